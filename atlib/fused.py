@@ -71,6 +71,15 @@ def _scores(left, right, scale, added, query, key, N, PRECISION: tl.constexpr):
 
 
 @triton.jit
+def _of_head(q, k, added, index, H, image, head, added_head):
+    """Where q, k and what is added begin, of the head of that index, counted through all images."""
+    at = index // H * image + index % H * head
+    if added is not None:
+        added += index % H * added_head
+    return q + at, k + at, added
+
+
+@triton.jit
 def _short(
     q, k, q_t, k_t, added, added_t, loss, grad_q, grad_k,
     scale, scale_t, H, N, image, head, token, image_t, head_t, token_t, added_head, added_head_t,
@@ -86,13 +95,8 @@ def _short(
     the keys, without a way through shared memory.
     """
     index = tl.program_id(0).to(tl.int64)
-    b, h = index // H, index % H
-    q, k = q + b * image + h * head, k + b * image + h * head
-    q_t, k_t = q_t + b * image_t + h * head_t, k_t + b * image_t + h * head_t
-    if added is not None:
-        added += h * added_head
-    if added_t is not None:
-        added_t += h * added_head_t
+    q, k, added = _of_head(q, k, added, index, H, image, head, added_head)
+    q_t, k_t, added_t = _of_head(q_t, k_t, added_t, index, H, image_t, head_t, added_head_t)
     j = tl.arange(0, KEYS)
     keys, keys_t = _tile(k, j, N, token, WIDTH, D), _tile(k_t, j, N, token_t, WIDTH_T, D_T)
     sum_k = tl.zeros([KEYS, D], tl.float32)
@@ -134,13 +138,8 @@ def _forward(
     scores and of the teacher's, (B, H, N) each."""
     blocks = tl.cdiv(N, QUERIES)
     index = (tl.program_id(0) // blocks).to(tl.int64)
-    b, h = index // H, index % H
-    q, k = q + b * image + h * head, k + b * image + h * head
-    q_t, k_t = q_t + b * image_t + h * head_t, k_t + b * image_t + h * head_t
-    if added is not None:
-        added += h * added_head
-    if added_t is not None:
-        added_t += h * added_head_t
+    q, k, added = _of_head(q, k, added, index, H, image, head, added_head)
+    q_t, k_t, added_t = _of_head(q_t, k_t, added_t, index, H, image_t, head_t, added_head_t)
     i = tl.program_id(0) % blocks * QUERIES + tl.arange(0, QUERIES)
     queries, queries_t = _tile(q, i, N, token, WIDTH, D), _tile(q_t, i, N, token_t, WIDTH_T, D_T)
     highest, highest_t = tl.full([QUERIES], LOWEST, tl.float32), tl.full([QUERIES], LOWEST, tl.float32)
@@ -178,13 +177,8 @@ def _backward_q(
     """Some queries of one head, over all keys: above · factor · Σ_j (p_s - p_t) k_j, (B, H, N, d)."""
     blocks = tl.cdiv(N, QUERIES)
     index = (tl.program_id(0) // blocks).to(tl.int64)
-    b, h = index // H, index % H
-    q, k = q + b * image + h * head, k + b * image + h * head
-    q_t, k_t = q_t + b * image_t + h * head_t, k_t + b * image_t + h * head_t
-    if added is not None:
-        added += h * added_head
-    if added_t is not None:
-        added_t += h * added_head_t
+    q, k, added = _of_head(q, k, added, index, H, image, head, added_head)
+    q_t, k_t, added_t = _of_head(q_t, k_t, added_t, index, H, image_t, head_t, added_head_t)
     i = tl.program_id(0) % blocks * QUERIES + tl.arange(0, QUERIES)
     queries, queries_t = _tile(q, i, N, token, WIDTH, D), _tile(q_t, i, N, token_t, WIDTH_T, D_T)
     row_lse = tl.load(lse + index * N + i, mask=i < N, other=0.0)
@@ -213,13 +207,8 @@ def _backward_k(
     made transposed, keys by queries."""
     blocks = tl.cdiv(N, KEYS)
     index = (tl.program_id(0) // blocks).to(tl.int64)
-    b, h = index // H, index % H
-    q, k = q + b * image + h * head, k + b * image + h * head
-    q_t, k_t = q_t + b * image_t + h * head_t, k_t + b * image_t + h * head_t
-    if added is not None:
-        added += h * added_head
-    if added_t is not None:
-        added_t += h * added_head_t
+    q, k, added = _of_head(q, k, added, index, H, image, head, added_head)
+    q_t, k_t, added_t = _of_head(q_t, k_t, added_t, index, H, image_t, head_t, added_head_t)
     j = tl.program_id(0) % blocks * KEYS + tl.arange(0, KEYS)
     keys, keys_t = _tile(k, j, N, token, WIDTH, D), _tile(k_t, j, N, token_t, WIDTH_T, D_T)
     sum_k = tl.zeros([KEYS, D], tl.float32)

@@ -182,8 +182,8 @@ class AttentionTransfer(Pair):
                 f"the pair's student was replaced by a {type(self.student).__name__} after it was built:"
                 " build another pair"
             )
-        looks = not (self._looked or torch.compiler.is_compiling())
-        if looks and self.training and torch.is_grad_enabled():
+        trains = self.training and torch.is_grad_enabled() and not torch.compiler.is_compiling()
+        if trains and not self._looked:
             self._looked = _refuse_ddp_around(self.student)
         replace = dict(zip(self.layers, self._form.instead(target))) if self.needs_teacher else None
         return walk(self.student, images, replace=replace, drop_path=masks, projections=self._projections)
@@ -454,7 +454,6 @@ def drops(student: nn.Module) -> bool:
     )
 
 
-@torch.compiler.disable
 def _refuse_ddp_around(student: nn.Module) -> bool:
     """Raise `ValueError` for a student that is trained outside the forward of the `DistributedDataParallel`
     that holds it, whose gradients would never be averaged; True where it is not."""

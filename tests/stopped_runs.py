@@ -22,6 +22,14 @@ SMALL = {"steps": 5, "batch_size": 8, "data_size": 20, "save_every": 2}
 HELD_OUT = {"validation": 30, "test": 40}
 
 
+@pytest.fixture(autouse=True, scope="module")
+def few_held_out():
+    """A module that imports this evaluates runs on few images of the built-in world."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(glyphs, "SIZES", glyphs.SIZES | HELD_OUT)
+        yield
+
+
 def sets(**values) -> list[str]:
     return [text for name, value in (SMALL | values).items() for text in (f"--{name}", str(value))]
 

@@ -3,9 +3,11 @@ is the real thing."""
 
 from dataclasses import dataclass, replace
 
+import pytest
+
 from atbook.lab import study as experiment
 from atbook.lab.scales import CENTRAL_METHODS, TUNING_SEED, GlyphScale
-from atbook.lab.study import Place, fine_tuning
+from atbook.lab.study import Place, Sources, fine_tuning
 from atbook.lab.tuning import grid
 from atbook.worlds import glyphs, pretext
 from atlib.checkpoint import save_vit, save_weights
@@ -70,6 +72,15 @@ def untrained_models(place, schoolings=()):
         save_vit(path, randomise(architecture.build(), index), architecture)
     fine_tuned = randomise(Architecture("glyphs").build(), len(teachers))
     save_weights(fine_tuning(place, 0).weights, fine_tuned)
+
+
+@pytest.fixture
+def sources(tmp_path, monkeypatch):
+    """What variants are built from at seed 0, with fresh weights in the place of teachers."""
+    monkeypatch.setattr(experiment, "scales", known)
+    folder = place(tmp_path)
+    untrained_models(folder)
+    return Sources(folder, TOY, 0)
 
 
 def forbid_training(monkeypatch):

@@ -20,7 +20,7 @@ BUILTINS = set(dir(builtins)) | {"__name__", "__file__", "get_ipython", "display
 # What only IPython reads: commands, help, and values of commands.
 FOR_IPYTHON = re.compile(r"^\s*[%!?]|\?\s*$|^\s*\w+\s*=\s*[%!]")
 EDITION = re.compile(r"^EDITION\s*=\s*[\"'](.+?)[\"']", re.MULTILINE)
-LONGEST = 500_000  # letters of all code cells together
+LONGEST = 2_000_000  # letters of all code cells together
 # Functions around typed numbers that change nothing about them.
 WRAPPERS = {"tensor", "array", "asarray", "as_tensor", "list", "tuple"}
 

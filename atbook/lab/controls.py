@@ -56,18 +56,19 @@ def _oracle(sources: Sources) -> nn.Module:
 # --- The teacher's maps, changed ---
 
 
-def _jigsaw(maps: TeacherMaps, sources: Sources) -> TeacherMaps:
-    patches = sources.scale.student.build().patch_embed.num_patches
-    return jigsaw(maps, patch_order(patches, 1, seed_for(sources.seed, "twins")))
+def _jigsaw(teacher: nn.Module, sources: Sources) -> TeacherMaps:
+    return jigsaw(
+        maps_of(teacher), patch_order(teacher.patch_embed.num_patches, 1, seed_for(sources.seed, "twins"))
+    )
 
 
-def _mean(maps: TeacherMaps, sources: Sources) -> TeacherMaps:
-    return mean_map(maps, (images for images, _ in sources.unlabelled().loader(500)))
+def _mean(teacher: nn.Module, sources: Sources) -> TeacherMaps:
+    return mean_map(teacher, (images for images, _ in sources.unlabelled().loader(500)))
 
 
-def _with(how: str, change: Callable[[TeacherMaps, Sources], TeacherMaps], sources: Sources) -> nn.Module:
+def _with(how: str, change: Callable[[nn.Module, Sources], TeacherMaps], sources: Sources) -> nn.Module:
     teacher = sources.teacher()
-    given = change(maps_of(teacher), sources)
+    given = change(teacher, sources)
     return AttentionTransfer(teacher, sources.student(), Plan(how=how), maps=given)
 
 

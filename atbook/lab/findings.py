@@ -157,7 +157,7 @@ def findings_table(*chapters: str, primary: bool | None = None, results: Path | 
     ]
     adjusted = {None: "adjusted p or q", True: "adjusted p", False: "q"}[primary]
     head = ["claim", *(["paper"] if quoted else ()), "asked in"]
-    return markdown_table([*head, "verdict", "difference [interval]", "seeds for it", adjusted], *rows)
+    return markdown_table([*head, "verdict", "difference [interval]", f"seeds for it; {adjusted}"], *rows)
 
 
 def verdicts_table(*chapters: str, results: Path | None = None) -> str:
@@ -189,15 +189,15 @@ def verdict_with_mark(judged: Judged) -> str:
 
 
 def _measured(judged: Judged) -> list[str]:
-    """["**holds**", "+14.2 [12.1, 16.3]", "5 of 5", "0.004"]; dashes where it is not recorded."""
+    """["**holds**", "+14.2 [12.1, 16.3]", "5 of 5; 0.004"]; dashes where it is not recorded."""
     if judged.estimate is None:
-        return [NOT_RECORDED, "–", "–", "–"]
+        return [NOT_RECORDED, "–", "–"]
     factor = judged.claim.factor
     digits = 1 if factor == 100 else 2
     difference, low, high = (f"{factor * value:+.{digits}f}" for value in judged.estimate[:3])
     return [
-        f"**{verdict_with_mark(judged)}**",
+        f"**{judged.verdict}{' †' if judged.scale in judged.claim.exploratory else ''}**",  # seeds follow
         f"{difference} [{low}, {high}]".replace("-", "−"),
-        f"{judged.seeds_for} of {judged.estimate.seeds}",
-        "< 0.001" if judged.adjusted < 0.001 else f"{judged.adjusted:.3f}",
+        f"{judged.seeds_for} of {judged.estimate.seeds}; "
+        + ("< 0.001" if judged.adjusted < 0.001 else f"{judged.adjusted:.3f}"),
     ]

@@ -12,8 +12,8 @@ The rule was changed twice. On 24 November 2026, before the records of a real te
 degrees of freedom, with which simulated families of 16 true null claims had a wrong verdict in 25 % of all
 cases, where 5 % were asked for. On 28 November 2026, before the records of `controls` and of jigsaws, the
 primary claims were named. Until then Holm's procedure went over all 116 claims of the chapters and asked
-|t| > 10.7 of five seeds, so that every new study raised the bar for the old claims; of 60 claims that were
-"too small to tell", 23 had every seed on one side.
+a t above 10.7 of five seeds, so that every new study raised the bar for the old claims; of 60 claims that
+were "too small to tell", 23 had every seed on one side.
 """
 
 from collections.abc import Callable, Mapping, Sequence

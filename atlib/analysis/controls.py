@@ -8,8 +8,8 @@ testing.
   sharpness stays, and it points at the wrong patches. The same as showing the student its patches in another
   order.
 - **mean map**: one map for all images. It says nothing of an image.
-- **blank**: a grey image for the student, and the maps of the real one. What it gets right it has read in
-them.
+- **blank**: a grey image for the student, and the maps of the real one. What it gets right it has
+  read in them.
 - **oracle**: perfect routing by who knows where things are, and nothing else.
 - **twins**: the maps of another image that shares one thing with this one, such as its places or its label.
 """
@@ -25,8 +25,10 @@ from torch import Tensor, nn
 from atlib._util import in_eval_mode
 from atlib.analysis.predictions import Interval, paired_bootstrap
 from atlib.attention import walk
+from atlib.compatibility import sizes_of
 from atlib.data.rng import seed_for
 from atlib.data.sampler import EvaluationData
+from atlib.methods.mean_maps import mean_maps
 from atlib.pair import View
 from atlib.plan import Plan
 from atlib.train.evaluate import predict
@@ -93,17 +95,13 @@ def jigsaw(maps: TeacherMaps, order: Tensor) -> TeacherMaps:
     return shuffled
 
 
-def mean_map(maps: TeacherMaps, batches: Iterable[Tensor]) -> TeacherMaps:
-    """The mean of the maps over some images, in batches (B, 3, height, width): one map for all images."""
-    sums, count = {}, 0
-    for images in batches:
-        count += len(images)
-        for layer, p in maps(images).items():
-            sums[layer] = sums.get(layer, 0) + p.sum(0)
-    means = {layer: total / count for layer, total in sums.items()}
+def mean_map(teacher: nn.Module, batches: Iterable[Tensor]) -> TeacherMaps:
+    """The mean of the teacher's maps over images in batches (B, 3, height, width), as it was trained to see
+    them: one map for all images."""
+    means = [p.clone() for p in mean_maps(teacher, batches)]  # of what inference mode made
 
     def mean_of_all(images: Tensor) -> Mapping[int, Tensor]:
-        return {layer: p.expand(len(images), -1, -1, -1) for layer, p in means.items()}
+        return {layer: p.to(images.device).expand(len(images), -1, -1, -1) for layer, p in enumerate(means)}
 
     return mean_of_all
 
@@ -128,7 +126,6 @@ def controls(
     recipe: Recipe,
     *,
     plan: Plan = Plan(),
-    maps: TeacherMaps | None = None,
     oracle: TeacherMaps | None = None,
     twins: Mapping[str, Callable[[Any], Any]] = {},
     rates: Sequence[float] = (),
@@ -140,12 +137,10 @@ def controls(
     and test them on the same images.
 
     student: builds a new one; its first weights follow torch's seed, which is set before. images, held_out:
-    what `atlib.data` opens. maps: the teacher's, where they are stored (`atlib.data.MapCache`). oracle: the
-    maps
-    of who knows where things are. twins: {name: images -> pairs of the student's image and the teacher's}
-    (`atlib.data.pair`). rates: learning rates, of which each row takes the one that is best on `validation`,
-    with
-    a seed of its own; none: the recipe's. Distill has no blank row, since its student is tested alone.
+    what `atlib.data` opens. oracle: the maps of who knows where things are. twins: {name: images -> pairs of
+    the student's image and the teacher's} (`atlib.data.pair`). rates: learning rates, of which each row takes
+    the one that is best on `validation`, with a seed of its own; none: the recipe's. Distill has no blank
+    row, since its student is tested alone.
 
     Raises `ValueError` for a plan that transfers no maps, for rates without validation images, and as
     `AttentionTransfer` does.
@@ -155,35 +150,37 @@ def controls(
     if rates and validation is None:
         raise ValueError("rates= are chosen on validation images: give validation=")
     normalisation = getattr(images, "normalisation", None)
-    given = maps or maps_of(teacher)
 
-    def transfer(given: TeacherMaps | None, kind: type[AttentionTransfer] = AttentionTransfer) -> nn.Module:
+    def transfer(
+        given: TeacherMaps | None = None, kind: type[AttentionTransfer] = AttentionTransfer
+    ) -> nn.Module:
         return kind(teacher, student(), plan, maps=given, normalisation=normalisation)
 
     view = View.of(teacher)
-    mean = mean_map(given, (view.show(some, normalisation) for some, _ in images.loader(250)))
-    same = {
+    mean = mean_map(teacher, (view.show(some, normalisation) for some, _ in images.loader(250)))
+    builds = {
         SCRATCH: student,
-        COPIED: lambda: transfer(maps),
-        "jigsaw": lambda: transfer(jigsaw(given, _order_of(teacher))),
+        COPIED: transfer,
+        "jigsaw": lambda: transfer(jigsaw(maps_of(teacher), _order_of(teacher))),
         "mean map": lambda: transfer(mean),
     }
     if plan.how == "copy":
-        same["blank"] = lambda: transfer(maps, BlankPair)
+        builds["blank"] = lambda: transfer(kind=BlankPair)
     if oracle is not None:
-        same["oracle"] = lambda: transfer(oracle)
+        builds["oracle"] = lambda: transfer(oracle)
+    builds |= dict.fromkeys(twins, transfer)
 
     def right(name: str, lr: float, seed: int, tested_on: EvaluationData) -> Tensor:
         """Which images a new student has right."""
         seen_as = twins.get(name, lambda some: some)
         torch.manual_seed(seed_for(seed, "student"))
-        model = same[name]() if name in same else transfer(None)
+        model = builds[name]()
         label = f"{name}, lr {lr:g}, seed {seed}" if progress else None
         train(model, seen_as(images), replace(recipe, lr=lr), seed=seed_for(seed, "order"), progress=label)
         return predict(model, seen_as(tested_on)).argmax(1) == torch.as_tensor(tested_on.targets)
 
     rows = []
-    for name in (*same, *twins):
+    for name in builds:
         lr = recipe.lr
         if rates:
             scores = {rate: right(name, rate, seeds, validation).double().mean().item() for rate in rates}
@@ -199,29 +196,28 @@ def switched(
     """What a trained student of Copy makes of other maps than those that it learned with; nothing is trained.
 
     It sees its image with its own maps, with those over shuffled patches, with the mean map of `reference`,
-    and
-    with the maps of an image of another class, once scored by its own class and once by the other's; and a
-    blank
-    image with its own maps. It takes seconds, and it asks less than `controls`: whether a student *follows*
-    its
-    maps now, not whether it needs them to learn. Raises `ValueError` for a pair that copies no maps.
+    and with the maps of an image of another class, once scored by its own class and once by the other's; and
+    a blank image with its own maps. It takes seconds, and it asks less than `controls`: whether a student
+    *follows* its maps now, not whether it needs them to learn. Raises `ValueError` for a pair that copies no
+    maps.
     """
     if pair.plan.what != "map" or not pair.needs_teacher:
         raise ValueError(f"{pair.plan.how} of {pair.plan.what!r}: only copied maps can be switched")
     teacher, student = pair.teacher, pair.student
-    given = maps_of(teacher)
-    shown = (pair.for_teacher(images) for images, _ in reference.loader(batch_size))
+    like = next(student.parameters())
+    shown = (pair.for_teacher(images.to(like)) for images, _ in reference.loader(batch_size))
 
     def with_maps(maps: TeacherMaps) -> AttentionTransfer:
         return AttentionTransfer(teacher, student, pair.plan, maps=maps, normalisation=pair.normalisation)
 
-    shuffled, mean = with_maps(jigsaw(given, _order_of(teacher))), with_maps(mean_map(given, shown))
+    shuffled = with_maps(jigsaw(maps_of(teacher), _order_of(teacher)))
+    mean = with_maps(mean_map(teacher, shown))
     labels = torch.as_tensor(held_out.targets)
     other = _of_another_class(labels)
     answers: dict[str, list[Tensor]] = {}
     with in_eval_mode(student):
         for places in torch.arange(len(labels)).split(batch_size):
-            images, others = (held_out.take(some.tolist())[0] for some in (places, other[places]))
+            images, others = (held_out.take(some.tolist())[0].to(like) for some in (places, other[places]))
             for name, model, seen in (
                 (COPIED, pair, images),
                 ("jigsaw", shuffled, images),
@@ -237,7 +233,8 @@ def switched(
 
 
 def _order_of(teacher: nn.Module) -> Tensor:
-    return patch_order(teacher.patch_embed.num_patches, teacher.num_prefix_tokens, seed_for(0, "twins"))
+    sizes = sizes_of(teacher)
+    return patch_order(sizes.grid[0] * sizes.grid[1], sizes.prefix, seed_for(0, "twins"))
 
 
 def _of_another_class(labels: Tensor) -> Tensor:
@@ -257,8 +254,7 @@ def controls_table(rows: Sequence[Control]) -> str:
     maps with its 95 % interval, and what share of the gain over scratch is kept, where there is scratch.
 
     The interval is Student's over seeds; with one seed it is over images (`paired_bootstrap`), and says
-    nothing
-    of other seeds.
+    nothing of other seeds.
     """
     of = {row.name: row for row in rows}
     copied, scratch = of[COPIED], of.get(SCRATCH)

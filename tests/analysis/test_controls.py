@@ -21,7 +21,6 @@ from atlib.analysis.controls import (
 from atlib.attention import Instead
 from atlib.data.images import pair
 from atlib.data.rng import seed_for
-from atlib.methods.mean_maps import mean_maps
 from atlib.train import train
 from atlib.train.recipe import Recipe
 from tests.helpers import random_images, randomise, tiny
@@ -75,10 +74,10 @@ def test_a_jigsaw_is_the_map_of_moved_tokens():
 
 def test_the_mean_map_is_that_of_the_images():
     vit = randomise(tiny())
-    mean = mean_map(maps_of(vit), [IMAGES[:2], IMAGES[2:]])(IMAGES[:3])
-    for layer, expected in enumerate(mean_maps(vit, IMAGES)):
-        assert mean[layer].shape == (3, *expected.shape[1:])
-        torch.testing.assert_close(mean[layer], expected.expand_as(mean[layer]))
+    mean = mean_map(vit, [IMAGES[:2], IMAGES[2:]])(IMAGES[:3])
+    for layer, p in maps_of(vit)(IMAGES).items():
+        assert mean[layer].shape == (3, *p.shape[1:])
+        torch.testing.assert_close(mean[layer], p.mean(0).expand_as(mean[layer]))
 
 
 def test_what_a_trained_student_makes_of_other_maps(taught):
@@ -108,6 +107,17 @@ def test_what_a_trained_student_makes_of_other_maps(taught):
     assert rows.keys() == expected.keys()
     for name, right in expected.items():
         assert torch.equal(rows[name].right[0], right), name
+
+
+def test_the_order_of_patches_is_known_for_teachers_of_other_libraries():
+    transformers = pytest.importorskip("transformers")
+    sizes = dict(hidden_size=24, num_hidden_layers=2, num_attention_heads=2, intermediate_size=48)
+    config = transformers.ViTConfig(**sizes, image_size=32, patch_size=8, num_labels=8)
+    teacher, student = transformers.ViTForImageClassification(config).eval(), tiny(embed_dim=24)
+    pair = AttentionTransfer(teacher, student, Plan(mismatched=True))
+    held_out = glyphs_of("test", 12)
+    rows = switched(pair, held_out, held_out)
+    assert len(rows) == 6 and all(row.right.shape == (1, 12) for row in rows)
 
 
 def test_only_copied_maps_can_be_switched():

@@ -1,26 +1,17 @@
 """The study of binary students: what each is told, and that everything else is the same."""
 
-import pytest
 import torch
 
 from atbook.lab import study as runner
 from atbook.lab.bits import BITS
-from atbook.lab.study import Sources, run_study
+from atbook.lab.study import run_study
 from atbook.records import read_file
 from atlib import AttentionTransfer
 from atlib.checkpoint import load_vit
 from atlib.methods.binary_vit import BinaryViT
 from atlib.methods.distillation import LogitDistillation
 from atlib.pair import student_of
-from tests import toy
-
-
-@pytest.fixture
-def sources(tmp_path, monkeypatch):
-    monkeypatch.setattr(runner, "scales", toy.known)
-    place = toy.place(tmp_path)
-    toy.untrained_models(place)
-    return Sources(place, toy.TOY, 0)
+from tests.toy import sources as sources  # a fixture
 
 
 def test_what_each_student_is_told(sources):

@@ -3,22 +3,12 @@
 import pytest
 import torch
 
-from atbook.lab import study as runner
 from atbook.lab.controls import CONTROLS
 from atbook.lab.scales import UNTIL_LEARNED, scales
-from atbook.lab.study import Sources
 from atbook.worlds import glyphs
 from atlib.analysis.controls import maps_of, mean_map
 from atlib.methods.distillation import LogitDistillation
-from tests import toy
-
-
-@pytest.fixture
-def sources(tmp_path, monkeypatch):
-    monkeypatch.setattr(runner, "scales", toy.known)
-    place = toy.place(tmp_path)
-    toy.untrained_models(place)
-    return Sources(place, toy.TOY, 0)
+from tests.toy import sources as sources  # a fixture
 
 
 def built(name, sources):
@@ -58,7 +48,7 @@ def test_the_mean_map_is_that_of_unlabelled_images(sources):
     pair = built("distill, mean map", sources)
     images, _ = sources.scale.labelled(0).take(range(3))
     some, _ = sources.unlabelled().take(range(len(sources.unlabelled())))
-    expected = mean_map(maps_of(sources.teacher()), [some])(images)
+    expected = mean_map(sources.teacher(), [some])(images)
     for layer, seen in enumerate(pair.teacher_layers(images)):
         torch.testing.assert_close(seen.given, expected[layer])
 

@@ -15,7 +15,6 @@ from PIL import Image
 from scipy.stats import binom, norm
 from torchvision.transforms import functional as F
 
-from atbook.worlds import glyphs
 from atlib import __main__ as command
 from atlib.checkpoint import load_vit, read_header, read_tensors, save_vit, write_tensors
 from atlib.run import plot, predict
@@ -28,17 +27,11 @@ from atlib.vit import Architecture
 from tests.helpers import made_once, same, state_of
 from tests.picture_files import CLASSES, cut_jpeg, picture, write_folders
 from tests.run.photographs import asked as asked_for_photographs
-from tests.stopped_runs import HELD_OUT, asked
+from tests.stopped_runs import asked
+from tests.stopped_runs import few_held_out as few_held_out  # a fixture
 
 TEACHER = "results/transfer/find/teacher-seed0.safetensors"
 SCALED = ("augmentation.mean=[0.5,0.5,0.5]", "augmentation.std=[0.25,0.25,0.25]", "augmentation.crop_pct=1")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def few_held_out():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(glyphs, "SIZES", glyphs.SIZES | HELD_OUT)
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -2,23 +2,16 @@
 
 import pytest
 
-from atbook.worlds import glyphs
 from atlib import __main__ as command
 from atlib.analysis.controls import controls_table, switched
 from atlib.run.build import training_images
 from atlib.run.config import read_config
 from atlib.run.runner import held_out, load_result, weights_of
 from tests.helpers import made_once
-from tests.stopped_runs import HELD_OUT, asked
+from tests.stopped_runs import asked
+from tests.stopped_runs import few_held_out as few_held_out  # a fixture
 
 TEACHER = "results/transfer/find/teacher-seed0.safetensors"
-
-
-@pytest.fixture(autouse=True, scope="module")
-def few_held_out():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(glyphs, "SIZES", glyphs.SIZES | HELD_OUT)
-        yield
 
 
 @pytest.fixture(scope="module")
