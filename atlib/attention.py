@@ -205,24 +205,24 @@ def _put_in_parts(layer: Seen, instead: Instead) -> Seen:
     if instead.heads is not None:
         heads = torch.tensor(list(instead.heads), device=layer.q.device)
 
-    def put(mine: Tensor, new: Tensor | None) -> Tensor:
-        return mine if new is None else mine.index_copy(1, heads, new.to(mine.dtype))
+    def put(current: Tensor, new: Tensor | None) -> Tensor:
+        return current if new is None else current.index_copy(1, heads, new.to(current.dtype))
 
     v = put(layer.v, instead.v)
     if instead.map is not None:
-        mine, new = layer.map, forbid(instead.map, layer.mask)
+        current, new = layer.map, forbid(instead.map, layer.mask)
         if instead.own is not None:
-            new = keep_own(new.to(mine.dtype), mine[:, heads], *instead.own)
-        return Seen(None, None, v, layer.scale, put(mine, new), mask=layer.mask)
+            new = keep_own(new.to(current.dtype), current[:, heads], *instead.own)
+        return Seen(None, None, v, layer.scale, put(current, new), mask=layer.mask)
     q, bias = instead.q, layer.bias
     if q is not None and instead.k is not None:
         if instead.scale is not None:
             q = q * (instead.scale / layer.scale)  # a layer has one scale: the rest goes into the new q
         if layer.bias is not None or instead.bias is not None:
             shape = layer.q.shape[1], layer.q.shape[2], layer.k.shape[2]
-            mine = layer.q.new_zeros(shape) if bias is None else bias.expand(shape)
-            new = torch.zeros_like(mine[heads]) if instead.bias is None else instead.bias
-            bias = mine.index_copy(0, heads, new.to(mine.dtype).expand(len(heads), *shape[1:]))
+            current = layer.q.new_zeros(shape) if bias is None else bias.expand(shape)
+            new = torch.zeros_like(current[heads]) if instead.bias is None else instead.bias
+            bias = current.index_copy(0, heads, new.to(current.dtype).expand(len(heads), *shape[1:]))
     return layer._replace(q=put(layer.q, q), k=put(layer.k, instead.k), v=v, bias=bias)
 
 
@@ -285,7 +285,7 @@ def attention(
     return attend(layer, dropout) if mix is None else mix(layer.map, layer.v)
 
 
-def _attention(
+def watched_attention(
     query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
 ):
     """`F.scaled_dot_product_attention`, noted, with what replaces its own."""
@@ -691,7 +691,7 @@ def _unread(
         parts |= {"qk"} if {"q", "k"} <= parts else set()
         parts |= {"v"} if layer == stop_after else set()
         spans: dict[nn.Module, list] = {}
-        for part in sorted(parts & rows_of.keys()):
+        for part in sorted(part for part in parts if part in rows_of):
             spans.setdefault(rows_of[part].projection, []).extend(rows_of[part].spans)
         unread += [(layer, Rows(projection, tuple(sorted(found)))) for projection, found in spans.items()]
     return unread
@@ -712,7 +712,7 @@ def _current() -> _Watch | None:
 def _traced(watch: _Watch, call: Callable[[], Any]) -> Any:
     global _TRACED
     before = F.scaled_dot_product_attention, F.linear
-    _TRACED, F.scaled_dot_product_attention, F.linear = watch, _attention, _linear
+    _TRACED, F.scaled_dot_product_attention, F.linear = watch, watched_attention, _linear
     try:
         return call()
     finally:
@@ -773,7 +773,7 @@ def _swap() -> None:
         if not _SWAPS:
             fast = torch.backends.mha.get_fastpath_enabled()  # of nn.MultiheadAttention: it makes no call
             _BEFORE[:] = [F.scaled_dot_product_attention, F.linear, fast]
-            F.scaled_dot_product_attention, F.linear = _attention, _linear
+            F.scaled_dot_product_attention, F.linear = watched_attention, _linear
             torch.backends.mha.set_fastpath_enabled(False)
             _HANDLES[:] = [
                 register_module_forward_pre_hook(_entered),

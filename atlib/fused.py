@@ -71,12 +71,10 @@ def _scores(left, right, scale, added, query, key, N, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def _of_head(q, k, added, index, H, image, head, added_head):
-    """Where q, k and what is added begin, of the head of that index, counted through all images."""
+def _of_head(q, k, index, H, image, head):
+    """Where q and k begin, of the head of that index, counted through all images."""
     at = index // H * image + index % H * head
-    if added is not None:
-        added += index % H * added_head
-    return q + at, k + at, added
+    return q + at, k + at
 
 
 @triton.jit
@@ -95,8 +93,12 @@ def _short(
     the keys, without a way through shared memory.
     """
     index = tl.program_id(0).to(tl.int64)
-    q, k, added = _of_head(q, k, added, index, H, image, head, added_head)
-    q_t, k_t, added_t = _of_head(q_t, k_t, added_t, index, H, image_t, head_t, added_head_t)
+    q, k = _of_head(q, k, index, H, image, head)
+    q_t, k_t = _of_head(q_t, k_t, index, H, image_t, head_t)
+    if added is not None:  # not in `_of_head`: Triton 3.6 returns no None
+        added += index % H * added_head
+    if added_t is not None:
+        added_t += index % H * added_head_t
     j = tl.arange(0, KEYS)
     keys, keys_t = _tile(k, j, N, token, WIDTH, D), _tile(k_t, j, N, token_t, WIDTH_T, D_T)
     sum_k = tl.zeros([KEYS, D], tl.float32)
@@ -138,8 +140,12 @@ def _forward(
     scores and of the teacher's, (B, H, N) each."""
     blocks = tl.cdiv(N, QUERIES)
     index = (tl.program_id(0) // blocks).to(tl.int64)
-    q, k, added = _of_head(q, k, added, index, H, image, head, added_head)
-    q_t, k_t, added_t = _of_head(q_t, k_t, added_t, index, H, image_t, head_t, added_head_t)
+    q, k = _of_head(q, k, index, H, image, head)
+    q_t, k_t = _of_head(q_t, k_t, index, H, image_t, head_t)
+    if added is not None:  # not in `_of_head`: Triton 3.6 returns no None
+        added += index % H * added_head
+    if added_t is not None:
+        added_t += index % H * added_head_t
     i = tl.program_id(0) % blocks * QUERIES + tl.arange(0, QUERIES)
     queries, queries_t = _tile(q, i, N, token, WIDTH, D), _tile(q_t, i, N, token_t, WIDTH_T, D_T)
     highest, highest_t = tl.full([QUERIES], LOWEST, tl.float32), tl.full([QUERIES], LOWEST, tl.float32)
@@ -177,8 +183,12 @@ def _backward_q(
     """Some queries of one head, over all keys: above · factor · Σ_j (p_s - p_t) k_j, (B, H, N, d)."""
     blocks = tl.cdiv(N, QUERIES)
     index = (tl.program_id(0) // blocks).to(tl.int64)
-    q, k, added = _of_head(q, k, added, index, H, image, head, added_head)
-    q_t, k_t, added_t = _of_head(q_t, k_t, added_t, index, H, image_t, head_t, added_head_t)
+    q, k = _of_head(q, k, index, H, image, head)
+    q_t, k_t = _of_head(q_t, k_t, index, H, image_t, head_t)
+    if added is not None:  # not in `_of_head`: Triton 3.6 returns no None
+        added += index % H * added_head
+    if added_t is not None:
+        added_t += index % H * added_head_t
     i = tl.program_id(0) % blocks * QUERIES + tl.arange(0, QUERIES)
     queries, queries_t = _tile(q, i, N, token, WIDTH, D), _tile(q_t, i, N, token_t, WIDTH_T, D_T)
     row_lse = tl.load(lse + index * N + i, mask=i < N, other=0.0)
@@ -207,8 +217,12 @@ def _backward_k(
     made transposed, keys by queries."""
     blocks = tl.cdiv(N, KEYS)
     index = (tl.program_id(0) // blocks).to(tl.int64)
-    q, k, added = _of_head(q, k, added, index, H, image, head, added_head)
-    q_t, k_t, added_t = _of_head(q_t, k_t, added_t, index, H, image_t, head_t, added_head_t)
+    q, k = _of_head(q, k, index, H, image, head)
+    q_t, k_t = _of_head(q_t, k_t, index, H, image_t, head_t)
+    if added is not None:  # not in `_of_head`: Triton 3.6 returns no None
+        added += index % H * added_head
+    if added_t is not None:
+        added_t += index % H * added_head_t
     j = tl.program_id(0) % blocks * KEYS + tl.arange(0, KEYS)
     keys, keys_t = _tile(k, j, N, token, WIDTH, D), _tile(k_t, j, N, token_t, WIDTH_T, D_T)
     sum_k = tl.zeros([KEYS, D], tl.float32)

@@ -38,7 +38,7 @@ class Transferred(NamedTuple):
 
     #: The student's, (B, classes).
     logits: Tensor
-    #: A scalar, unweighted; 0 for Copy.
+    #: A scalar, unweighted; 0 for Copy, nan where Distill is evaluated.
     transfer_loss: Tensor
 
 
@@ -53,7 +53,7 @@ class AttentionTransfer(Pair):
     stays whole: it is frozen in place (eval mode, no gradients), moves with `.to(...)`, and is run no further
     than the last transferred layer's q and k (v, where v is transferred). Copy needs the teacher at inference
     too; after Distill, `.student` alone is the result, and evaluation (eval mode, no gradients) runs nothing
-    else: `transfer_loss` is then 0, and `walk_with_loss` computes it all the same.
+    else: `transfer_loss` is then nan, and `walk_with_loss` computes it all the same.
 
     `maps` takes the place of running the teacher, such as maps that were stored (`atlib.data.MapCache`): it
     is given what the teacher would be given. The teacher is still what the student is paired with.
@@ -122,11 +122,11 @@ class AttentionTransfer(Pair):
         """Student logits (B, classes) and the unweighted transfer loss for images (B, 3, height, width), or
         for pairs (B, 2, 3, height, width) of what the student and what the teacher sees
         (`atlib.data.pair`). In evaluation, which is eval mode without gradients, a distilling pair
-        answers without its teacher, and with a loss of 0."""
+        answers without its teacher, and its loss, not computed, is nan."""
         if not (self.training or self.needs_teacher or torch.is_grad_enabled()):
             images, _ = self._apart(images)
             logits = outputs(self.student, images)
-            return Transferred(logits, logits.new_zeros(()))
+            return Transferred(logits, logits.new_full((), math.nan))
         seen, transfer_loss = self.walk_with_loss(images)
         return Transferred(seen.logits, transfer_loss)
 
@@ -135,13 +135,13 @@ class AttentionTransfer(Pair):
         of the student than its logits. Runs the teacher."""
         images, teacher_images = self._apart(images)
         masks = self._masks(images)
-        target = _one_by_one(self.teacher_layers(teacher_images, masks))
-        seen = self._walked(images, target, masks)
-        if self.needs_teacher:
+        teacher_layers = _one_by_one(self.teacher_layers(teacher_images, masks))
+        seen = self._student_walk(images, teacher_layers, masks)
+        if self.plan.how == "copy":
             return seen, seen.logits.new_zeros(())
         tokens = None if self.pairing.own_keys else self.pairing.student_tokens
-        own = [_on_tokens(seen.layers[layer], tokens) for layer in self.layers]
-        losses = zip(self.layers, self._form.losses(own, target))
+        student_layers = [_on_tokens(seen.layers[layer], tokens) for layer in self.layers]
+        losses = zip(self.layers, self._form.losses(student_layers, teacher_layers))
         return seen, sum(note(f"transfer_loss/layer_{layer}", loss) for layer, loss in losses)
 
     def walk(self, images: Tensor) -> Walk:
@@ -153,8 +153,8 @@ class AttentionTransfer(Pair):
         """
         images, teacher_images = self._apart(images)
         masks = self._masks(images)
-        target = self.teacher_layers(teacher_images, masks) if self.needs_teacher else []
-        return self._walked(images, target, masks)
+        teacher_layers = self.teacher_layers(teacher_images, masks) if self.needs_teacher else []
+        return self._student_walk(images, teacher_layers, masks)
 
     def _apart(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """What the student sees and what the teacher sees, each (B, 3, height, width): the same, where images
@@ -175,8 +175,17 @@ class AttentionTransfer(Pair):
         shares = self.training and self.plan.share_drop_path
         return (sample_drop_path(self.student, images) or None) if shares and drops(self.student) else None
 
-    def _walked(self, images: Tensor, target: Iterable[Seen], masks: list[DropPathMasks] | None) -> Walk:
+    def _student_walk(
+        self, images: Tensor, teacher_layers: Iterable[Seen], masks: list[DropPathMasks] | None
+    ) -> Walk:
         """The student's walk, with what the teacher saw in place of its own where the plan copies."""
+        self._check_student()
+        replace = None
+        if self.plan.how == "copy":
+            replace = dict(zip(self.layers, self._form.instead(teacher_layers)))
+        return walk(self.student, images, replace=replace, drop_path=masks, projections=self._projections)
+
+    def _check_student(self) -> None:
         if self.student is not self._built_with[0]:
             raise ValueError(
                 f"the pair's student was replaced by a {type(self.student).__name__} after it was built:"
@@ -185,8 +194,6 @@ class AttentionTransfer(Pair):
         trains = self.training and torch.is_grad_enabled() and not torch.compiler.is_compiling()
         if trains and not self._looked:
             self._looked = _refuse_ddp_around(self.student)
-        replace = dict(zip(self.layers, self._form.instead(target))) if self.needs_teacher else None
-        return walk(self.student, images, replace=replace, drop_path=masks, projections=self._projections)
 
     def teacher_layers(self, images: Tensor, drop_path=None) -> list[Seen]:
         """What the teacher's transferred layers saw on these images, on the tokens that both have, as
@@ -231,13 +238,13 @@ class AttentionTransfer(Pair):
         kept = [maps[layer] if tokens is None else keep_tokens(maps[layer], tokens) for layer in layers]
         return [Seen(None, None, None, 1.0, given=p) for p in kept]
 
-    def teacher_maps(self, target: Iterable[Seen]) -> list[Tensor]:
+    def teacher_maps(self, teacher_layers: Iterable[Seen]) -> list[Tensor]:
         """The teacher's maps as the plan wants them, one (B, H, N, N) per layer: heads merged, on the
         student's patch grid, averaged, with zeros for tokens that only the student has. Raises `ValueError`
         where the plan transfers q, k or v alone."""
         if not isinstance(self._form, _MapFree):
             raise ValueError(f"this plan transfers {self.plan.what!r}, and no maps: use what='map'")
-        return self._form.maps(target)
+        return self._form.maps(teacher_layers)
 
 
 class _Form(ABC):
@@ -254,11 +261,11 @@ class _Form(ABC):
         self.heads = [plan.heads_of(layer, student_heads) for layer, _ in pairing.layers]
 
     @abstractmethod
-    def instead(self, target: Iterable[Seen]) -> list[Instead]:
+    def instead(self, teacher_layers: Iterable[Seen]) -> list[Instead]:
         """What each of the student's layers uses instead of its own: Copy."""
 
     @abstractmethod
-    def losses(self, own: Sequence[Seen], target: Iterable[Seen]) -> Iterator[Tensor]:
+    def losses(self, student_layers: Sequence[Seen], teacher_layers: Iterable[Seen]) -> Iterator[Tensor]:
         """The unweighted transfer loss between each of the student's layers and the teacher's, whose sum is
         Distill's; the teacher's are asked for one at a time."""
 
@@ -276,13 +283,15 @@ class _OnePart(_Form):
         super().__init__(plan, pairing, teacher_heads, student_heads)
         self.parts = plan.what
 
-    def instead(self, target: Iterable[Seen]) -> list[Instead]:
-        spread = [self._spread(getattr(seen, self.parts), heads) for seen, heads in zip(target, self.heads)]
+    def instead(self, teacher_layers: Iterable[Seen]) -> list[Instead]:
+        spread = [
+            self._spread(getattr(seen, self.parts), heads) for seen, heads in zip(teacher_layers, self.heads)
+        ]
         return [Instead(**{self.parts: part}, heads=heads) for part, heads in zip(spread, self.heads)]
 
-    def losses(self, own: Sequence[Seen], target: Iterable[Seen]) -> Iterator[Tensor]:
-        for mine, theirs, heads in zip(own, target, self.heads):
-            yield projection_mse([_select(mine, heads)], [_select(theirs, heads)], self.parts)
+    def losses(self, student_layers: Sequence[Seen], teacher_layers: Iterable[Seen]) -> Iterator[Tensor]:
+        for student_layer, teacher_layer, heads in zip(student_layers, teacher_layers, self.heads):
+            yield projection_mse([_select(student_layer, heads)], [_select(teacher_layer, heads)], self.parts)
 
 
 class _MapFree(_Form):
@@ -292,24 +301,26 @@ class _MapFree(_Form):
         super().__init__(plan, pairing, teacher_heads, student_heads)
         self.merges_heads = pairing.heads_differ and plan.unequal_heads == "aggregate"
 
-    def instead(self, target: Iterable[Seen]) -> list[Instead]:
-        return [self._instead(self._merged(seen), heads) for seen, heads in zip(target, self.heads)]
+    def instead(self, teacher_layers: Iterable[Seen]) -> list[Instead]:
+        return [self._instead(self._merged(seen), heads) for seen, heads in zip(teacher_layers, self.heads)]
 
     def _instead(self, seen: Seen, heads: Sequence[int] | None) -> Instead:
         q, k = self._spread(seen.q, heads), self._spread(seen.k, heads)
         bias = _of_heads(seen.bias, heads)
         return Instead(q, k, scale=seen.scale, heads=heads, bias=bias, mask=seen.mask)
 
-    def losses(self, own: Sequence[Seen], target: Iterable[Seen]) -> Iterator[Tensor]:
+    def losses(self, student_layers: Sequence[Seen], teacher_layers: Iterable[Seen]) -> Iterator[Tensor]:
         # The gradients of a layer, made at once, take the room of the teacher's q and k, which are let go.
         return (
-            attention_cross_entropy([self._chosen(mine, heads)], [self._chosen(theirs, heads)])
-            for mine, theirs, heads in zip(own, target, self.heads)
+            attention_cross_entropy(
+                [self._chosen(student_layer, heads)], [self._chosen(teacher_layer, heads)]
+            )
+            for student_layer, teacher_layer, heads in zip(student_layers, teacher_layers, self.heads)
         )
 
-    def maps(self, target: Iterable[Seen]) -> list[Tensor]:
+    def maps(self, teacher_layers: Iterable[Seen]) -> list[Tensor]:
         """The teacher's maps as the plan wants them, one (B, H, N, N) per layer."""
-        return [self._merged(seen).map for seen in target]
+        return [self._merged(seen).map for seen in teacher_layers]
 
     def _merged(self, seen: Seen) -> Seen:
         """A layer with its heads merged into one where the plan asks for it; as q and k, so that no map is
@@ -343,37 +354,38 @@ class _WrittenOut(_MapFree):
         self.placed = pairing.student_tokens if pairing.own_keys else None
         # which rows are transferred, None for all; and what of a transferred map is the student's own
         self.rows = None if pairing.queries is None else list(pairing.queries)
-        self.own = None
+        self.kept = None
         if self.rows is not None:
-            self.own = Own(tuple(sorted({*range(self.tokens)} - {*self.rows})), pairing.own_keys)
+            self.kept = Own(tuple(sorted({*range(self.tokens)} - {*self.rows})), pairing.own_keys)
 
-    def instead(self, target: Iterable[Seen]) -> list[Instead]:
+    def instead(self, teacher_layers: Iterable[Seen]) -> list[Instead]:
         return [
-            Instead(map=self._spread(p, heads), heads=heads, own=self.own)
-            for p, heads in zip(self.maps(target), self.heads)
+            Instead(map=self._spread(p, heads), heads=heads, own=self.kept)
+            for p, heads in zip(self.maps(teacher_layers), self.heads)
         ]
 
-    def losses(self, own: Sequence[Seen], target: Iterable[Seen]) -> Iterator[Tensor]:
-        own = [self._chosen(seen, heads) for seen, heads in zip(own, self.heads)]
-        maps = zip(self.maps(target), self.heads, own)  # heads are chosen last: an average is over all
+    def losses(self, student_layers: Sequence[Seen], teacher_layers: Iterable[Seen]) -> Iterator[Tensor]:
+        chosen = [self._chosen(seen, heads) for seen, heads in zip(student_layers, self.heads)]
+        # heads of the teacher are chosen last: an average is over all
+        maps = zip(self.maps(teacher_layers), self.heads, chosen)
         # what the student's layers forbid goes
         return self._differences(
-            own, [forbid(p if heads is None else p[:, heads], seen.mask) for p, heads, seen in maps]
+            chosen, [forbid(p if heads is None else p[:, heads], seen.mask) for p, heads, seen in maps]
         )
 
-    def _differences(self, own: Sequence[Seen], maps: Sequence[Tensor]) -> Iterator[Tensor]:
+    def _differences(self, student_layers: Sequence[Seen], maps: Sequence[Tensor]) -> Iterator[Tensor]:
         """The loss between each of the student's layers and the map that it should have."""
-        log_maps = self._log_maps(own)
-        if self.own is not None:
-            maps = [keep_own(p, log_p.detach().exp(), *self.own) for p, log_p in zip(maps, log_maps)]
+        log_maps = self._log_maps(student_layers)
+        if self.kept is not None:
+            maps = [keep_own(p, log_p.detach().exp(), *self.kept) for p, log_p in zip(maps, log_maps)]
             log_maps, maps = ([p[:, :, self.rows] for p in both] for both in (log_maps, maps))
         return (map_cross_entropy(log_p, p) for log_p, p in zip(log_maps, maps))
 
-    def _log_maps(self, own: Sequence[Seen]) -> list[Tensor]:
-        return [seen.scores.log_softmax(-1) for seen in own]
+    def _log_maps(self, student_layers: Sequence[Seen]) -> list[Tensor]:
+        return [seen.scores.log_softmax(-1) for seen in student_layers]
 
-    def maps(self, target: Iterable[Seen]) -> list[Tensor]:
-        maps = [resample(self._merged(seen).map, *self.grids, self.common_prefix) for seen in target]
+    def maps(self, teacher_layers: Iterable[Seen]) -> list[Tensor]:
+        maps = [resample(self._merged(seen).map, *self.grids, self.common_prefix) for seen in teacher_layers]
         if self.average is not None:
             maps = average_over(maps, self.average)
         if self.placed is not None:
@@ -384,12 +396,12 @@ class _WrittenOut(_MapFree):
 class _MeanOfHeads(_WrittenOut):
     """The mean over the heads of maps, for unequal numbers of them."""
 
-    def maps(self, target: Iterable[Seen]) -> list[Tensor]:
-        return [mean_heads(p) for p in super().maps(target)]
+    def maps(self, teacher_layers: Iterable[Seen]) -> list[Tensor]:
+        return [mean_heads(p) for p in super().maps(teacher_layers)]
 
-    def _log_maps(self, own: Sequence[Seen]) -> list[Tensor]:
+    def _log_maps(self, student_layers: Sequence[Seen]) -> list[Tensor]:
         # the log of the mean, where a single p may underflow
-        log_maps = super()._log_maps(own)
+        log_maps = super()._log_maps(student_layers)
         return [log_p.logsumexp(1, keepdim=True) - math.log(log_p.shape[1]) for log_p in log_maps]
 
 
@@ -401,8 +413,9 @@ class _LearnedHeads(_WrittenOut):
         mean = torch.full((teacher_heads, student_heads), 1 / student_heads)  # over heads: where M starts
         self.head_mapping = nn.ParameterList(mean.clone() for _ in pairing.layers)
 
-    def _differences(self, own: Sequence[Seen], maps: Sequence[Tensor]) -> Iterator[Tensor]:
-        mixed = (torch.einsum("ts,bsij->btij", M, seen.map) for M, seen in zip(self.head_mapping, own))
+    def _differences(self, student_layers: Sequence[Seen], maps: Sequence[Tensor]) -> Iterator[Tensor]:
+        pairs = zip(self.head_mapping, student_layers)
+        mixed = (torch.einsum("ts,bsij->btij", M, seen.map) for M, seen in pairs)
         return (nn.functional.mse_loss(guess, p) for guess, p in zip(mixed, maps))
 
 

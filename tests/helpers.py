@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import timm
 import torch
 from filelock import FileLock
+from packaging.version import Version
 from timm.layers import weight_init
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -269,3 +271,7 @@ def wait(folder, seconds):
     """Something that takes long in another process: leaves a file with its number for a name."""
     (folder / str(os.getpid())).touch()
     time.sleep(seconds)
+
+
+OLD_TIMM = Version(timm.__version__) < Version("1.0.31")  # gets some things wrong itself
+since_timm_31 = pytest.mark.skipif(OLD_TIMM, reason="timm itself does it right since 1.0.31")

@@ -141,7 +141,7 @@ class AttnDistill(Distillation):
                 f"the student has {log_p_s.shape[1]} tokens on these images, the teacher's attention goes to"
                 f" {p_t.shape[1]}: give both the image size they were built with"
             )
-        alignment = nn.functional.mse_loss(projected, token_t)
+        alignment = nn.functional.mse_loss(projected.to(token_t.dtype), token_t)  # float32 beside bf16
         return Losses(seen.logits, alignment, self.compare(log_p_s, p_t))
 
     def teacher_targets(self, images: Tensor) -> tuple[Tensor, Tensor]:

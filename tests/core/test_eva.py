@@ -13,6 +13,7 @@ from atlib import create_vit, walk
 from atlib.attention import Instead, sample_drop_path
 from tests.helpers import (
     DROPS,
+    OLD_TIMM,
     SMALL_VIT,
     Adapted,
     assert_same_logits,
@@ -91,6 +92,8 @@ def eva(**options):
     missing = set(options) - set(inspect.signature(Eva).parameters)
     if missing:
         pytest.skip(f"this timm's Eva has no {', '.join(sorted(missing))}")
+    if OLD_TIMM and options.get("rope_type") == "mixed":
+        pytest.skip("this timm's Eva rotates by mixed angles in float32 alone")
     return randomise(Eva(**SMALL_VIT | options)).eval()
 
 

@@ -13,7 +13,7 @@ from timm.models import VisionTransformer
 
 from atlib import create_vit
 from atlib.vit import PRESETS, WeightsUnavailable, weights_file
-from tests.helpers import randomise, same, state_of
+from tests.helpers import randomise, same, since_timm_31, state_of
 
 TINY = "vit_tiny_patch16_224"
 
@@ -169,6 +169,7 @@ def test_models_that_were_never_trained(weights_folder):
         create_vit("vit_base_patch16_xp_224", pretrained=True, depth=1)
 
 
+@since_timm_31
 def test_weights_placed_by_hand_are_used(weights_folder):
     assert weights_file(TINY) == weights_folder / f"{TINY}.safetensors"
     weights_folder.mkdir()

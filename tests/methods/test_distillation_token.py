@@ -28,7 +28,7 @@ from atlib.pair import Pair
 from atlib.train import make_optimizer, student_loss, train
 from atlib.train.objectives import mixed, task_loss, two_class_tokens_loss
 from atlib.train.recipe import Recipe
-from tests.helpers import SMALL_VIT, Bomb, random_images, randomise, same, state_of
+from tests.helpers import SMALL_VIT, Bomb, random_images, randomise, same, since_timm_31, state_of
 
 GOLDEN = load_file(Path(__file__).parents[1] / "golden" / "distillation_token.safetensors")
 LABELS = torch.tensor([0, 3, 1])
@@ -112,6 +112,7 @@ def test_the_tokens_loss_sends_nothing_to_the_class_head():
     assert pair.student.head_dist.weight.grad is None and pair.student.head.weight.grad.abs().max() > 0
 
 
+@since_timm_31
 def test_dropout_before_the_heads_is_timms():
     student = distilled(drop_rate=0.5).double().train()
     torch.manual_seed(3)

@@ -19,7 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from atbook.records import read_file
 from atlib import AttentionTransfer, Plan, create_vit, walk
-from atlib.attention import Instead
+from atlib.attention import Instead, find_projections
 from atlib.train import make_optimizer
 from tests.helpers import random_images, randomise
 
@@ -56,9 +56,16 @@ def both_ways(action):
     return counter.get_total_flops() / BATCH
 
 
+def sparing_walk(model, images, **options):
+    """A walk that computes no rows of q, k or v that nobody reads, as a pair's do."""
+    _, projections = find_projections(model, images)
+    return lambda: walk(model, images, projections=projections, **options)
+
+
 def teacher_maps(teacher, images, layers):
     """FLOPs per image up to the maps of the first `layers` layers, and these maps."""
-    spent, seen = forward_flops(lambda: walk(teacher, images, stop_after=layers - 1).layers)
+    spent, stopped = forward_flops(sparing_walk(teacher, images, stop_after=layers - 1))
+    seen = stopped.layers
     of_last, last = forward_flops(lambda: seen[-1].map)
     return spent + of_last, [one.map for one in seen[:-1]] + [last]
 
@@ -85,8 +92,12 @@ def test_flops_of_copy(images, layers):
     spent, maps = teacher_maps(vit(1), images, layers)
     assert spent == flops.teacher(shape, layers)
     replace = {i: Instead(map=p) for i, p in enumerate(maps)}
-    spent += both_ways(lambda: walk(student, images, replace=replace).logits)
-    assert spent == flops.copy(shape, layers)
+    copied = sparing_walk(student, images, replace=replace)
+    spent += both_ways(lambda: copied().logits)
+    again = (
+        shape.depth - layers
+    ) * shape.mixing  # fused attention makes a map once more in the backward pass
+    assert spent == flops.copy(shape, layers) + again
     assert flops.copy(shape) == flops.copy(shape, 4)
 
 
@@ -107,11 +118,14 @@ def test_flops_of_distill(images, layers):
 def test_flops_of_query_copy(images):
     teacher, student = vit(1), vit(2)
     shape = flops.shape_of(student)
-    before_last, seen = forward_flops(lambda: walk(teacher, images, stop_after=3).layers)
+    before_last, stopped = forward_flops(sparing_walk(teacher, images, stop_after=3))
     only_q = before_last - shape.projection  # the walk makes k as well
-    replace = {i: Instead(q=one.q) for i, one in enumerate(seen)}
-    spent = only_q + both_ways(lambda: walk(student, images, replace=replace).logits)
-    assert spent == flops.query_copy(shape)
+    copied = sparing_walk(
+        student, images, replace={i: Instead(q=one.q) for i, one in enumerate(stopped.layers)}
+    )
+    spent = only_q + both_ways(lambda: copied().logits)
+    # Fused attention makes maps once more in the backward pass, and the gradient of q, which nobody reads.
+    assert spent == flops.query_copy(shape) + 2 * shape.depth * shape.mixing
 
 
 def test_flops_of_feature_distillation(images):
@@ -139,13 +153,13 @@ def test_products_that_are_added_in_place_are_counted():
 def test_what_a_step_of_distill_really_does(layers):
     """Beyond the fewest, the loss makes both maps again and two gradients in each of its layers: four
     products. One of them all is among the fewest: the teacher stops before it has made its last layer's map.
-    """
+    The student's attention is fused, which makes each map once more in the backward pass."""
     images, shape = random_images(BATCH, 3, 24, 24), flops.shape_of(vit())
     module = AttentionTransfer(vit(1), vit(2), Plan(how="distill", layers=range(layers))).train()
     optimizer = make_optimizer(module.student, methods.RECIPE)
     step = methods.Step(module.student, module.teacher, optimizer, images, torch.tensor([0, 4]), False)
     assert transfer_step.count_flops(step, module) == BATCH * (
-        flops.distill(shape, layers) + (4 * layers - 1) * shape.mixing
+        flops.distill(shape, layers) + (4 * layers - 1 + shape.depth) * shape.mixing
     )
 
 
