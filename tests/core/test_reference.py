@@ -1,5 +1,4 @@
-"""One training step of the published implementation, reproduced: logits, losses, gradients (where ../shared
-is present).
+"""One training step of the published implementation, reproduced: logits, losses, gradients.
 
 The same files also check the long-hand implementation that the other tests rely on.
 """
@@ -12,7 +11,7 @@ from torch.nn.functional import cross_entropy
 from atlib import AttentionTransfer, Plan, create_vit
 from atlib.map_free import by_blocks, by_fused_attention
 from tests import longhand
-from tests.helpers import set_fused, shared
+from tests.helpers import ROOT, set_fused
 
 CONFIG = {
     "img_size": 32,
@@ -29,7 +28,7 @@ LAMBDA = 3.0  # the files' gradients are those of task_loss + 3 distill_loss
 
 class Reference:
     def __init__(self, name):
-        with np.load(shared("reference", f"{name}.npz")) as file:
+        with np.load(ROOT / "tests" / "reference" / f"{name}.npz") as file:
             self.values = {key: torch.from_numpy(file[key]) for key in file.files}
 
     def weights(self, prefix):
