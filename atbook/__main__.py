@@ -4,7 +4,7 @@ what its checks say, `hand-in NOTEBOOK` makes the file that an assignment asks f
 
 import sys
 
-from atlib.__main__ import dispatch
+from atrun.__main__ import dispatch
 
 # The module of each command, which is imported only when the command is called, and its line of help.
 COMMANDS = {

@@ -24,8 +24,8 @@ def source(*parts: Callable) -> Markdown:
 
 
 def _without_docstring(code: str) -> str:
-    lines, function = code.rstrip().splitlines(), ast.parse(code).body[0]
-    if ast.get_docstring(function) is not None:
+    lines, (function,) = code.rstrip().splitlines(), ast.parse(code).body
+    if isinstance(function, ast.FunctionDef) and ast.get_docstring(function) is not None:
         first = function.body[0]
         del lines[first.lineno - 1 : first.end_lineno]
     return "\n".join(lines)

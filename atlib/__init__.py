@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from atlib.attention import Instead, Seen, Unwalkable, Walk, walk
     from atlib.data.map_cache import MapCache
-    from atlib.looking.page import look
     from atlib.losses import attention_cross_entropy
     from atlib.pair import Normalisation
     from atlib.plan import Plan
     from atlib.student import create_student
-    from atlib.teachers.load import load_teacher
     from atlib.train.recipe import Recipe
     from atlib.transfer import AttentionTransfer
     from atlib.vit import create_vit
+    from atrun.looking.page import look
+    from atrun.teachers.load import load_teacher
 
 __version__ = "0.1.0"
 # Where each name is. It is imported when it is asked for: `python -m atlib --help` does without torch, and
@@ -34,8 +34,8 @@ _HOME = {
     "attention_cross_entropy": "atlib.losses",
     "MapCache": "atlib.data.map_cache",
     "Normalisation": "atlib.pair",
-    "load_teacher": "atlib.teachers.load",
-    "look": "atlib.looking.page",
+    "load_teacher": "atrun.teachers.load",
+    "look": "atrun.looking.page",
     "Recipe": "atlib.train.recipe",
 }
 __all__ = [

@@ -43,14 +43,14 @@ class Plan:
     #: all heads in transferred layers that it does not name. The other heads are the student's own.
     heads: Iterable[int] | Mapping[int, Iterable[int]] | None = None
     #: Average an image's maps over "layers", "heads" or "queries" before they are transferred (arXiv
-    #: 2411.09702, appendix; its average over examples is `atlib.methods.mean_maps.MeanMapCopy`).
+    #: 2411.09702, appendix; its average over examples is `atlib.baselines.mean_maps.MeanMapCopy`).
     average: str | None = None
     #: Where the two have different numbers of heads: "aggregate" (softmax of the summed log-maps over T = 10,
     #: AttnDistill, arXiv 2210.00944), "average", or, to distill, "learn" (a matrix M of each layer under
     #: MSE(p_t, M p_s), hundreds of times smaller than a cross-entropy: it needs a weight λ of its own, and
     #: our study of Find chose 10,000 where "aggregate" has 10. It is a variant of this project's own. The
     #: published one, distilled MAE of arXiv 2205.14443, is a squared error of attention *logits*, before the
-    #: softmax, in the last layer alone, with weight 1 and during pre-training: `atlib.train.distilled_mae`).
+    #: softmax, in the last layer alone, with weight 1 and during pre-training: `atfamily.distilled_mae`).
     unequal_heads: str | None = None
     #: Where their patch grids differ: "resample" the teacher's maps to the student's patches.
     unequal_grid: str | None = None
@@ -76,7 +76,7 @@ class Plan:
         if self.average == "examples":
             raise ValueError(
                 "average='examples': what a plan makes of an image does not depend on the rest of its batch;"
-                " atlib.methods.mean_maps.MeanMapCopy copies the mean map of images that you name"
+                " atlib.baselines.mean_maps.MeanMapCopy copies the mean map of images that you name"
             )
         for name, known in (
             ("average", AVERAGES),

@@ -26,7 +26,7 @@ from atlib.data.decoding import decode
 from atlib.data.natural_shifts import IMAGENET
 from atlib.data.photos import Photos, undecoded
 from atlib.data.sampler import ShardSpec
-from atlib.run.recipes import published
+from atrun.recipes import published
 
 RECIPE = "copy-vit-large"  # whose augmentation is measured
 SAMPLES = Path(__file__).resolve().parents[2] / "shared" / "data" / "imagenet_samples256"

@@ -13,9 +13,9 @@ import time
 from recording import leave
 
 from atbook.worlds import marked_glyphs
-from atlib.run.configure import configure
-from atlib.run.estimate import assembled, estimate
 from atlib.train import train
+from atrun.configure import configure
+from atrun.estimate import assembled, estimate
 
 RECIPES = ("find-scratch", "find-copy", "find-distill")
 IMAGES, CLASSES = 1000, 8

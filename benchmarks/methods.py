@@ -11,7 +11,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from atlib import AttentionTransfer, Plan, create_vit
-from atlib.methods.distillation import FeatureDistillation
+from atlib.baselines.distillation import FeatureDistillation
 from atlib.train import make_optimizer, outputs
 from atlib.train.recipe import Recipe
 

@@ -26,10 +26,10 @@ from atbook.worlds.glyphs import generate
 from atlib import AttentionTransfer, Plan, create_vit
 from atlib.data.catalogue import CATALOGUE
 from atlib.data.sampler import steps_per_epoch
-from atlib.run.estimate_text import PAPER_EPOCHS, PAPER_GPU_HOURS
-from atlib.run.recipes import published
 from atlib.train import train
 from atlib.train.recipe import Recipe
+from atrun.estimate_text import PAPER_EPOCHS, PAPER_GPU_HOURS
+from atrun.recipes import published
 
 GPUS = (8, 16, 32, 64)
 WARM_UP = 3  # steps

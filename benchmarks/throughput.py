@@ -25,13 +25,13 @@ from timm.models.cait import Cait
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
+from atfamily.binary_vit import binary_deit
+from atfamily.cait import CaitTransfer
+from atfamily.depth import published_start
+from atfamily.locality import localise_attention, shift_patches
+from atfamily.patch_conv import PatchConvNet
+from atfamily.resmlp import resmlp
 from atlib import AttentionTransfer, Plan, create_vit
-from atlib.methods.binary_vit import binary_deit
-from atlib.methods.cait import CaitTransfer
-from atlib.methods.depth import published_start
-from atlib.methods.locality import localise_attention, shift_patches
-from atlib.methods.patch_conv import PatchConvNet
-from atlib.methods.resmlp import resmlp
 from atlib.pair import Pair, student_of
 
 # The ViT that all are as large as: that of the built-in worlds, or DeiT's smaller ones.

@@ -27,17 +27,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from atbook.worlds import glyph_images, glyphs
 from atbook.worlds.glyphs import generate
+from atfamily.detection.coco import CocoObjects
+from atfamily.detection.detector import SIZES, detection_loss, mask_rcnn
+from atfamily.detection.evaluate import evaluate_detector
 from atlib import AttentionTransfer, Plan, create_vit
 from atlib import __main__ as command
 from atlib.checkpoint import save_weights
-from atlib.detection.coco import CocoObjects
-from atlib.detection.detector import SIZES, detection_loss, mask_rcnn
-from atlib.detection.evaluate import evaluate_detector
-from atlib.run import runner
 from atlib.train import train
 from atlib.train.checkpoint_manager import CheckpointManager
 from atlib.train.evaluate import evaluate_together
 from atlib.train.recipe import Recipe
+from atrun import runner
 from tests.detection.coco_folder import coco_folder
 from tests.detection.knows import Knows
 from tests.helpers import draw_nothing_on_meta

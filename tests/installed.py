@@ -35,7 +35,7 @@ def experiments() -> None:
 def run(request: list[str]) -> None:
     """Files of a finished run are kept in `before`, for they are written again."""
     from atbook.worlds import glyphs
-    from atlib.__main__ import main
+    from atrun.__main__ import main
 
     glyphs.SIZES |= {"validation": 30, "test": 40}  # in place of thousands
 

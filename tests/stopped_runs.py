@@ -14,7 +14,7 @@ import pytest
 
 from atbook.worlds import glyphs
 from atlib import __main__ as command
-from atlib.run import runner
+from atrun import runner
 from tests.helpers import draw_nothing_on_meta
 
 # three steps a pass, the last of four images

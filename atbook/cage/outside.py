@@ -100,7 +100,7 @@ def _drops_user(folders: Sequence[Path]) -> bool:
 
 def _needed(folders: Sequence[Path] = ()) -> list[Path]:
     """The folders that a cage's process has to read."""
-    packages = [find_spec(name).origin for name in ("atbook", "atlib")]
+    packages = [find_spec(name).origin for name in ("atlib", "atfamily", "atrun", "atbook")]
     needed = {
         Path(sys.prefix),
         Path(sys.base_prefix),

@@ -5,7 +5,7 @@ import torch
 from atbook.drawing.svg import GREY, arrow, box, drawing, heat, text
 from atbook.plot import COLOURS
 from atbook.worlds.phrases import FIRST_MARKER, FIRST_WORD, MARKERS, oracle
-from atlib.methods.seq2seq import END
+from atfamily.seq2seq import END
 
 # Words are letters, capitals when they are translated; markers are in front of their phrase.
 SENTENCE = ("reverse", "a", "b", "c", "last first", "d", "e", "f", "end")

@@ -8,8 +8,8 @@ from torch import nn
 from atbook.lab.scales import AXES, START, WEIGHTS
 from atbook.lab.study import Sources, Study, Variant
 from atbook.lab.tuning import Ladder, Range
-from atlib.methods.binary_vit import BinaryViT, binary_deit
-from atlib.methods.distillation import LogitDistillation
+from atfamily.binary_vit import BinaryViT, binary_deit
+from atlib.baselines.distillation import LogitDistillation
 from atlib.plan import Plan
 from atlib.transfer import AttentionTransfer
 

@@ -12,10 +12,10 @@ from atbook.lab.study import Sources, Study, Variant, by
 from atbook.lab.tuning import Range
 from atbook.worlds import glyphs
 from atlib.analysis.controls import jigsaw, maps_of, mean_map, patch_order
+from atlib.baselines.distillation import LogitDistillation
 from atlib.data.images import Images, with_unlabelled
 from atlib.data.map_cache import keys_of
 from atlib.data.rng import seed_for
-from atlib.methods.distillation import LogitDistillation
 from atlib.plan import Plan
 from atlib.transfer import AttentionTransfer, TeacherMaps
 

@@ -13,12 +13,12 @@ from atbook.lab.scales import LABELLED_SCENES, SceneScale
 from atbook.lab.study import Measure, Sources, Study, Variant, by, fine_tune, scratch, untrained_maps
 from atbook.lab.tuning import Ladder
 from atbook.worlds.glyphs import SHAPES
+from atfamily.detection.detector import detect, detection_loss, fcos, mask_rcnn
+from atfamily.detection.objects import ObjectImages
+from atfamily.detection.precision import SCENE_SIZES, coco_precision
+from atfamily.detection.segment import Segmenter, mean_iou, pixel_images, segmentation_loss
 from atlib.data.images import Images
 from atlib.data.rng import seed_for
-from atlib.detection.detector import detect, detection_loss, fcos, mask_rcnn
-from atlib.detection.objects import ObjectImages
-from atlib.detection.precision import SCENE_SIZES, coco_precision
-from atlib.detection.segment import Segmenter, mean_iou, pixel_images, segmentation_loss
 from atlib.train.objectives import Loss
 from atlib.transfer import AttentionTransfer
 

@@ -41,6 +41,8 @@ from atbook.lab.study import (
 from atbook.records import read_file, read_records
 from atbook.worlds import glyph_images, glyphs
 from atbook.worlds.shifts import all_shifts
+from atfamily.depth import branch_ratios
+from atfamily.distillation_token import token_report
 from atlib._util import require_known
 from atlib.analysis import (
     PAIRINGS,
@@ -66,8 +68,6 @@ from atlib.analysis.subsets import (
     group_accuracy,
 )
 from atlib.data.images import Images
-from atlib.methods.depth import branch_ratios
-from atlib.methods.distillation_token import token_report
 from atlib.pair import Pair
 from atlib.train.evaluate import evaluate, predict, shift_accuracies
 from atlib.train.record import Record

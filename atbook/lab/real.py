@@ -23,14 +23,14 @@ from atbook.lab.scales import (
 from atbook.lab.study import ACCURACY, Measure, Place, Sources, Study, Variant, scratch, with_new_head
 from atbook.lab.tuning import Range
 from atlib.analysis.controls import jigsaw, patch_order
+from atlib.baselines.distillation import TokenDistillation
 from atlib.data.images import Images, crop_and_flip
 from atlib.data.map_cache import MapCache, keys_of
 from atlib.data.rng import draw_below, seed_for
-from atlib.methods.distillation import TokenDistillation
 from atlib.plan import ROWS, Plan
-from atlib.teachers.img_focus import ARCHITECTURE, write_teacher
-from atlib.teachers.load import load_teacher
 from atlib.transfer import AttentionTransfer, TeacherMaps
+from atrun.teachers.img_focus import ARCHITECTURE, write_teacher
+from atrun.teachers.load import load_teacher
 
 # --- How training images are changed at random: in few ways, so that maps of all of them can be stored ---
 

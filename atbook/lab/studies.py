@@ -35,12 +35,9 @@ from atbook.lab.study import (
 )
 from atbook.lab.tuning import Ladder, Range
 from atbook.worlds import glyph_images, glyphs
-from atlib.analysis.subsets import long_tail
-from atlib.data.images import Images, with_unlabelled
-from atlib.maps import pool_heads
-from atlib.methods.attndistill import AttnDistill, row_squared_error
-from atlib.methods.cait import CaitTransfer
-from atlib.methods.depth import (
+from atfamily.attndistill import AttnDistill, row_squared_error
+from atfamily.cait import CaitTransfer
+from atfamily.depth import (
     fixup,
     frozen_factors,
     layer_scale,
@@ -51,16 +48,8 @@ from atlib.methods.depth import (
     t_fixup,
     uniform_layer_scale,
 )
-from atlib.methods.distillation import FeatureDistillation, LogitDistillation
-from atlib.methods.distillation_token import DistillationToken, small_convnet
-from atlib.methods.late_class import LateClassViT
-from atlib.methods.layer_reserve import keep_first
-from atlib.methods.locality import localise_attention, shift_patches
-from atlib.methods.mean_maps import MeanMapCopy, StoredMaps, one_group
-from atlib.methods.patch_conv import PatchConvNet, PoolTransfer, with_attention_pool
-from atlib.methods.resmlp import StaticMapDistill, copy_static_maps, mean_patch_maps, resmlp
-from atlib.plan import ROWS, Plan
-from atlib.train.distilled_mae import (
+from atfamily.distillation_token import DistillationToken, small_convnet
+from atfamily.distilled_mae import (
     DistilledHiddenMae,
     DistilledMae,
     Match,
@@ -69,9 +58,20 @@ from atlib.train.distilled_mae import (
     distilled_mae_loss,
     squared_error,
 )
+from atfamily.late_class import LateClassViT
+from atfamily.layer_reserve import keep_first
+from atfamily.locality import localise_attention, shift_patches
+from atfamily.patch_conv import PatchConvNet, PoolTransfer, with_attention_pool
+from atfamily.resmlp import StaticMapDistill, copy_static_maps, mean_patch_maps, resmlp
+from atfamily.similarity import CompRess, SimilarityDistillation
+from atlib.analysis.subsets import long_tail
+from atlib.baselines.distillation import FeatureDistillation, LogitDistillation
+from atlib.baselines.mean_maps import MeanMapCopy, StoredMaps, one_group
+from atlib.data.images import Images, with_unlabelled
+from atlib.maps import pool_heads
+from atlib.plan import ROWS, Plan
 from atlib.train.objectives import two_class_tokens_loss
 from atlib.train.pretrain import MaskedAutoencoder, mae_loss, unpainted
-from atlib.train.similarity import CompRess, SimilarityDistillation
 from atlib.transfer import AttentionTransfer
 from atlib.vit import PRESETS
 

@@ -35,12 +35,12 @@ from atbook.lab.scales import (
 from atbook.lab.tuning import best_of, to_try
 from atbook.records import add_record, pack_bits, read_file, records_file
 from atbook.worlds.glyphs import TWINS, World
+from atfamily.detection.objects import ObjectImages
 from atlib._util import require_known, write_atomically
 from atlib.checkpoint import load_vit, load_weights, save_vit, save_weights
 from atlib.data.images import Images
 from atlib.data.map_cache import fingerprint
 from atlib.data.rng import seed_for
-from atlib.detection.objects import ObjectImages
 from atlib.pair import Pair, student_of
 from atlib.plan import Plan
 from atlib.train.checkpoint_manager import CheckpointManager

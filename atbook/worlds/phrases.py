@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from atbook.worlds.glyphs import SPLITS
+from atfamily.seq2seq import BEGIN, END, PAD
 from atlib._util import require_known, require_ranges
 from atlib.data.sentences import Sentences
-from atlib.methods.seq2seq import BEGIN, END, PAD
 
 MARKERS = ("keep", "reverse", "last first", "first last")
 FIRST_MARKER = 3  # after PAD, BEGIN and END

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from atbook.worlds.glyphs import BITMAPS, PAINTED, SHAPES, SPLITS, blurred, hsv_to_rgb, to_bytes
+from atfamily.detection.objects import ObjectImages, Objects
 from atlib._util import require_known, require_ranges
 from atlib.data.images import Images
-from atlib.detection.objects import ObjectImages, Objects
 
 SIZE = 64  # pixels per side
 MOST = 8  # objects that a scene has room for

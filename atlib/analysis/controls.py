@@ -25,10 +25,10 @@ from torch import Tensor, nn
 from atlib._util import in_eval_mode
 from atlib.analysis.predictions import Interval, paired_bootstrap
 from atlib.attention import walk
+from atlib.baselines.mean_maps import mean_maps
 from atlib.compatibility import sizes_of
 from atlib.data.rng import seed_for
 from atlib.data.sampler import EvaluationData
-from atlib.methods.mean_maps import mean_maps
 from atlib.pair import View
 from atlib.plan import Plan
 from atlib.train.evaluate import predict

@@ -13,7 +13,7 @@ class Sentences:
     """Pairs of sequences of words: what `atlib.train.train` takes, and what a translator is measured on.
 
     sources: int64 (n, N), or (n, 2, N) with what stands in the teacher's place second, as in
-    `atlib.data.pair`. targets: int64 (n, M + 1), from `BEGIN` to `END` (`atlib.methods.seq2seq`), then
+    `atlib.data.pair`. targets: int64 (n, M + 1), from `BEGIN` to `END` (`atfamily.seq2seq`), then
     padding. Raises `ValueError` for anything else.
     """
 

@@ -9,6 +9,7 @@ import jupytext
 
 from tests.helpers import ROOT
 
+PACKAGES = ("atlib", "atfamily", "atrun", "atbook")
 PAGE = (ROOT / "book" / "api.md").read_text(encoding="utf-8")
 # Module to its listed members; none: all that it defines.
 LISTED = {
@@ -49,7 +50,8 @@ def imported(source) -> set[tuple[str, str]]:
     return {
         (node.module, alias.name)
         for node in ast.walk(ast.parse(lines))
-        if isinstance(node, ast.ImportFrom) and node.module.split(".")[0] in ("atlib", "atbook")
+        if isinstance(node, ast.ImportFrom)
+        and node.module.split(".")[0] in ("atlib", "atfamily", "atrun", "atbook")
         for alias in node.names
     }
 

@@ -12,18 +12,18 @@ from atbook.lab.scales import scales
 from atbook.lab.verdicts import accuracies
 from atbook.records import results_folder
 from atbook.worlds.phrases import generate_phrases
+from atfamily.binary import rounded_map
+from atfamily.cait import walk_cait
+from atfamily.depth import branch_ratios, layer_scale, one_scalar
+from atfamily.grafit import knn_loss
+from atfamily.locality import LocalityAttention
+from atfamily.patch_conv import AttentionPool
+from atfamily.resmlp import resmlp
+from atfamily.seq2seq import Attention as SequenceAttention
 from atlib import AttentionTransfer, Plan, create_vit, walk
 from atlib.analysis.retrieval import mean_average_precision
 from atlib.checkpoint import load_vit
 from atlib.maps import aggregate_heads, keep_own, place_tokens
-from atlib.methods.binary import rounded_map
-from atlib.methods.cait import walk_cait
-from atlib.methods.depth import branch_ratios, layer_scale, one_scalar
-from atlib.methods.locality import LocalityAttention
-from atlib.methods.patch_conv import AttentionPool
-from atlib.methods.resmlp import resmlp
-from atlib.methods.seq2seq import Attention as SequenceAttention
-from atlib.train.grafit import knn_loss
 from tests.book.test_taught import NOTEBOOKS, small_vit, taught
 from tests.helpers import SMALL_VIT, random_maps, randomise
 

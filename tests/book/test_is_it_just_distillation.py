@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 
 from atlib import walk
+from atlib.baselines.distillation import LogitDistillation
 from atlib.losses import feature_mse, hard_distillation, soft_distillation
-from atlib.methods.distillation import LogitDistillation
 from atlib.train import student_loss
 from atlib.train.recipe import Recipe
 from tests.book.test_taught import small_vit as vit

@@ -10,17 +10,17 @@ import pytest
 import torch
 
 from atbook.worlds.scenes import SceneWorld, generate_scenes, scene_objects
-from atlib.attention import walk
-from atlib.checkpoint import load_vit
-from atlib.detection.objects import Found
-from atlib.detection.precision import (
+from atfamily.detection.objects import Found
+from atfamily.detection.precision import (
     area_under,
     average_precision,
     coco_precision,
     intersection_over_union,
     matched,
 )
-from atlib.detection.pyramid import SimplePyramid
+from atfamily.detection.pyramid import SimplePyramid
+from atlib.attention import walk
+from atlib.checkpoint import load_vit
 from atlib.train.pretrain import patchify
 from tests.book.test_taught import NOTEBOOKS, taught
 from tests.helpers import ROOT, randomise

@@ -10,8 +10,8 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from atlib import AttentionTransfer, Plan, create_vit
+from atlib.baselines.mean_maps import MeanMapCopy
 from atlib.checkpoint import load_bundle, save_bundle
-from atlib.methods.mean_maps import MeanMapCopy
 from atlib.plan import AVERAGES
 from atlib.train import make_optimizer, student_loss
 from atlib.train.recipe import Recipe

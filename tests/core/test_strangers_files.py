@@ -10,17 +10,17 @@ import timm
 import torch
 from safetensors.torch import save_file
 
+from atfamily.detection.files import load_detector
 from atlib import create_vit, load_teacher
-from atlib.__main__ import main
+from atlib.baselines.mean_maps import load_stored_maps
 from atlib.checkpoint import load_bundle, load_vit, save_vit
 from atlib.data.generated import require_installed
-from atlib.detection.files import load_detector
-from atlib.methods.mean_maps import load_stored_maps
-from atlib.run.config import read_config, write_config
-from atlib.run.configure import configure
-from atlib.run.export import open_to_export
-from atlib.run.runner import result_path, resume
 from atlib.vit import Architecture
+from atrun.__main__ import main
+from atrun.config import read_config, write_config
+from atrun.configure import configure
+from atrun.export import open_to_export
+from atrun.runner import result_path, resume
 
 TINY = {"embed_dim": 12, "depth": 1, "num_heads": 2, "img_size": 32, "num_classes": 3}
 NAME = "vit_tiny_patch16_224"

@@ -10,20 +10,20 @@ import pytest
 import timm
 import torch
 
+from atfamily.attndistill import AttnDistill
+from atfamily.distillation_token import DistillationToken
+from atfamily.distilled_mae import DistilledHiddenMae, DistilledMae
+from atfamily.similarity import CompRess, SimilarityDistillation
 from atlib import AttentionTransfer, Plan, create_student, create_vit
+from atlib.baselines.distillation import FeatureDistillation, LogitDistillation, TokenDistillation
+from atlib.baselines.mean_maps import MeanMapCopy
 from atlib.checkpoint import load_bundle, load_vit, read_header, save_bundle, save_vit, write_tensors
 from atlib.data.images import Images
-from atlib.methods.attndistill import AttnDistill
-from atlib.methods.distillation import FeatureDistillation, LogitDistillation, TokenDistillation
-from atlib.methods.distillation_token import DistillationToken
-from atlib.methods.mean_maps import MeanMapCopy
 from atlib.pair import IMAGENET, Normalisation, Pair, attach, check_images
-from atlib.train.distilled_mae import DistilledHiddenMae, DistilledMae
 from atlib.train.evaluate import evaluate
 from atlib.train.loop import train
 from atlib.train.pretrain import MaskedAutoencoder
 from atlib.train.recipe import Recipe
-from atlib.train.similarity import CompRess, SimilarityDistillation
 from atlib.vit import Architecture
 from tests.helpers import random_images, randomise
 

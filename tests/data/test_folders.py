@@ -14,7 +14,7 @@ from atlib.data.decoding import DataError
 from atlib.data.folders import picture_types
 from atlib.data.photos import open_photos
 from atlib.data.stream import open_stream
-from atlib.run.predict import image_files
+from atrun.predict import image_files
 from tests.picture_files import SMALL, write_parquet
 
 

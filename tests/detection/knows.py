@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import torch
 from torch import nn
 
-from atlib.detection.objects import Found
+from atfamily.detection.objects import Found
 
 
 class Knows(nn.Module):

@@ -6,10 +6,10 @@ import torch
 
 from atbook.worlds.glyphs import SHAPES
 from atbook.worlds.scenes import generate_scenes, scene_objects
+from atfamily.detection.detector import SMALL, VITDET, RegionHeads, detect, detection_loss, fcos, mask_rcnn
+from atfamily.detection.objects import ObjectBatch, ObjectImages, Objects
+from atfamily.detection.precision import average_precision
 from atlib import AttentionTransfer, Plan, create_vit
-from atlib.detection.detector import SMALL, VITDET, RegionHeads, detect, detection_loss, fcos, mask_rcnn
-from atlib.detection.objects import ObjectBatch, ObjectImages, Objects
-from atlib.detection.precision import average_precision
 from atlib.train.recipe import Recipe
 from tests.helpers import Bomb, random_images, randomise
 

@@ -5,10 +5,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from atlib.detection import evaluate
-from atlib.detection.coco import CocoObjects
-from atlib.detection.evaluate import evaluate_detector
-from atlib.detection.precision import coco_precision
+from atfamily.detection import evaluate
+from atfamily.detection.coco import CocoObjects
+from atfamily.detection.evaluate import evaluate_detector
+from atfamily.detection.precision import coco_precision
 from tests.detection.coco_folder import coco_folder
 from tests.detection.knows import Knows
 

@@ -7,10 +7,10 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from atfamily.detection.detector import DETECTORS, SMALL
+from atfamily.detection.files import load_detector, save_detector
 from atlib import AttentionTransfer, Plan
 from atlib.checkpoint import save_vit
-from atlib.detection.detector import DETECTORS, SMALL
-from atlib.detection.files import load_detector, save_detector
 from atlib.vit import Architecture
 from tests.helpers import randomise, same
 

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from atbook.worlds.scenes import generate_scenes, scene_objects
-from atlib.detection.objects import Found, Objects
-from atlib.detection.precision import average_precision, coco_precision, intersection_over_union
+from atfamily.detection.objects import Found, Objects
+from atfamily.detection.precision import average_precision, coco_precision, intersection_over_union
 
 pytest.importorskip("pycocotools", reason="needs pycocotools, the extra 'detection'")
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from atfamily.detection.pyramid import SCALES, GridOfTokens, SimplePyramid
 from atlib import AttentionTransfer, Plan, create_vit, walk
 from atlib.attention import Unwalkable
-from atlib.detection.pyramid import SCALES, GridOfTokens, SimplePyramid
 from tests.helpers import ROOT, random_images, randomise
 
 SCENE_VIT = {"img_size": 64, "patch_size": 8, "embed_dim": 16, "depth": 2, "num_heads": 2, "num_classes": 0}

@@ -6,9 +6,9 @@ import torch
 from torch import nn
 
 from atbook.worlds.scenes import SceneWorld, class_of_pixels, generate_scenes
+from atfamily.detection.segment import Segmenter, mean_iou, segmentation_loss
 from atlib import AttentionTransfer, Plan, create_vit
 from atlib.data.images import Images
-from atlib.detection.segment import Segmenter, mean_iou, segmentation_loss
 from atlib.losses import noted
 from atlib.train.recipe import Recipe
 from atlib.transfer import Transferred

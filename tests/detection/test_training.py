@@ -5,11 +5,11 @@ import pytest
 import torch
 
 from atbook.worlds.scenes import class_of_pixels, generate_scenes, scene_objects
+from atfamily.detection.detector import detection_loss, fcos, mask_rcnn
+from atfamily.detection.objects import ObjectImages
+from atfamily.detection.precision import SCENE_SIZES
+from atfamily.detection.segment import Segmenter, pixel_images, segmentation_loss
 from atlib import AttentionTransfer, Plan, create_vit
-from atlib.detection.detector import detection_loss, fcos, mask_rcnn
-from atlib.detection.objects import ObjectImages
-from atlib.detection.precision import SCENE_SIZES
-from atlib.detection.segment import Segmenter, pixel_images, segmentation_loss
 from atlib.train import train
 from atlib.train.checkpoint_manager import CheckpointManager
 from atlib.train.optim import make_optimizer

@@ -12,11 +12,11 @@ from atbook.lab import scales
 from atbook.worlds import glyph_images, glyphs
 from atlib import AttentionTransfer, MapCache, Plan, walk
 from atlib.attention import FORBIDDEN, Seen
+from atlib.baselines.distillation import FeatureDistillation, TokenDistillation
 from atlib.data import crop_and_flip
 from atlib.data.images import Images
 from atlib.losses import dense_attention_cross_entropy
 from atlib.map_free import by_blocks, by_fused_attention, map_free_cross_entropy
-from atlib.methods.distillation import FeatureDistillation, TokenDistillation
 from atlib.train import train
 from atlib.train.evaluate import predict
 from atlib.train.recipe import Recipe

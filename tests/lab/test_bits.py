@@ -6,10 +6,10 @@ from atbook.lab import study as runner
 from atbook.lab.bits import BITS
 from atbook.lab.study import run_study
 from atbook.records import read_file
+from atfamily.binary_vit import BinaryViT
 from atlib import AttentionTransfer
+from atlib.baselines.distillation import LogitDistillation
 from atlib.checkpoint import load_vit
-from atlib.methods.binary_vit import BinaryViT
-from atlib.methods.distillation import LogitDistillation
 from atlib.pair import student_of
 from tests.toy import sources as sources  # a fixture
 

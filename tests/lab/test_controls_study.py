@@ -7,7 +7,7 @@ from atbook.lab.controls import CONTROLS
 from atbook.lab.scales import UNTIL_LEARNED, scales
 from atbook.worlds import glyphs
 from atlib.analysis.controls import maps_of, mean_map
-from atlib.methods.distillation import LogitDistillation
+from atlib.baselines.distillation import LogitDistillation
 from tests.toy import sources as sources  # a fixture
 
 

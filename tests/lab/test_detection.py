@@ -18,11 +18,11 @@ from atbook.lab.studies import LONG_TAIL, STUDIES
 from atbook.lab.study import CENTRAL, Place, Run, Sources, chosen, make_teacher, run_study, scratch, trained
 from atbook.records import add_record, read_file, records_file
 from atbook.worlds.scenes import SceneWorld, generate_scenes, scene_images
+from atfamily.detection.detector import Detector, FcosHeads, RegionHeads, detect
+from atfamily.detection.precision import SCENE_SIZES, coco_precision
+from atfamily.detection.segment import Segmenter, mean_iou, pixel_images
 from atlib import AttentionTransfer
 from atlib.checkpoint import load_vit, save_vit
-from atlib.detection.detector import Detector, FcosHeads, RegionHeads, detect
-from atlib.detection.precision import SCENE_SIZES, coco_precision
-from atlib.detection.segment import Segmenter, mean_iou, pixel_images
 from atlib.train import recipe as recipes
 from atlib.vit import Architecture
 from tests import toy

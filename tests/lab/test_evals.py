@@ -32,9 +32,9 @@ from atbook.worlds import glyph_images, glyphs
 from atbook.worlds import shifts as ood
 from atbook.worlds.shifts import SHIFTS, all_shifts, shifted
 from atlib import AttentionTransfer, Plan, create_vit, walk
+from atlib.baselines.distillation import FeatureDistillation
+from atlib.baselines.mean_maps import MeanMapCopy
 from atlib.checkpoint import save_vit
-from atlib.methods.distillation import FeatureDistillation
-from atlib.methods.mean_maps import MeanMapCopy
 from atlib.vit import Architecture
 from tests import toy
 from tests.helpers import random_images, randomise

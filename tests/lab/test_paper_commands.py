@@ -15,16 +15,16 @@ from safetensors.torch import save_file
 from atbook.lab.paper_commands import FIGURES, TITLES, elsewhere, repeats
 from atbook.lab.papers import quoted
 from atlib import __main__ as command
+from atlib.baselines.mean_maps import StoredMaps
 from atlib.data.natural_shifts import SHIFTED
-from atlib.methods.mean_maps import StoredMaps
-from atlib.run import build as building
-from atlib.run import commands
-from atlib.run.config import read_config, write_config
-from atlib.run.parts import Detect
-from atlib.run.recipes import published
-from atlib.teachers import load
-from atlib.teachers.build import Teacher
 from atlib.vit import Architecture
+from atrun import build as building
+from atrun import commands
+from atrun.config import read_config, write_config
+from atrun.parts import Detect
+from atrun.recipes import published
+from atrun.teachers import load
+from atrun.teachers.build import Teacher
 from tests.helpers import ROOT, draw_nothing_on_meta, shared
 
 PAPERS = ROOT / "book" / "papers"

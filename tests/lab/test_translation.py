@@ -14,12 +14,12 @@ from atbook.lab.translation import TRANSLATION, translated
 from atbook.lab.tuning import Ladder, Range
 from atbook.records import read_file, unpack_bits
 from atbook.worlds.phrases import Language, generate_phrases, oracle, phrase_sentences
+from atfamily.seq2seq import BEGIN, END, PAD, EncoderDecoder, StaticMixing
+from atfamily.sequence_transfer import How, OracleTransfer, SequenceTransfer
+from atfamily.translation import translation_loss
 from atlib.checkpoint import save_weights
-from atlib.methods.seq2seq import BEGIN, END, PAD, EncoderDecoder, StaticMixing
-from atlib.methods.sequence_transfer import How, OracleTransfer, SequenceTransfer
 from atlib.pair import student_of
 from atlib.train import recipe as recipes
-from atlib.train.translation import translation_loss
 from tests.helpers import randomise, same
 
 TOY = SentenceScale(

@@ -8,8 +8,8 @@ from PIL import Image
 from torchvision.models import VisionTransformer
 
 from atlib import look, walk
-from atlib.looking.preparation import preparation_of, prepare
-from atlib.looking.rows import tokens_of
+from atrun.looking.preparation import preparation_of, prepare
+from atrun.looking.rows import tokens_of
 from tests.helpers import randomise
 
 PICTURE = Image.fromarray(np.random.default_rng(0).integers(0, 255, (90, 140, 3), dtype=np.uint8))

@@ -10,9 +10,9 @@ from IPython.core.formatters import DisplayFormatter
 from PIL import Image
 
 from atlib import AttentionTransfer, Plan, create_vit, look
-from atlib.__main__ import main
 from atlib.checkpoint import save_bundle, save_vit
 from atlib.vit import Architecture
+from atrun.__main__ import main
 from tests.helpers import SMALL_VIT, randomise
 
 

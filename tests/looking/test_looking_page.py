@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from atlib import look, walk
-from atlib.looking import Preparation
-from atlib.looking.preparation import prepare
+from atrun.looking import Preparation
+from atrun.looking.preparation import prepare
 from tests.looking.reading import bound, content_of, rows_of
 
 PREPARATION = Preparation((32, 48), (0.5,) * 3, (0.25,) * 3)

@@ -8,7 +8,7 @@ from PIL import Image
 from timm.data import create_transform, resolve_model_data_config
 
 from atlib import create_vit, look
-from atlib.looking.preparation import Preparation, preparation_of, prepare
+from atrun.looking.preparation import Preparation, preparation_of, prepare
 
 
 def picture(height=300, width=500):

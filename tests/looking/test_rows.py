@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from atlib import AttentionTransfer, Plan, Unwalkable, create_vit, look, walk
-from atlib.looking import Preparation
-from atlib.looking.preparation import prepare
-from atlib.looking.rows import quantise
+from atrun.looking import Preparation
+from atrun.looking.preparation import prepare
+from atrun.looking.rows import quantise
 from tests.helpers import randomise
 from tests.looking.reading import bound, content_of, rows_of
 

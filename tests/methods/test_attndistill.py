@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+from atfamily.attndistill import AttnDistill, projector, row_squared_error
 from atlib import create_vit
 from atlib.attention import Seen, Unwalkable, walk
 from atlib.maps import pool_heads, resample_class_attention
-from atlib.methods.attndistill import AttnDistill, projector, row_squared_error
 from atlib.train import make_optimizer, train
 from atlib.train.recipe import Recipe
 from tests import longhand

@@ -6,7 +6,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from atlib.methods.binary import (
+from atfamily.binary import (
     BinaryLinear,
     BinaryPatchConv,
     BinaryUnit,

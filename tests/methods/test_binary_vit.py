@@ -10,12 +10,12 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
+from atfamily.binary import TokenNorm
+from atfamily.binary_vit import BinaryViT, PatchMerging, PoolingBranches, binary_deit, from_published
 from atlib import AttentionTransfer, Plan, create_vit, walk
 from atlib.attention import Instead, Unwalkable
+from atlib.baselines.distillation import LogitDistillation
 from atlib.data import Images
-from atlib.methods.binary import TokenNorm
-from atlib.methods.binary_vit import BinaryViT, PatchMerging, PoolingBranches, binary_deit, from_published
-from atlib.methods.distillation import LogitDistillation
 from atlib.train.loop import train
 from atlib.train.recipe import Recipe
 from tests.helpers import ROOT, SMALL_VIT, random_images, random_maps, randomise

@@ -9,12 +9,12 @@ import torch
 from timm.models.cait import Cait, ClassAttn, TalkingHeadAttn
 from torch.nn.functional import cross_entropy
 
+from atfamily.cait import CaitTransfer, check_cait, talking_heads, walk_cait
+from atfamily.locality import localise_attention
 from atlib import create_vit, walk
 from atlib.analysis import walks
 from atlib.attention import Seen, Unwalkable
 from atlib.data import Images
-from atlib.methods.cait import CaitTransfer, check_cait, talking_heads, walk_cait
-from atlib.methods.locality import localise_attention
 from atlib.pair import Pair, student_of
 from atlib.train import train
 from atlib.train.recipe import Recipe

@@ -8,10 +8,10 @@ import torch
 from timm.layers import LayerScale
 from timm.models.vision_transformer import VisionTransformer
 
+from atfamily import depth
+from atfamily.depth import branch_ratios, fold_scales, published_start
 from atlib import AttentionTransfer, Plan, create_vit, walk
 from atlib.attention import Unwalkable
-from atlib.methods import depth
-from atlib.methods.depth import branch_ratios, fold_scales, published_start
 from atlib.train import make_optimizer
 from atlib.train.recipe import Recipe
 from tests.helpers import DROPS, SMALL_VIT, assert_same_logits, random_images, randomise, same, state_of

@@ -7,10 +7,15 @@ import pytest
 import torch
 from torch import nn
 
+from atfamily.attndistill import AttnDistill
 from atlib import create_vit
 from atlib.attention import Unwalkable
-from atlib.methods.attndistill import AttnDistill
-from atlib.methods.distillation import Distillation, FeatureDistillation, LogitDistillation, TokenDistillation
+from atlib.baselines.distillation import (
+    Distillation,
+    FeatureDistillation,
+    LogitDistillation,
+    TokenDistillation,
+)
 from atlib.train import make_optimizer, student_loss, train
 from atlib.train.recipe import Recipe
 from atlib.transfer import Transferred

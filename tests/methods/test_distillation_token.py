@@ -12,11 +12,7 @@ from timm.models.deit import VisionTransformerDistilled
 from torch import nn
 from torch.nn.functional import cosine_similarity, cross_entropy
 
-from atlib import AttentionTransfer, Plan, create_vit, walk
-from atlib.attention import Unwalkable
-from atlib.data import UNLABELLED, Images, with_unlabelled
-from atlib.losses import hard_distillation, noted, soft_distillation
-from atlib.methods.distillation_token import (
+from atfamily.distillation_token import (
     DistillationToken,
     Heads,
     add_softmaxes,
@@ -24,6 +20,10 @@ from atlib.methods.distillation_token import (
     small_convnet,
     token_report,
 )
+from atlib import AttentionTransfer, Plan, create_vit, walk
+from atlib.attention import Unwalkable
+from atlib.data import UNLABELLED, Images, with_unlabelled
+from atlib.losses import hard_distillation, noted, soft_distillation
 from atlib.pair import Pair
 from atlib.train import make_optimizer, student_loss, train
 from atlib.train.objectives import mixed, task_loss, two_class_tokens_loss

@@ -4,9 +4,9 @@ import pytest
 import torch
 from timm.models.vision_transformer import VisionTransformer
 
+from atfamily.late_class import LateClassViT
 from atlib import AttentionTransfer, Plan, walk
 from atlib.attention import Unwalkable
-from atlib.methods.late_class import LateClassViT
 from tests.helpers import DROPS, SMALL_VIT, random_images, randomise
 
 IMAGES = random_images(3, 3, 32, 32, dtype=torch.float64)

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from atfamily.layer_reserve import keep_first
 from atlib import create_vit, walk
-from atlib.methods.layer_reserve import keep_first
 from tests.helpers import SMALL_VIT, random_images, randomise, state_of
 
 

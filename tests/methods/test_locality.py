@@ -7,17 +7,17 @@ from safetensors.torch import load_file
 from timm.layers import Attention
 from timm.models.vision_transformer import VisionTransformer
 
-from atlib import AttentionTransfer, Plan, create_vit, walk
-from atlib.attention import Instead
-from atlib.losses import attention_cross_entropy, dense_attention_cross_entropy
-from atlib.methods.attndistill import AttnDistill
-from atlib.methods.locality import (
+from atfamily.attndistill import AttnDistill
+from atfamily.locality import (
     LocalityAttention,
     ShiftedPatches,
     localise_attention,
     shift_patches,
     with_shifts,
 )
+from atlib import AttentionTransfer, Plan, create_vit, walk
+from atlib.attention import Instead
+from atlib.losses import attention_cross_entropy, dense_attention_cross_entropy
 from atlib.student import create_student, differences
 from tests.helpers import DROPS, ROOT, Seer, assert_same_logits, random_images, randomise, set_fused
 

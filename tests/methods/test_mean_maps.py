@@ -6,8 +6,8 @@ import torch
 from atlib import walk
 from atlib.analysis import walks
 from atlib.attention import Instead
+from atlib.baselines.mean_maps import MeanMapCopy, load_stored_maps, mean_maps, one_group, save_stored_maps
 from atlib.data import Images
-from atlib.methods.mean_maps import MeanMapCopy, load_stored_maps, mean_maps, one_group, save_stored_maps
 from atlib.pair import Normalisation
 from atlib.vit import Architecture
 from tests.helpers import random_images

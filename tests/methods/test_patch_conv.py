@@ -5,12 +5,8 @@ import timm
 import torch
 from safetensors.torch import load_file
 
-from atlib import create_vit, walk
-from atlib.attention import Unwalkable
-from atlib.data import Images
-from atlib.maps import aggregate_heads
-from atlib.methods.locality import localise_attention
-from atlib.methods.patch_conv import (
+from atfamily.locality import localise_attention
+from atfamily.patch_conv import (
     AttentionPool,
     AveragePool,
     ConvBlock,
@@ -20,6 +16,10 @@ from atlib.methods.patch_conv import (
     from_published,
     with_attention_pool,
 )
+from atlib import create_vit, walk
+from atlib.attention import Unwalkable
+from atlib.data import Images
+from atlib.maps import aggregate_heads
 from atlib.pair import Pair
 from atlib.train.loop import train
 from atlib.train.recipe import Recipe

@@ -5,17 +5,10 @@ import timm
 import torch
 from torch import nn
 
+from atfamily.resmlp import MIXINGS, StaticMapDistill, copy_static_maps, mean_patch_maps, resmlp, static_maps
 from atlib import create_vit, walk
 from atlib.attention import Unwalkable
 from atlib.data import Images
-from atlib.methods.resmlp import (
-    MIXINGS,
-    StaticMapDistill,
-    copy_static_maps,
-    mean_patch_maps,
-    resmlp,
-    static_maps,
-)
 from atlib.pair import Pair
 from atlib.train.loop import train
 from atlib.train.optim import make_optimizer

@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from atlib.attention import FORBIDDEN
-from atlib.methods.seq2seq import (
+from atfamily.seq2seq import (
     BEGIN,
     PAD,
     Attention,
@@ -20,6 +19,7 @@ from atlib.methods.seq2seq import (
     sine_positions,
     walk_sequences,
 )
+from atlib.attention import FORBIDDEN
 from tests.helpers import random_images, random_maps, randomise
 
 WIDTH, HEADS, HIDDEN = 24, 3, 40

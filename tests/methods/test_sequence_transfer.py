@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from atlib.methods.seq2seq import PAD, Maps, walk_sequences
-from atlib.methods.sequence_transfer import How, OracleTransfer, SequenceTransfer
+from atfamily.seq2seq import PAD, Maps, walk_sequences
+from atfamily.sequence_transfer import How, OracleTransfer, SequenceTransfer
 from atlib.pair import student_of
 from tests.helpers import random_maps
 from tests.methods.test_seq2seq import HEADS, SOURCE, TARGET, TOLERANCE, small

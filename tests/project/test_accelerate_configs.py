@@ -50,7 +50,7 @@ def test_precision_is_left_to_the_recipe(name):
 
 @pytest.mark.parametrize("name", FILES)
 def test_comments_name_files_and_recipes_that_exist(name):
-    from atlib.run.recipes import names
+    from atrun.recipes import names
 
     text = (FOLDER / f"{name}.yaml").read_text()
     assert f"configs/accelerate/{name}.yaml" in text, "the command that uses the file"

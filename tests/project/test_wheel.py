@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 # Of the clone: what belongs into the wheel, and what must stay out of it although setuptools could find it.
-COPIED = ("atlib", "atbook", "tests", "tools", "benchmarks", "notebooks", "configs")
+COPIED = ("atlib", "atfamily", "atrun", "atbook", "tests", "tools", "benchmarks", "notebooks", "configs")
 COPIED_FILES = ("pyproject.toml", "README.md", "LICENSE", "LICENSE-TEXT")
 # README's example with a teacher that is here and images that take no time: (what it says, what runs).
 README_CHANGES = (
@@ -132,7 +132,7 @@ def example_of_the_readme() -> str:
 def test_the_wheel_holds_the_library_and_its_licence_and_nothing_else(wheel):
     files = {
         str(path.relative_to(ROOT))
-        for package in ("atlib", "atbook")
+        for package in ("atlib", "atfamily", "atrun", "atbook")
         for path in (ROOT / package).rglob("*")
         if path.is_file() and path.parent.name != "__pycache__"
     }

@@ -7,10 +7,10 @@ import torch
 
 from atlib import __main__ as command
 from atlib.checkpoint import load_vit
-from atlib.run.configure import configure
-from atlib.run.estimate import estimate
-from atlib.run.estimate_text import _model
 from atlib.vit import Architecture, create_classifier, create_vit
+from atrun.configure import configure
+from atrun.estimate import estimate
+from atrun.estimate_text import _model
 from tests.helpers import ROOT, same
 
 WORLD = "atbook.worlds:marked_glyphs"

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from atlib.run.classes import labels_by_name
+from atrun.classes import labels_by_name
 
 NUMBERS = tuple(map(str, range(12)))
 WORDS = ("cat", "dog", "owl")

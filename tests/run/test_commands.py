@@ -14,20 +14,20 @@ import torch
 from safetensors.torch import load_file
 
 from atbook.worlds import glyphs, marked_glyphs
+from atfamily.simmim import SimMim
 from atlib import __main__ as command
 from atlib.checkpoint import load_bundle, load_vit, save_vit
 from atlib.data.rng import seed_for
 from atlib.plan import Plan
-from atlib.run import commands, runner
-from atlib.run.build import build
-from atlib.run.config import read_config
-from atlib.run.log import read_log
 from atlib.train import train
 from atlib.train.evaluate import evaluate
 from atlib.train.record import read_record
-from atlib.train.simmim import SimMim
 from atlib.transfer import AttentionTransfer
 from atlib.vit import Architecture
+from atrun import commands, runner
+from atrun.build import build
+from atrun.config import read_config
+from atrun.log import read_log
 from tests import stopped_runs
 from tests.helpers import in_a_fork, made_once, randomise, same, state_of
 from tests.picture_files import write_parquet

@@ -17,13 +17,13 @@ from torchvision.transforms import functional as F
 
 from atlib import __main__ as command
 from atlib.checkpoint import load_vit, read_header, read_tensors, save_vit, write_tensors
-from atlib.run import plot, predict
-from atlib.run.compare import compare_runs, compared
-from atlib.run.config import read_config
-from atlib.run.configure import configure_again
-from atlib.run.log import read_log
 from atlib.train.record import read_record
 from atlib.vit import Architecture
+from atrun import plot, predict
+from atrun.compare import compare_runs, compared
+from atrun.config import read_config
+from atrun.configure import configure_again
+from atrun.log import read_log
 from tests.helpers import made_once, same, state_of
 from tests.picture_files import CLASSES, cut_jpeg, picture, write_folders
 from tests.run.photographs import asked as asked_for_photographs

@@ -8,13 +8,13 @@ import pytest
 
 from atlib.data.transforms import Augmentation
 from atlib.plan import Plan
-from atlib.run.build import training_images
-from atlib.run.config import RunConfig, read_config, write_config
-from atlib.run.configure import config_diff, configure, data_name
-from atlib.run.parts import Classify, Generated, Mae, Rows
-from atlib.run.recipes import published
 from atlib.train.recipe import Recipe
 from atlib.vit import Architecture
+from atrun.build import training_images
+from atrun.config import RunConfig, read_config, write_config
+from atrun.configure import config_diff, configure, data_name
+from atrun.parts import Classify, Generated, Mae, Rows
+from atrun.recipes import published
 
 GLYPHS = RunConfig.of(
     recipe_name="mine",

@@ -4,9 +4,9 @@ import pytest
 
 from atlib import __main__ as command
 from atlib.analysis.controls import controls_table, switched
-from atlib.run.build import training_images
-from atlib.run.config import read_config
-from atlib.run.runner import held_out, load_result, weights_of
+from atrun.build import training_images
+from atrun.config import read_config
+from atrun.runner import held_out, load_result, weights_of
 from tests.helpers import made_once
 from tests.stopped_runs import asked
 from tests.stopped_runs import few_held_out as few_held_out  # a fixture

@@ -9,26 +9,26 @@ from dataclasses import replace
 import pytest
 import torch
 
+from atfamily.detection.coco import CocoObjects
+from atfamily.detection.detector import DETECTORS, SIZES, detection_loss, mask_rcnn
+from atfamily.detection.evaluate import evaluate_detector
+from atfamily.detection.files import load_detector
 from atlib import AttentionTransfer
 from atlib import __main__ as command
 from atlib.analysis.accounting import copy, distill, fine_tuning, shape_of
 from atlib.checkpoint import load_bundle, load_vit, save_vit
 from atlib.data.rng import seed_for
-from atlib.detection.coco import CocoObjects
-from atlib.detection.detector import DETECTORS, SIZES, detection_loss, mask_rcnn
-from atlib.detection.evaluate import evaluate_detector
-from atlib.detection.files import load_detector
 from atlib.plan import Plan
-from atlib.run import estimate as dry_run
-from atlib.run import parts, runner
-from atlib.run.config import read_config
-from atlib.run.configure import configure
-from atlib.run.estimate import estimate, flops_of_detector
-from atlib.run.estimate_text import as_text
-from atlib.run.recipes import published
 from atlib.train import train
 from atlib.train.record import read_record
 from atlib.vit import Architecture
+from atrun import estimate as dry_run
+from atrun import parts, runner
+from atrun.config import read_config
+from atrun.configure import configure
+from atrun.estimate import estimate, flops_of_detector
+from atrun.estimate_text import as_text
+from atrun.recipes import published
 from tests.detection.coco_folder import coco_folder
 from tests.helpers import randomise, same, state_of
 
@@ -299,7 +299,7 @@ def test_a_dry_run_counts_parameters_steps_and_memory_without_data(soon, capsys)
 def test_the_published_detector_by_its_numbers(monkeypatch):
     """ViT-B of 448 pixels, counted without being run: 784 patches, 1,849 steps an epoch, 184,900 in all."""
     from atlib.analysis.accounting import Memory
-    from atlib.run import estimate as of
+    from atrun import estimate as of
 
     monkeypatch.setattr(of, "memory_of", lambda config, outputs: Memory(0, 0, 0, 0, 0))
     monkeypatch.setattr(of, "time_steps", lambda *arguments: None)

@@ -8,11 +8,13 @@ import torch
 from atlib import __main__ as command
 from atlib.data.sampler import ShardSpec
 from atlib.plan import Plan
-from atlib.run import estimate as dry_run
-from atlib.run import estimate as measure_steps
-from atlib.run.config import RunConfig
-from atlib.run.configure import configure
-from atlib.run.estimate import (
+from atlib.train.recipe import Recipe
+from atlib.vit import Architecture
+from atrun import estimate as dry_run
+from atrun import estimate as measure_steps
+from atrun.config import RunConfig
+from atrun.configure import configure
+from atrun.estimate import (
     RandomImages,
     Timing,
     estimate,
@@ -23,9 +25,7 @@ from atlib.run.estimate import (
     state_per_weight,
     time_steps,
 )
-from atlib.run.estimate_text import as_text
-from atlib.train.recipe import Recipe
-from atlib.vit import Architecture
+from atrun.estimate_text import as_text
 
 GLYPHS = RunConfig.of(
     recipe_name="mine",

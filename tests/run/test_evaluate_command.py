@@ -13,11 +13,11 @@ from atlib.data.catalogue import CATALOGUE
 from atlib.data.photos import open_photos
 from atlib.data.transforms import Augmentation
 from atlib.pair import attach
-from atlib.run import runner
-from atlib.run.config import read_config
 from atlib.train.evaluate import evaluate
 from atlib.train.record import read_record
 from atlib.vit import Architecture
+from atrun import runner
+from atrun.config import read_config
 from tests.helpers import randomise
 from tests.picture_files import write_folders, write_parquet
 from tests.run.photographs import asked

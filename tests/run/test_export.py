@@ -13,14 +13,14 @@ from timm.data import create_transform, resolve_data_config
 
 from atlib import AttentionTransfer, Plan
 from atlib import __main__ as command
+from atlib.baselines.mean_maps import MeanMapCopy, save_stored_maps
 from atlib.checkpoint import load_vit, read_header, save_bundle, save_vit
 from atlib.data.transforms import Augmentation
-from atlib.methods.mean_maps import MeanMapCopy, save_stored_maps
 from atlib.pair import Normalisation, attach
-from atlib.run import export
-from atlib.run.predict import predictions
-from atlib.run.runner import load_result
 from atlib.vit import Architecture
+from atrun import export
+from atrun.predict import predictions
+from atrun.runner import load_result
 from tests.helpers import ROOT, randomise
 from tests.picture_files import write_folders
 from tests.run.photographs import asked

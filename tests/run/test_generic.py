@@ -16,11 +16,11 @@ from atlib.checkpoint import save_vit
 from atlib.data.decoding import CorruptImage
 from atlib.pair import IMAGENET, Normalisation
 from atlib.plan import Plan
-from atlib.run import generic
-from atlib.run.commands import configured
-from atlib.run.config import read_config
-from atlib.run.configure import configure
 from atlib.vit import Architecture, WeightsUnavailable
+from atrun import generic
+from atrun.commands import configured
+from atrun.config import read_config
+from atrun.configure import configure
 from tests.helpers import randomise
 from tests.picture_files import CLASSES, write_folders
 

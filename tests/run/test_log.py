@@ -7,8 +7,8 @@ import types
 
 import pytest
 
-from atlib.run import log as run_log
-from atlib.run.log import RunLog, read_log
+from atrun import log as run_log
+from atrun.log import RunLog, read_log
 
 
 def steps(folder):

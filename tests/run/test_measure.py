@@ -17,8 +17,8 @@ from atlib.checkpoint import load_vit, save_vit
 from atlib.data.natural_shifts import IMAGENET_A, IMAGENET_R, open_shifted
 from atlib.data.photos import open_photos
 from atlib.data.transforms import Augmentation
-from atlib.run.measure import ModelOnTest, measured_lines, same_images
 from atlib.vit import Architecture
+from atrun.measure import ModelOnTest, measured_lines, same_images
 from tests.helpers import randomise, tiny
 from tests.picture_files import cut_jpeg, encoded, picture, write_folders
 

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from atlib.run.config import explained, settings
-from atlib.run.overrides import Setting, help_text, pairs, read, said_of
+from atrun.config import explained, settings
+from atrun.overrides import Setting, help_text, pairs, read, said_of
 
 KINDS = {
     "steps": int,

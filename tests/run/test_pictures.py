@@ -8,11 +8,11 @@ import torch
 from PIL import Image
 
 from atlib import AttentionTransfer, Plan, create_vit, walk
-from atlib.run import pictures
-from atlib.run.config import RunConfig
-from atlib.run.configure import configure
-from atlib.run.pictures import as_png, maps_picture, some_of
-from atlib.run.runner import resume, start
+from atrun import pictures
+from atrun.config import RunConfig
+from atrun.configure import configure
+from atrun.pictures import as_png, maps_picture, some_of
+from atrun.runner import resume, start
 from tests.helpers import random_images, randomise, tiny
 
 TEACHER = "results/transfer/find/teacher-seed0.safetensors"

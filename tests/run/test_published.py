@@ -14,15 +14,15 @@ import torch
 from torch.optim.lr_scheduler import LambdaLR
 
 from atbook.lab.scales import scales
+from atfamily.detection.detector import mask_rcnn
 from atlib import AttentionTransfer, Plan, create_vit
 from atlib.data.transforms import Augmentation
-from atlib.detection.detector import mask_rcnn
-from atlib.run.configure import configure
-from atlib.run.method import Method
-from atlib.run.recipes import FOR_PYTHON, PAPERS, PRETRAINING, Published, names, published
 from atlib.train import make_optimizer, schedule
 from atlib.train.recipe import Recipe
 from atlib.vit import Architecture
+from atrun.configure import configure
+from atrun.method import Method
+from atrun.recipes import FOR_PYTHON, PAPERS, PRETRAINING, Published, names, published
 
 IMAGENET = 1_281_167  # training images of ImageNet-1k
 METHODS = ("scratch", "fine-tune", "copy", "distill")
@@ -627,7 +627,7 @@ def test_recipes_are_built_when_they_are_asked_for():
         "from atlib.train.recipe import Recipe\n"
         "checked, built = Recipe.__post_init__, []\n"
         "Recipe.__post_init__ = lambda recipe: built.append(recipe) or checked(recipe)\n"
-        "from atlib.run.recipes import names, published\n"
+        "from atrun.recipes import names, published\n"
         "assert len(names()) > 50 and len(built) == 0, len(built)\n"
         "assert published('copy-vit-large') is published('copy-vit-large') and len(built) == 1, len(built)\n"
     )

@@ -9,16 +9,16 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
+from atfamily.attndistill import AttnDistill
+from atfamily.patch_conv import PatchConvNet
 from atlib import __main__ as command
 from atlib import create_vit
 from atlib.checkpoint import load_vit
 from atlib.data.images import Images
-from atlib.methods.attndistill import AttnDistill
-from atlib.methods.patch_conv import PatchConvNet
-from atlib.run.config import read_config
-from atlib.run.recipes import published
 from atlib.train import train
 from atlib.train.record import read_record
+from atrun.config import read_config
+from atrun.recipes import published
 
 SMALL = {"batch_size": 8, "steps": 2, "warmup": 0, "training_split": "train+validation"}
 VIT = {"patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 12, "img_size": 16}

@@ -10,24 +10,24 @@ import torch
 from atbook.worlds import glyphs, marked_glyphs
 from atlib import __main__ as command
 from atlib.analysis.accounting import Memory
+from atlib.baselines.distillation import FeatureDistillation
+from atlib.baselines.mean_maps import MeanMapCopy, load_stored_maps
 from atlib.checkpoint import load_bundle, load_vit, save_vit
 from atlib.data.images import draw
 from atlib.data.rng import seed_for
-from atlib.methods.distillation import FeatureDistillation
-from atlib.methods.mean_maps import MeanMapCopy, load_stored_maps
 from atlib.plan import Plan
-from atlib.run import runner
-from atlib.run.config import read_config
-from atlib.run.configure import configure
-from atlib.run.estimate import Estimate, assembled, estimate, flops_of, memory_of
-from atlib.run.estimate_text import as_text
-from atlib.run.runner import load_result
-from atlib.teachers.load import load_teacher
 from atlib.train import train
 from atlib.train.evaluate import evaluate
 from atlib.train.record import read_record
 from atlib.transfer import AttentionTransfer
 from atlib.vit import Architecture
+from atrun import runner
+from atrun.config import read_config
+from atrun.configure import configure
+from atrun.estimate import Estimate, assembled, estimate, flops_of, memory_of
+from atrun.estimate_text import as_text
+from atrun.runner import load_result
+from atrun.teachers.load import load_teacher
 from tests.helpers import randomise, same
 from tests.stopped_runs import HELD_OUT, asked
 

@@ -11,11 +11,11 @@ from atbook.worlds import glyphs
 from atlib import __main__ as command
 from atlib.data.identity import identity_of
 from atlib.data.photos import open_photos
-from atlib.run import runner
-from atlib.run.config import read_config
-from atlib.run.runner import is_finished, is_main_process, resume
 from atlib.train.distributed import require_together
 from atlib.train.record import read_record
+from atrun import runner
+from atrun.config import read_config
+from atrun.runner import is_finished, is_main_process, resume
 from tests.run import photographs
 from tests.stopped_runs import HELD_OUT, asked
 

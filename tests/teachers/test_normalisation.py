@@ -14,8 +14,8 @@ from timm.models import save_for_hf
 from atlib import AttentionTransfer, Plan, create_vit, load_teacher
 from atlib.checkpoint import save_vit
 from atlib.pair import IMAGENET, Normalisation, attach, renormalised
-from atlib.teachers.files import normalisation_beside
 from atlib.vit import Architecture, check_activation, weights_file
+from atrun.teachers.files import normalisation_beside
 from tests.helpers import random_images, randomise
 from tests.teacher_layouts import decoder
 

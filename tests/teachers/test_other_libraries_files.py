@@ -9,8 +9,8 @@ import torch
 from timm.models import save_for_hf
 
 from atlib import load_teacher, walk
-from atlib.teachers.folders import read_folder
 from atlib.vit import WeightsUnavailable
+from atrun.teachers.folders import read_folder
 from tests.helpers import random_images, randomise
 from tools.other_libraries import models
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from atlib.teachers.files import read_weights
+from atrun.teachers.files import read_weights
 from tests.helpers import same
 from tests.teacher_layouts import write_t5x
 

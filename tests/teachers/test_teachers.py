@@ -18,10 +18,10 @@ from atlib import AttentionTransfer, Plan, create_vit, walk
 from atlib.attention import Unwalkable
 from atlib.checkpoint import load_vit, save_bundle, save_vit
 from atlib.student import create_student
-from atlib.teachers import description, load
-from atlib.teachers.build import resized_positions
-from atlib.teachers.load import Teacher, load_teacher, report
 from atlib.vit import Architecture
+from atrun.teachers import description, load
+from atrun.teachers.build import resized_positions
+from atrun.teachers.load import Teacher, load_teacher, report
 from tests.helpers import random_images, randomise, same
 from tests.teacher_layouts import clip_of, decoder, encoder_of, flax_of, sine_positions, write_t5x
 

@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 from torch import nn
 
 from atbook.worlds import glyph_images, glyphs
+from atfamily.resmlp import resmlp
 from atlib import create_vit
 from atlib.data.views import looks, small_views
-from atlib.methods.resmlp import resmlp
 from atlib.train import make_optimizer, train
 from atlib.train.checkpoint_manager import CheckpointManager
 from atlib.train.contrast import (

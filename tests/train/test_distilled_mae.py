@@ -7,11 +7,7 @@ from safetensors.torch import load_file
 from timm.models.eva import Eva
 from torch import nn
 
-from atlib import create_vit, walk
-from atlib.attention import Unwalkable
-from atlib.losses import noted
-from atlib.train import make_optimizer, train
-from atlib.train.distilled_mae import (
+from atfamily.distilled_mae import (
     DistilledHiddenMae,
     DistilledMae,
     centred_squared_error,
@@ -20,6 +16,10 @@ from atlib.train.distilled_mae import (
     logit_error,
     squared_error,
 )
+from atlib import create_vit, walk
+from atlib.attention import Unwalkable
+from atlib.losses import noted
+from atlib.train import make_optimizer, train
 from atlib.train.pretrain import MaskedAutoencoder
 from atlib.train.recipe import Recipe
 from tests.helpers import ROOT, SMALL_VIT, mine, random_images, randomise

@@ -12,11 +12,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from atfamily.detection.coco import CocoObjects
+from atfamily.detection.detector import SIZES, mask_rcnn
+from atfamily.detection.evaluate import evaluate_detector
 from atlib import create_vit
-from atlib.detection.coco import CocoObjects
-from atlib.detection.detector import SIZES, mask_rcnn
-from atlib.detection.evaluate import evaluate_detector
-from atlib.run.log import read_log
+from atrun.log import read_log
 from tests import divided
 from tests.detection.knows import Knows
 from tests.helpers import in_a_fork, made_once

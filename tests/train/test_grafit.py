@@ -6,20 +6,11 @@ import pytest
 import torch
 from torch import nn
 
+from atfamily.grafit import NOT_SEEN, Grafit, embed, grafit_loss, instance_loss, knn_loss, numbered, snca_loss
 from atlib import AttentionTransfer, Plan
 from atlib.analysis.probes import features
 from atlib.data import Images
 from atlib.losses import noted
-from atlib.train.grafit import (
-    NOT_SEEN,
-    Grafit,
-    embed,
-    grafit_loss,
-    instance_loss,
-    knn_loss,
-    numbered,
-    snca_loss,
-)
 from atlib.train.loop import train
 from atlib.train.recipe import Recipe
 from tests.helpers import random_images, randomise, tiny

@@ -16,11 +16,11 @@ import torch
 from safetensors.torch import load_file
 
 from atlib.checkpoint import load_vit
-from atlib.run.log import read_log
 from atlib.train import train
 from atlib.train.checkpoint_manager import CheckpointManager
 from atlib.train.evaluate import evaluate, evaluate_together
 from atlib.train.record import read_record
+from atrun.log import read_log
 from tests import two
 from tests.helpers import ROOT, ended, in_a_fork, made_once, start, tiny
 from tests.launching import accelerate_launch, torchrun

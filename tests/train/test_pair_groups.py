@@ -5,18 +5,18 @@ import pytest
 import torch
 from timm.models.cait import Cait
 
+from atfamily.attndistill import AttnDistill
+from atfamily.cait import CaitTransfer
+from atfamily.distillation_token import DistillationToken
+from atfamily.distilled_mae import DistilledMae
+from atfamily.patch_conv import PatchConvNet, PoolTransfer
+from atfamily.resmlp import StaticMapDistill, mean_patch_maps, resmlp
 from atlib import AttentionTransfer, Plan, create_vit
+from atlib.baselines.distillation import FeatureDistillation, LogitDistillation, TokenDistillation
+from atlib.baselines.mean_maps import MeanMapCopy
 from atlib.data import Images
-from atlib.methods.attndistill import AttnDistill
-from atlib.methods.cait import CaitTransfer
-from atlib.methods.distillation import FeatureDistillation, LogitDistillation, TokenDistillation
-from atlib.methods.distillation_token import DistillationToken
-from atlib.methods.mean_maps import MeanMapCopy
-from atlib.methods.patch_conv import PatchConvNet, PoolTransfer
-from atlib.methods.resmlp import StaticMapDistill, mean_patch_maps, resmlp
 from atlib.pair import Pair, student_of
 from atlib.train import make_optimizer, train
-from atlib.train.distilled_mae import DistilledMae
 from atlib.train.pretrain import MaskedAutoencoder
 from atlib.train.recipe import Recipe
 from tests.helpers import SMALL_VIT, random_images, same, state_of

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from atfamily.simmim import SimMim, simmim_loss
 from atlib.train import make_optimizer, train
 from atlib.train.recipe import Recipe
-from atlib.train.simmim import SimMim, simmim_loss
 from tests import longhand
 from tests.helpers import random_images, randomise
 

@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 
+from atfamily.seq2seq import BEGIN, END, PAD
+from atfamily.sequence_transfer import SequenceTransfer
+from atfamily.translation import translate, translation_loss
 from atlib.data.sentences import Sentences
 from atlib.losses import noted
-from atlib.methods.seq2seq import BEGIN, END, PAD
-from atlib.methods.sequence_transfer import SequenceTransfer
 from atlib.train.loop import train
 from atlib.train.recipe import Recipe
-from atlib.train.translation import translate, translation_loss
 from tests.methods.test_seq2seq import SOURCE, TARGET, small
 
 

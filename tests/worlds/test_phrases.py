@@ -13,7 +13,7 @@ from atbook.worlds.phrases import (
     oracle,
     phrase_sentences,
 )
-from atlib.methods.seq2seq import BEGIN, END, PAD
+from atfamily.seq2seq import BEGIN, END, PAD
 
 
 def read(source, translation):

@@ -1,0 +1,332 @@
+"""CaiT: patches attend to patches with talking heads, then a class token alone asks the patches. Walk timm's
+own, and transfer either part of its attention.
+
+Source: Touvron et al. 2021, "Going deeper with Image Transformers" (arXiv 2103.17239), section 3;
+talking heads: Shazeer et al. 2020 (arXiv 2003.02436).
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from timm.models.cait import Cait, ClassAttn, LayerScaleBlock, LayerScaleBlockClassAttn, TalkingHeadAttn
+from timm.models.eva import Eva
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from atfamily.locality import masked_attention
+from atlib._util import require_known
+from atlib.attention import Seen, Unwalkable, attend, walk
+from atlib.baselines.distillation import Distillation
+from atlib.losses import attention_cross_entropy, dense_attention_cross_entropy
+from atlib.maps import join_heads
+from atlib.pair import Normalisation
+from atlib.plan import HOW
+from atlib.transfer import Transferred, without_history
+from atlib.vit import check_timm
+
+
+class CaitWalk(NamedTuple):
+    """The outcome of a walk. `logits`: (B, classes); `layers`: a `Seen` for each self-attention layer, q and
+    k (B, H, N, H·d), v (B, H, N, d), N patches; `class_layers`: one for each class-attention layer, q (B, H,
+    1, d), k and v (B, H, N + 1, d), so that its `map` is the class row (B, H, 1, N + 1)."""
+
+    logits: Tensor
+    layers: tuple[Seen, ...]
+    class_layers: tuple[Seen, ...]
+
+
+def walk_cait(
+    cait: Cait,
+    images: Tensor,
+    *,
+    replace: Mapping[int, Seen] | None = None,
+    replace_class: Mapping[int, Seen] | None = None,
+) -> CaitWalk:
+    """Compute what `cait(images)` computes, and return what every attention layer saw on the way.
+
+    `images`: (B, 3, height, width). A self-attention layer's map is the softmax between its two mixings of
+    heads: after the second one rows no longer sum to 1 and may be negative, so there is no map to show. As q
+    and k it has one wide head for each mixed head (`talking_heads`). `replace` and `replace_class` map the
+    index of a self-attention or class-attention layer to what stands in place of its q and k: of a `Seen`, q,
+    k and scale count (or its given map); values stay the layer's own.
+
+    Raises `Unwalkable` for anything but timm's own `Cait` (by name, with the reason), and `ValueError` for a
+    layer out of range or a replacement of the wrong shape.
+    """
+    check_cait(cait)
+    replace, replace_class = dict(replace or {}), dict(replace_class or {})
+    patches = cait.pos_drop(cait.patch_embed(images) + cait.pos_embed)
+    B, N, _ = patches.shape
+    _check_replaced(replace, cait.blocks, (B, N, N), "self-attention")
+    _check_replaced(replace_class, cait.blocks_token_only, (B, 1, N + 1), "class-attention")
+
+    layers, class_layers = [], []
+    for index, block in enumerate(cait.blocks):
+        if cait.grad_checkpointing and torch.is_grad_enabled():
+            patches, seen = checkpoint(_step, block, patches, replace.get(index), use_reentrant=False)
+        else:
+            patches, seen = _step(block, patches, replace.get(index))
+        layers.append(seen)
+    token = cait.cls_token.expand(B, -1, -1)
+    for index, block in enumerate(cait.blocks_token_only):
+        token, seen = _class_step(block, token, patches, replace_class.get(index))
+        class_layers.append(seen)
+    logits = cait.forward_head(cait.norm(torch.cat([token, patches], 1)))
+    return CaitWalk(logits, tuple(layers), tuple(class_layers))
+
+
+def talking_heads(q: Tensor, k: Tensor, mixing: Tensor) -> tuple[Tensor, Tensor]:
+    """Heads mixed before the softmax, as one wide head for each: q and k (B, H, N, d) to (B, H, N, H·d).
+
+    mixing: L (H, H). Σ_g L(h, g) q_g · k_g is the dot product of concat_g(L(h, g) q_g), which is head h's new
+    q, with concat_g(k_g), which all heads share. A bias of the mixing adds a constant to each row of logits,
+    which softmax ignores. It takes H times the products of separate heads, and stores no mixed logits. The
+    identity is this project's.
+    """
+    wide = torch.einsum("hg,bgnd->bhngd", mixing, q).flatten(3)
+    return wide, join_heads(k).expand(-1, len(mixing), -1, -1)
+
+
+def _step(block: LayerScaleBlock, patches: Tensor, instead: Seen | None) -> tuple[Tensor, Seen]:
+    """One block of talking heads: timm's `LayerScaleBlock.forward` with the inside visible."""
+    attn, x = block.attn, block.norm1(patches)
+    q, k, v = attn.qkv(x).unflatten(-1, (3, attn.num_heads, -1)).permute(2, 0, 3, 1, 4)
+    if instead is None:
+        seen = Seen(*talking_heads(q, k, attn.proj_l.weight), v, attn.scale)
+    else:
+        seen = instead._replace(v=v)
+    # the second mixing makes of maps what are none any more
+    shares = attn.proj_w(seen.map.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+    mixed = (attn.attn_drop(shares) @ v).transpose(1, 2).flatten(2)  # (B, N, H·d)
+    patches = patches + block.drop_path(block.gamma_1 * attn.proj_drop(attn.proj(mixed)))
+    return patches + block.drop_path(block.gamma_2 * block.mlp(block.norm2(patches))), seen
+
+
+def _class_step(
+    block: LayerScaleBlockClassAttn, token: Tensor, patches: Tensor, instead: Seen | None
+) -> tuple[Tensor, Seen]:
+    """One block of class attention, in which only the class token (B, 1, D) asks and only it is changed:
+    timm's `LayerScaleBlockClassAttn.forward`."""
+    attn, x = block.attn, block.norm1(torch.cat([token, patches], 1))
+
+    def heads(projected: Tensor) -> Tensor:
+        return projected.unflatten(-1, (attn.num_heads, -1)).transpose(1, 2)
+
+    v = heads(attn.v(x))
+    if instead is None:
+        seen = Seen(heads(attn.q(x[:, :1])), heads(attn.k(x)), v, attn.scale)
+    else:
+        seen = instead._replace(v=v)
+    dropout = attn.attn_drop.p if attn.training else 0.0
+    mixed = attend(seen, dropout, attn.fused_attn).transpose(1, 2).flatten(2)  # (B, 1, H·d)
+    token = token + block.drop_path(block.gamma_1 * attn.proj_drop(attn.proj(mixed)))
+    return token + block.drop_path(block.gamma_2 * block.mlp(block.norm2(token))), seen
+
+
+# --- Which models can be walked, and what may stand in place of a layer's attention ---
+
+PARTS = {
+    "blocks": (LayerScaleBlock, TalkingHeadAttn),
+    "blocks_token_only": (LayerScaleBlockClassAttn, ClassAttn),
+}
+
+
+def check_cait(cait: nn.Module) -> None:
+    """Raise `Unwalkable`, naming the class, unless `walk_cait(cait, x)` computes exactly what `cait(x)`
+    computes: timm's `Cait` of timm's own blocks."""
+    if type(cait) is not Cait:
+        raise Unwalkable(
+            f"cannot walk a {type(cait).__name__} as a CaiT: walk_cait takes timm's own Cait, atlib.walk ViTs"
+        )
+    for name, kinds in PARTS.items():
+        for index, block in enumerate(getattr(cait, name)):
+            for part, kind in zip((block, block.attn), kinds):
+                if type(part) is not kind:
+                    raise Unwalkable(
+                        f"cannot walk {name}.{index} of this Cait, a {type(part).__name__}: walk_cait knows"
+                        f" timm's {kind.__name__} there"
+                    )
+
+
+def _check_replaced(replace: Mapping[int, Seen], blocks, sizes: tuple[int, int, int], what: str) -> None:
+    for index, seen in replace.items():
+        if not 0 <= index < len(blocks):
+            raise ValueError(f"{what} layer {index} does not exist: layers 0 to {len(blocks) - 1} do")
+        B, queries, keys = sizes
+        expected = B, blocks[index].attn.num_heads, queries, keys
+        found = (*seen.q.shape[:3], seen.k.shape[2]) if seen.given is None else tuple(seen.given.shape)
+        if found != expected:
+            raise ValueError(
+                f"{what} layer {index} needs a map {expected} (batch, heads, queries, keys), got {found}"
+            )
+
+
+# --- Transfer ---
+
+
+class CaitTransfer(Distillation):
+    """A CaiT that takes from a ViT where patches look at each other, where the class token looks, or both.
+
+    `patches` and `class_rows`: "copy", "distill", or None for neither. For patches the teacher's map is taken
+    among patches alone: the class token is dropped and rows are renormalised. For class rows it is the class
+    token's row over itself and the patches, AttnDistill's target (arXiv 2210.00944), but head by head. In the
+    student they meet the softmax of self-attention, before the second mixing of heads, and that of class
+    attention. Registers of a teacher are dropped.
+
+    `layers`: {self-attention layer of the student: layer of the teacher}; None pairs equal depths.
+    `class_layers`: {class-attention layer: layer of the teacher}; None pairs them with the teacher's last.
+    normalisation: of the images that the pair is given (`atlib.pair.Pair`).
+
+    The transfer loss is the sum of the parts that are distilled: `attention_cross_entropy` of the patches
+    (mean over batch, heads and queries, summed over layers), and the same of the class rows. What is copied
+    has no loss; its q, k and first mixing get no gradient. With a copied part the teacher is needed at
+    inference, else it is not run in eval mode, and the loss is 0. As in `AttentionTransfer` the teacher is
+    frozen in place and no part of the module; it drops nothing.
+
+    Raises `ValueError` for an unknown word, for nothing to transfer, and for a pair that does not fit, naming
+    all that differs; `Unwalkable` for other models.
+    """
+
+    not_walkable = (
+        "it is a teacher and a student: walk its .teacher, or its .student with atfamily.cait.walk_cait"
+    )
+
+    def __init__(
+        self,
+        teacher: VisionTransformer | Eva,
+        student: Cait,
+        *,
+        patches: str | None = None,
+        class_rows: str | None = None,
+        layers: Mapping[int, int] | None = None,
+        class_layers: Mapping[int, int] | None = None,
+        normalisation: Normalisation | None = None,
+    ):
+        check_timm(teacher)
+        check_cait(student)
+        for name, how in (("patches", patches), ("class_rows", class_rows)):
+            if how is not None:
+                require_known(name, how, HOW)
+        if patches is None and class_rows is None:
+            raise ValueError(
+                "patches=None and class_rows=None transfer nothing: give 'copy' or 'distill' to one"
+            )
+        for part, how, pairs_of in (("patches", patches, layers), ("class_rows", class_rows, class_layers)):
+            if how is None and pairs_of is not None:
+                raise ValueError(
+                    f"{dict(pairs_of)} pairs layers for {part}=None: give 'copy' or 'distill' to it"
+                )
+        depth, asking = len(teacher.blocks), len(student.blocks_token_only)
+        problems = _differences(teacher, student, class_rows is not None)
+        pairs: dict[int, int] = {}
+        class_pairs: dict[int, int] = {}
+        if patches is not None:
+            if layers is None and len(student.blocks) != depth:
+                problems.append(
+                    f"depth: teacher {depth}, self-attention of the student {len(student.blocks)}"
+                    " (pair layers={student's: teacher's})"
+                )
+            pairs = dict(enumerate(range(depth)) if layers is None else layers)
+            problems += _absent("layers", pairs, len(student.blocks), depth)
+        if class_rows is not None:
+            last = {layer: depth - asking + layer for layer in range(asking)}
+            class_pairs = last if class_layers is None else dict(class_layers)
+            problems += _absent("class_layers", class_pairs, asking, depth)
+        if problems:
+            raise ValueError(f"this ViT cannot teach this CaiT as asked: {'; '.join(problems)}.")
+        super().__init__(student, teacher, normalisation=normalisation)
+        self.patches, self.class_rows = patches, class_rows
+        self.layers, self.class_layers = pairs, class_pairs
+
+    @property
+    def needs_teacher(self) -> bool:
+        """Whether a part is copied, so that the student works at inference only together with the teacher."""
+        return "copy" in (self.patches, self.class_rows)
+
+    def forward(self, images: Tensor) -> Transferred:
+        """Student logits (B, classes) and the unweighted transfer loss for images (B, 3, height, width)."""
+        if self.needs_teacher:
+            self.teacher.eval()
+            return self.transferred(images)
+        return super().forward(images)
+
+    def transferred(self, images: Tensor) -> Transferred:
+        """Logits and loss, with the teacher's attention in place of what is copied."""
+        target, class_target = self.teacher_layers(images)
+        seen = walk_cait(
+            self.student,
+            images,
+            replace=target if self.patches == "copy" else None,
+            replace_class=class_target if self.class_rows == "copy" else None,
+        )
+        loss = seen.logits.new_zeros(())
+        if self.patches == "distill":
+            loss = loss + attention_cross_entropy([seen.layers[i] for i in target], list(target.values()))
+        if self.class_rows == "distill":  # one row a head: written out it is small
+            own = [seen.class_layers[i] for i in class_target]
+            loss = loss + dense_attention_cross_entropy(own, list(class_target.values()))
+        return Transferred(seen.logits, loss)
+
+    def teacher_layers(self, images: Tensor) -> tuple[dict[int, Seen], dict[int, Seen]]:
+        """What the teacher's layers saw, as constants, by the student's self-attention and class-attention
+        layers: q and k of the patches; q of the class token, and k of it and the patches."""
+        last = max([*self.layers.values(), *self.class_layers.values()])
+        with without_history():
+            seen = walk(self.teacher, self.for_teacher(images), stop_after=last).layers
+        n = self.teacher.num_prefix_tokens
+
+        def among(layer: int, queries: list[int] | slice, keys: list[int] | slice) -> Seen:
+            # clones outlive inference mode, which autograd needs
+            return Seen(
+                seen[layer].q[:, :, queries].clone(),
+                seen[layer].k[:, :, keys].clone(),
+                None,
+                seen[layer].scale,
+            )
+
+        patches = slice(n, None)
+        class_and_patches = [0, *range(n, seen[last].q.shape[2])]
+        return (
+            {
+                of_student: among(of_teacher, patches, patches)
+                for of_student, of_teacher in self.layers.items()
+            },
+            {
+                of_student: among(of_teacher, [0], class_and_patches)
+                for of_student, of_teacher in self.class_layers.items()
+            },
+        )
+
+
+def _differences(teacher: nn.Module, student: Cait, needs_class_token: bool) -> list[str]:
+    """What keeps these two from being paired, each with a way out."""
+    problems = []
+    if (kind := masked_attention(teacher.blocks)) is not None:
+        problems.append(
+            f"attention: the teacher has {kind.__name__}, which forbids pairs of tokens, and CaiT's forbids"
+            " none (take a teacher with timm's own attention)"
+        )
+    if needs_class_token and teacher.cls_token is None:
+        problems.append("class token: the teacher has none, so no class row (build it with class_token=True)")
+    of_both = [
+        (model.blocks[0].attn.num_heads, tuple(model.patch_embed.grid_size)) for model in (teacher, student)
+    ]
+    for name, of_teacher, of_student in zip(("heads", "patch grid"), *of_both):
+        if of_teacher != of_student:
+            remedies = {"heads": "num_heads=", "patch grid": "img_size= and patch_size="}
+            problems.append(
+                f"{name}: teacher {of_teacher}, student {of_student} ({remedies[name]} as the teacher's)"
+            )
+    return problems
+
+
+def _absent(name: str, pairs: Mapping[int, int], of_student: int, of_teacher: int) -> list[str]:
+    """What is wrong with pairs of layers: that there are none, or that some do not exist."""
+    wrong = {s: t for s, t in pairs.items() if not (0 <= s < of_student and 0 <= t < of_teacher)}
+    if not pairs or wrong:
+        return [
+            f"{name}={wrong or pairs}: give {{student's: teacher's}}, below {of_student} and {of_teacher}"
+        ]
+    return []

@@ -1,0 +1,452 @@
+"""Detection data in COCO's form, a folder of images and a file of annotations: read, jittered, written."""
+
+import copy
+import json
+import math
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+from PIL.ExifTags import Base
+from torch import Tensor, nn
+
+from atfamily.detection.objects import Found, ObjectBatch, ObjectImages, Objects, check_objects
+from atlib._util import write_atomically
+from atlib.data.decoding import (
+    CorruptImage,
+    DataError,
+    MissingData,
+    as_rgb,
+    in_eight_bits,
+    large_pictures,
+    loader_of,
+)
+from atlib.data.rng import augmentation_seeds, draw_below
+from atlib.data.sampler import Batch, ShardSpec, my_batches, my_repeats
+from atlib.pair import IMAGENET
+
+# Edges in annotations are rounded; one that lies further out of its image than this is an error.
+ROUNDING = 1.0  # pixels
+ORIENTATION = Base.Orientation
+# The lists of a file of annotations, and what each entry of them must have.
+FORM = {"images": ("id", "file_name", "height", "width"), "annotations": ("id",), "categories": ("id",)}
+
+
+class Placed(NamedTuple):
+    """Where an image of COCO lies in the square that a ViT is shown. scale: of the image; left, top: which
+    pixel of the scaled image is the square's first; flipped: left and right exchanged, before all."""
+
+    scale: float
+    left: int
+    top: int
+    flipped: bool
+
+
+MEAN, STD = IMAGENET.mean, IMAGENET.std  # of ImageNet, which COCO's models are started from
+
+
+class CocoObjects:
+    """Images in COCO's form with their `Objects`, read from disk when they are asked for, each in a square of
+    `size` pixels: what `atlib.train.train` takes, and what `detect` evaluates.
+
+    images: the folder of image files. annotations: the JSON file, whose categories become classes 0, 1, ...
+    in the order of their ids. jitter: the range of large-scale jitter (Ghiasi et al. 2021, arXiv 2012.07177),
+    for training: the longer side becomes a random share of `size`, a random part is cut out where it is
+    larger, and half of the images are flipped. None: the longer side fits, at the upper left. What is left of
+    the square is the mean colour. leave_out: ids of annotations that are not used. masks: whether pixels are
+    read, too.
+
+    Raises `MissingData` for files that are not there, and `DataError`, naming the file and the ids, for
+    entries that are not COCO's, for ids that come twice, and for annotations of unknown images or categories,
+    without area, outside their image, or (with `masks`) without pixels that can be drawn. An image that
+    cannot be decoded raises `CorruptImage` when it is read.
+    """
+
+    normalisation = IMAGENET  # how the images come out
+    corrupt: Mapping[int, str] = {}  # an image that cannot be decoded is an error
+
+    def __init__(
+        self,
+        images: str | Path,
+        annotations: str | Path,
+        *,
+        size: int,
+        jitter: tuple[float, float] | None = None,
+        leave_out: Collection[int] = (),
+        masks: bool = True,
+        workers: int = 0,
+    ):
+        self.folder, self.file = Path(images), Path(annotations)
+        self.size, self.jitter, self.masks, self.workers = size, jitter, masks, workers
+        if not self.folder.is_dir():
+            raise MissingData(
+                f"{self.folder} is no folder: images= names the one with the image files", "path"
+            )
+        read = _read(self.file)
+        categories = sorted(read["categories"], key=lambda each: each["id"])
+        self.classes = tuple(str(each.get("name", each["id"])) for each in categories)
+        self.entries = sorted(read["images"], key=lambda each: each["id"])
+        self._number = {each["id"]: number for number, each in enumerate(categories)}
+        self._annotations: dict[int, list[dict]] = {each["id"]: [] for each in self.entries}
+        without = set(leave_out)
+        used = [each for each in read["annotations"] if each["id"] not in without]
+        _check(used, read["images"], self.file, self._number, masks)
+        for each in used:
+            self._annotations[each["image_id"]].append(each)
+        absent = [
+            each["file_name"] for each in self.entries if not (self.folder / each["file_name"]).is_file()
+        ]
+        if absent:
+            raise MissingData(
+                f"{len(absent)} of {len(self.entries)} images of {self.file} are not in {self.folder}, the"
+                f" first: {absent[0]}",
+                "path",
+            )
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def select(self, indices: Sequence[int]) -> "CocoObjects":
+        """Some of the images, in the order of `indices`."""
+        chosen = copy.copy(self)
+        chosen.entries = [self.entries[index] for index in indices]
+        return chosen
+
+    def original(self, number: int) -> Objects:
+        """What is in an image, in its own pixels."""
+        entry = self.entries[number]
+        height, width = entry["height"], entry["width"]
+        found = self._annotations[entry["id"]]
+        boxes = torch.tensor([each["bbox"] for each in found], dtype=torch.float32).reshape(-1, 4)
+        boxes[:, 2:] += boxes[:, :2]
+        boxes = boxes.clamp(min=0).minimum(torch.tensor([width, height, width, height]))
+        labels = torch.tensor([self._number[each["category_id"]] for each in found], dtype=torch.long)
+        masks = None
+        if self.masks:
+            drawn = [self._pixels(each, height, width) for each in found]
+            masks = torch.from_numpy(np.stack(drawn)) if drawn else torch.zeros(0, height, width).bool()
+        crowd = torch.tensor([bool(each.get("iscrowd", 0)) for each in found])
+        name = f"{self.file}, image {entry['id']}"
+        return check_objects(Objects(boxes, labels, masks, crowd.reshape(-1).bool()), height, width, name)
+
+    def placed(self, number: int, seed: int | None) -> Placed:
+        """Where an image lies in its square: as for evaluation where the seed is None or nothing is
+        jittered."""
+        entry = self.entries[number]
+        longer = max(entry["height"], entry["width"])
+        if seed is None or self.jitter is None:
+            return Placed(self.size / longer, 0, 0, False)
+        draws = torch.tensor([seed])
+        share, across, down = (draw_below(draws, which, 1 << 20).item() / (1 << 20) for which in range(3))
+        low, high = self.jitter
+        scale = (low + share * (high - low)) * self.size / longer
+        room = [max(0, side - self.size) for side in _scaled(scale, entry["width"], entry["height"])]
+        left, top = int(across * (room[0] + 1)), int(down * (room[1] + 1))
+        return Placed(scale, left, top, bool(draw_below(draws, 3, 2).item()))
+
+    def one(self, number: int, seed: int | None) -> tuple[Tensor, Objects]:
+        """An image, float32 (3, size, size), and what is visible of its objects in it."""
+        place = self.placed(number, seed)
+        pixels = place_image(self._decoded(number), place, self.size)
+        width, height = (self.entries[number][side] for side in ("width", "height"))
+        return pixels, place_objects(self.original(number), place, width, height, self.size)
+
+    def take(self, indices: Sequence[int]) -> tuple[Tensor, ObjectBatch]:
+        """The images at `indices` as evaluation sees them, float32 (B, 3, size, size), and their objects."""
+        return _together([self.one(index, None) for index in indices])
+
+    def batches(self, parts: Sequence[Sequence[int]]) -> Iterator[tuple[Tensor, ObjectBatch]]:
+        """`take` of each part, read by the workers ahead of time."""
+        return iter(loader_of(self.take, parts, self.workers))
+
+    def loader(self, batch_size: int) -> Iterator[tuple[Tensor, ObjectBatch]]:
+        """All images in order, as evaluation sees them."""
+        return self.batches(
+            [range(i, min(i + batch_size, len(self))) for i in range(0, len(self), batch_size)]
+        )
+
+    def epoch(self, part: ShardSpec, workers: int = 0) -> Iterator[Batch]:
+        """One process's batches of one epoch, read by `workers` processes ahead of time (0: by this one).
+        Order and jitter hang on seed, epoch and index alone."""
+        shares = []
+        for (indices, weight), repeats in zip(my_batches(len(self), part), my_repeats(len(self), part)):
+            seeds = augmentation_seeds(part, torch.tensor(indices), torch.tensor(repeats)).tolist()
+            shares.append((indices, seeds, weight))
+        return iter(loader_of(self._share, shares, workers))
+
+    def back(self, number: int, found: Found) -> Found:
+        """What `detect` found in an image as evaluation sees it, in the image's own pixels."""
+        entry = self.entries[number]
+        width, height = entry["width"], entry["height"]
+        across, down = _scaled(self.placed(number, None).scale, width, height)
+        factors = torch.tensor([width / across, height / down] * 2)
+        boxes = (found.boxes * factors).minimum(torch.tensor([width, height] * 2))
+        masks = found.masks
+        if masks is not None and len(masks):
+            inside = masks[:, :down, :across].float()
+            whole = nn.functional.interpolate(
+                inside[None], (height, width), mode="bilinear", align_corners=False
+            )
+            masks = whole[0] > 0.5
+        elif masks is not None:
+            masks = torch.zeros(0, height, width, dtype=torch.bool)
+        return Found(boxes, found.labels, found.scores, masks)
+
+    def _pixels(self, annotation: dict, height: int, width: int) -> np.ndarray:
+        """The mask of one annotation, polygons or run lengths: bool (height, width)."""
+        segmentation = annotation["segmentation"]
+        if isinstance(segmentation, list):
+            from pycocotools import mask as run_lengths
+
+            packed = run_lengths.merge(run_lengths.frPyObjects(segmentation, height, width))
+            return run_lengths.decode(packed).astype(bool)
+        counts = segmentation["counts"]
+        # by hand: of run lengths that do not fill the image, pycocotools makes whatever lies in memory
+        lengths = np.array(counts if isinstance(counts, list) else _lengths(counts), dtype=np.int64)
+        if (lengths < 0).any() or lengths.sum() != height * width:
+            raise DataError(
+                f"{self.file}, annotation {annotation['id']}: run lengths fill {lengths.sum()} pixels, its"
+                f" image has {height * width}. Mend the file, or name its id in leave_out="
+            )
+        return np.repeat(np.arange(len(lengths)) % 2 == 1, lengths).reshape(width, height).T
+
+    def _share(self, share: tuple[list[int], list[int], float]) -> Batch:
+        indices, seeds, weight = share
+        images, objects = _together([self.one(index, seed) for index, seed in zip(indices, seeds)])
+        return Batch(images, objects, indices, weight)
+
+    def _decoded(self, number: int) -> Image.Image:
+        entry = self.entries[number]
+        path = self.folder / entry["file_name"]
+        said = entry["width"], entry["height"]
+        try:
+            with large_pictures(), Image.open(path) as file:
+                stored, turn = file.size, file.getexif().get(ORIENTATION, 1)
+                picture = in_eight_bits(file).convert("RGB")
+                shown = as_rgb(file) if turn in range(2, 9) else picture
+        except Exception as error:  # PIL raises half a dozen kinds for a damaged file
+            raise CorruptImage(f"{path} cannot be decoded ({error})") from error
+        if said not in (stored, shown.size):
+            raise DataError(
+                f"{path} is {stored[0]} x {stored[1]} pixels, {self.file} says {said[0]} x {said[1]} of image"
+                f" {entry['id']}"
+            )
+        if shown is not picture and stored == shown.size:
+            raise DataError(
+                f"{path} is turned by its EXIF orientation {turn}, and its boxes may be of either view: store"
+                " it as it is shown (exiftran -ai), or remove the tag (exiftool -Orientation=)"
+            )
+        # boxes are of the view whose size the annotations say
+        picture = picture if said == stored else shown
+        return picture
+
+
+def place_image(picture: Image.Image, place: Placed, size: int) -> Tensor:
+    """The part of a picture that lies in the square: float32 (3, size, size), scaled by ImageNet's mean and
+    standard deviation, 0 where there is no picture."""
+    if place.flipped:
+        picture = picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    across, down = _scaled(place.scale, *picture.size)
+    picture = picture.resize((across, down), Image.Resampling.BILINEAR)
+    picture = picture.crop(
+        (place.left, place.top, min(across, place.left + size), min(down, place.top + size))
+    )
+    pixels = torch.from_numpy(np.array(picture)).permute(2, 0, 1).float() / 255
+    square = torch.zeros(3, size, size)
+    mean, std = (torch.tensor(each)[:, None, None] for each in (MEAN, STD))
+    square[:, : pixels.shape[1], : pixels.shape[2]] = (pixels - mean) / std
+    return square
+
+
+def place_objects(objects: Objects, place: Placed, width: int, height: int, size: int) -> Objects:
+    """What lies in the square of objects of an image of that width and height in pixels. A box that the
+    square's edge cuts holds the pixels that are left, where masks tell which. Objects of which less than a
+    pixel is left in width or height go, and those of which no pixel is."""
+    boxes, labels, masks, crowd = objects
+    if place.flipped:
+        boxes = torch.stack([width - boxes[:, 2], boxes[:, 1], width - boxes[:, 0], boxes[:, 3]], dim=1)
+        masks = None if masks is None else masks.flip(-1)
+    corner = torch.tensor([place.left, place.top] * 2)
+    across, down = _scaled(place.scale, width, height)
+    # as the picture, which has whole pixels
+    moved = boxes * torch.tensor([across / width, down / height] * 2) - corner
+    boxes = moved.clamp(0, size)
+    seen = torch.ones(len(boxes), dtype=torch.bool)
+    if masks is not None:
+        whole = torch.zeros(len(masks), size, size, dtype=torch.bool)
+        if len(masks):
+            # "nearest" would move masks up and left against the image, by up to half a pixel
+            scaled = (
+                nn.functional.interpolate(masks[None].float(), (down, across), mode="nearest-exact")[0] > 0
+            )
+            part = scaled[:, place.top : place.top + size, place.left : place.left + size]
+            whole[:, : part.shape[1], : part.shape[2]] = part
+        masks, seen = whole, whole.flatten(1).any(1)
+        cut = ((moved - boxes).abs() >= 1).any(1)
+        around = _around(masks)
+        tight = torch.cat([boxes[:, :2].maximum(around[:, :2]), boxes[:, 2:].minimum(around[:, 2:])], dim=1)
+        boxes = torch.where(cut[:, None], tight, boxes)
+    left = ((boxes[:, 2:] - boxes[:, :2]) >= 1).all(1) & seen
+    return Objects(boxes[left], labels[left], None if masks is None else masks[left], crowd[left])
+
+
+def _scaled(scale: float, *sides: int) -> list[int]:
+    """The sides of a scaled image, in whole pixels."""
+    return [max(1, round(scale * side)) for side in sides]
+
+
+def _around(masks: Tensor) -> Tensor:
+    """The boxes around the pixels of masks: float32 (k, 4); the whole square where there are none."""
+    down, across = masks.any(2), masks.any(1)  # (k, height), (k, width)
+    first = [side.int().argmax(1) for side in (across, down)]  # the first of equals
+    last = [side.shape[1] - side.flip(1).int().argmax(1) for side in (across, down)]
+    return torch.stack([*first, *last], dim=1).float()
+
+
+def export_coco(images: ObjectImages, folder: str | Path) -> tuple[Path, Path]:
+    """Write images in memory as PNG files and their objects as annotations, masks as run lengths where there
+    are some, and return the folder of the images and the file of annotations, which is written last."""
+    from pycocotools import mask as run_lengths
+
+    pictures, file = Path(folder) / "images", Path(folder) / "annotations.json"
+    pictures.mkdir(parents=True, exist_ok=True)
+    entries, annotations = [], []
+    for number, (pixels, objects) in enumerate(zip(images.pixels, images.objects)):
+        name, (height, width) = f"{number:012d}.png", pixels.shape[-2:]
+        Image.fromarray(pixels.permute(1, 2, 0).numpy()).save(pictures / name)
+        entries.append({"id": number, "file_name": name, "height": height, "width": width})
+        for i, (left, top, right, bottom) in enumerate(objects.boxes.tolist()):
+            annotation = {
+                "id": len(annotations) + 1,
+                "image_id": number,
+                "category_id": int(objects.labels[i]) + 1,
+                "bbox": [left, top, right - left, bottom - top],
+                "area": (right - left) * (bottom - top),
+                "iscrowd": int(objects.crowd[i]),
+            }
+            if objects.masks is not None:
+                packed = run_lengths.encode(np.asfortranarray(objects.masks[i].numpy().astype(np.uint8)))
+                annotation["area"] = float(run_lengths.area(packed))
+                annotation["segmentation"] = {"size": packed["size"], "counts": packed["counts"].decode()}
+            annotations.append(annotation)
+    classes = max((int(each.labels.max()) + 1 for each in images.objects if len(each.labels)), default=0)
+    names = images.classes or [str(number) for number in range(classes)]
+    categories = [{"id": number + 1, "name": name} for number, name in enumerate(names)]
+    whole = {"images": entries, "annotations": annotations, "categories": categories}
+    return pictures, write_atomically(file, json.dumps(whole).encode())
+
+
+def _read(file: Path) -> dict:
+    """The file of annotations, with the lists and entries that it must have."""
+    if not file.is_file():
+        raise MissingData(f"{file} is not there: annotations= names the JSON file", "path")
+    try:
+        read = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise DataError(f"{file} is no JSON: {error}") from error
+    for name, fields in FORM.items():
+        if not isinstance(read, dict) or not isinstance(read.get(name), list):
+            raise DataError(
+                f"{file} has no list {name!r}: COCO's form has images, annotations and categories"
+            )
+        for place, each in enumerate(read[name]):
+            missing = [field for field in fields if not isinstance(each, dict) or field not in each]
+            if missing:
+                raise DataError(
+                    f"{file}: entry {place} of {name!r} has no {', '.join(missing)}: {each!r:.200}"
+                )
+        twice = [key for key, times in Counter(each["id"] for each in read[name]).items() if times > 1]
+        if twice:
+            raise DataError(f"{file}: ids of {name!r} that come twice: {_listed(twice)}")
+    if not read["images"]:
+        raise DataError(f"{file} lists no images")
+    return read
+
+
+def _check(
+    annotations: Sequence[dict], images: Sequence[dict], file: Path, categories: Collection[int], masks: bool
+) -> None:
+    """Find all annotations that cannot be used, and name them."""
+    sizes = {each["id"]: (each["width"], each["height"]) for each in images}
+    wrong: dict[str, list[int]] = {}
+    for each in annotations:
+        why = _why_not(each, sizes, categories, masks)
+        if why:
+            wrong.setdefault(why, []).append(each["id"])
+    if wrong:
+        said = "; ".join(f"{len(ids)} {why} (ids {_listed(ids)})" for why, ids in wrong.items())
+        raise DataError(f"{file}, annotations: {said}. Mend the file, or name their ids in leave_out=")
+
+
+def _why_not(
+    annotation: dict, sizes: Mapping[int, tuple[int, int]], categories: Collection[int], masks: bool
+) -> str | None:
+    """Why an annotation cannot be used; None where it can."""
+    if annotation.get("image_id") not in sizes:
+        return "are of images that are not listed"
+    if annotation.get("category_id") not in categories:
+        return "are of categories that are not listed"
+    width, height = sizes[annotation["image_id"]]
+    try:
+        left, top, across, down = map(float, annotation["bbox"])
+    except (KeyError, TypeError, ValueError):
+        return "have no bbox of four numbers"
+    if not all(map(math.isfinite, (left, top, across, down))):
+        return "have no bbox of four numbers"
+    if across <= 0 or down <= 0:
+        return "have boxes without area"
+    if max(-left, -top, left + across - width, top + down - height) > ROUNDING:
+        return "have boxes that reach out of their image"
+    if left >= width or top >= height or left + across <= 0 or top + down <= 0:
+        return "have boxes without area in their image"
+    if masks and not _can_be_drawn(annotation.get("segmentation"), height, width):
+        return "have neither polygons nor run lengths of their image's size (masks=False reads boxes alone)"
+    return None
+
+
+def _can_be_drawn(segmentation: object, height: int, width: int) -> bool:
+    """Whether there are polygons of three points or more, or run lengths of an image of that size."""
+    if isinstance(segmentation, list):
+        return bool(segmentation) and all(
+            isinstance(each, list) and len(each) >= 6 and len(each) % 2 == 0 for each in segmentation
+        )
+    return (
+        isinstance(segmentation, dict)
+        and segmentation.get("size") == [height, width]
+        and isinstance(segmentation.get("counts"), list | str)
+    )
+
+
+def _lengths(counts: str) -> list[int]:
+    """The run lengths that COCO writes as characters.
+
+    A character less 48 has six bits: five of a number, the lowest first, and whether more of it follow; the
+    last of them tells the sign. From the fourth number on, what is written is the difference to the last but
+    one.
+    """
+    lengths, number, bits = [], 0, 0
+    for character in counts:
+        value = ord(character) - 48
+        number |= (value & 31) << bits
+        bits += 5
+        if value & 32:
+            continue
+        if value & 16:
+            number -= 1 << bits
+        lengths.append(number + (lengths[-2] if len(lengths) > 2 else 0))
+        number, bits = 0, 0
+    return lengths
+
+
+def _listed(ids: Sequence) -> str:
+    """The first ten."""
+    return ", ".join(map(str, ids[:10])) + (" ..." if len(ids) > 10 else "")
+
+
+def _together(each: Sequence[tuple[Tensor, Objects]]) -> tuple[Tensor, ObjectBatch]:
+    images, objects = zip(*each)
+    return torch.stack(images), ObjectBatch(objects)

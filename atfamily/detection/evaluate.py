@@ -1,0 +1,59 @@
+"""Average precision of a detector on images in COCO's form, on one process or many."""
+
+import torch
+import torch.distributed as dist
+from accelerate.utils import gather_object
+
+from atfamily.detection.coco import CocoObjects
+from atfamily.detection.detector import Detector
+from atfamily.detection.objects import Found
+from atfamily.detection.precision import annotated_precision, annotations
+from atlib._util import in_eval_mode
+
+# What `Precision` calls its figures, and a record.
+FIGURES = {"ap": "AP", "ap50": "AP50", "ap75": "AP75", "small": "APs", "medium": "APm", "large": "APl"}
+
+
+def evaluate_detector(model: Detector, images: CocoObjects, batch_size: int = 16) -> dict[str, float]:
+    """COCO's figures in [0, 1] of what a detector says of all images, in their own pixels: {"box_AP": ...,
+    "box_AP50": ...} and, where it has masks, {"mask_AP": ...}; what there is nothing to find of is left out.
+
+    Where Accelerate has started several processes every one must call it: each looks at a share of the
+    images, each image counts once, and the first has the figures, the others {}. Masks are kept as run
+    lengths. The model is left in the mode it was in.
+    """
+    rank, processes, masks = 0, 1, model.heads.masks
+    if dist.is_available() and dist.is_initialized():
+        rank, processes = dist.get_rank(), dist.get_world_size()
+    starts = range(0, len(images), batch_size)
+    # One that is left without images looks at some that it does not count: where weights are divided, all
+    # processes are needed.
+    places = range(rank, -(-len(starts) // processes) * processes, processes)
+    parts = [
+        range(start, min(start + batch_size, len(images)))
+        for start in (starts[place % len(starts)] for place in places)
+    ]
+    device = next(model.parameters()).device
+    seen: list[tuple[int, list[dict], list[dict], list[dict], list[dict]]] = []
+    with torch.no_grad(), in_eval_mode(model):
+        for place, part, (batch, _) in zip(places, parts, images.batches(parts)):
+            said = model(batch.to(device)).found
+            for number, found in zip(part, said if place < len(starts) else []):
+                whole = images.back(number, Found(*(x if x is None else x.cpu() for x in found)))
+                true = images.original(number)
+                outlined = (annotations(each, True) if masks else [] for each in (whole, true))
+                seen.append((number, annotations(whole, False), annotations(true, False), *outlined))
+    if processes > 1:
+        seen = gather_object(seen)
+    if rank != 0:
+        return {}
+    seen.sort(key=lambda each: each[0])
+    figures = {"box": annotated_precision([(each[1], each[2]) for each in seen])}
+    if masks:
+        figures["mask"] = annotated_precision([(each[3], each[4]) for each in seen], masks=True)
+    return {
+        f"{what}_{FIGURES[name]}": value
+        for what, found in figures.items()
+        for name, value in found._asdict().items()
+        if value == value  # NaN: there was nothing to find
+    }

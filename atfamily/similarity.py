@@ -1,0 +1,172 @@
+"""SEED and CompRess: a student learns without labels which images its teacher finds alike, the distillation
+of what a contrast has taught.
+
+Sources: Fang et al. 2021, "SEED: Self-supervised Distillation for Visual Representation" (arXiv 2101.04731);
+Abbasi Koohpayegani et al. 2020, "CompRess: Self-Supervised Learning by Compressing Representations" (arXiv
+2010.14713). What is said here of "the published code" was read in github.com/jacobswan1/SEED at f236cac and
+in github.com/UMBCvision/CompRess at c5e57ed.
+"""
+
+import torch
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+
+from atlib.baselines.distillation import Distillation
+from atlib.pair import Normalisation
+from atlib.train.contrast import features
+from atlib.train.distributed import gathered
+from atlib.transfer import Transferred, without_history
+
+
+class SimilarityDistillation(Distillation):
+    """A student whose features shall be as near to those of other images as the teacher's are.
+
+    The others are in a queue of the teacher's features, scaled to length 1, of the images that came last; an
+    image's own comes before them. The transfer loss is the cross-entropy from the teacher's to the student's
+    shares of the queue, softmax(cosines / temperature), the mean over the batch. The student's features pass
+    a projector of two layers, which is thrown away, to the teacher's width; both see the same view. Without
+    labels, as in the paper: `Recipe(task_weight=0.0, transfer_weight=1.0)`. In eval mode the loss is 0 and
+    the teacher is not run. `.student` alone is the result.
+
+    teacher: a ViT, whose features are those that its head would read, such as a teacher by MoCo or DINO
+    (`atlib.train.contrast`). queue: how many features; it is filled with random ones at first, drawn from
+    torch's global generator, is kept in checkpoints, and gets the images of all processes. normalisation: of
+    the images that the pair is given (`atlib.pair.Pair`).
+
+    Source: arXiv 2101.04731, section 3.2; the student's temperature is the published code's, the teacher's is
+    this project's choice, where the code's default is 1e-4. A departure: published teachers are compared
+    after their projector, which is not kept here. Raises `ValueError` for temperatures not above 0 and for
+    an empty queue.
+    """
+
+    queue: Tensor
+    next_place: Tensor
+
+    def __init__(
+        self,
+        teacher: VisionTransformer,
+        student: VisionTransformer,
+        *,
+        queue: int = 65536,
+        teacher_temperature: float = 0.01,
+        student_temperature: float = 0.2,
+        normalisation: Normalisation | None = None,
+    ):
+        if not min(teacher_temperature, student_temperature) > 0:
+            raise ValueError(
+                f"teacher_temperature={teacher_temperature}, student_temperature={student_temperature}: both"
+                " must be above 0"
+            )
+        if queue < 1:
+            raise ValueError(f"queue={queue}: it holds the features of at least one image")
+        super().__init__(student, teacher, normalisation=normalisation)
+        self.teacher_temperature, self.student_temperature = teacher_temperature, student_temperature
+        width = student.num_features
+        self.projector = nn.Sequential(
+            nn.Linear(width, width), nn.ReLU(), nn.Linear(width, teacher.num_features)
+        )
+        self.register_buffer(
+            "queue", nn.functional.normalize(torch.randn(queue, teacher.num_features), dim=1)
+        )
+        self.register_buffer("next_place", torch.zeros((), dtype=torch.long))
+
+    def transferred(self, images: Tensor) -> Transferred:
+        """Student logits (B, classes) and the loss, a scalar; the teacher's features go into the queue."""
+        theirs = _of_teacher(self, images)
+        tokens = self.student.forward_features(images)
+        read = self.student.forward_head(tokens, pre_logits=True)
+        own = nn.functional.normalize(self.projector(read), dim=1)
+        loss = similarity_cross_entropy(
+            own, theirs, self.queue, self.student_temperature, self.teacher_temperature
+        )
+        self.queue, self.next_place = _with_newest(self.queue, self.next_place, theirs)
+        return Transferred(self.student.head(read), loss)
+
+
+class CompRess(Distillation):
+    """A student to whom the images that came last shall be as near, among its own features, as they are to
+    the teacher among the teacher's.
+
+    Each of both has a queue of its own features of the same images, scaled to length 1, so that widths may
+    differ and no projector is needed. The transfer loss is the KL divergence from the teacher's shares of its
+    queue to the student's of its own, softmax(cosines / temperature), the mean over the batch; an image's own
+    features are in neither queue yet. Without labels, as in the paper: `Recipe(task_weight=0.0,
+    transfer_weight=1.0)`. What happens in eval mode, the teacher, the queues and `normalisation` are as in
+    `SimilarityDistillation`, which is close to the paper's form with one queue.
+
+    Source: arXiv 2010.14713, section 3, the form with two queues; temperature 0.04 and 128,000 places are the
+    published code's. That code has this form without and with a running average of the student that fills its
+    queue; here it is without. Raises `ValueError` for a temperature not above 0 and for an empty queue.
+    """
+
+    own_queue: Tensor
+    teacher_queue: Tensor
+    next_place: Tensor
+
+    def __init__(
+        self,
+        teacher: VisionTransformer,
+        student: VisionTransformer,
+        *,
+        queue: int = 128000,
+        temperature: float = 0.04,
+        normalisation: Normalisation | None = None,
+    ):
+        if not temperature > 0:
+            raise ValueError(f"temperature={temperature}: it must be above 0")
+        if queue < 1:
+            raise ValueError(f"queue={queue}: it holds the features of at least one image")
+        super().__init__(student, teacher, normalisation=normalisation)
+        self.temperature = temperature
+        for name, vit in (("own_queue", student), ("teacher_queue", teacher)):
+            self.register_buffer(name, nn.functional.normalize(torch.randn(queue, vit.num_features), dim=1))
+        self.register_buffer("next_place", torch.zeros((), dtype=torch.long))
+
+    def transferred(self, images: Tensor) -> Transferred:
+        """Student logits (B, classes) and the loss, a scalar; the features of both go into their queues."""
+        theirs = _of_teacher(self, images)
+        tokens = self.student.forward_features(images)
+        read = self.student.forward_head(tokens, pre_logits=True)
+        own = nn.functional.normalize(read, dim=1)
+        p = theirs @ self.teacher_queue.T / self.temperature
+        q = own @ self.own_queue.T / self.temperature
+        loss = nn.functional.kl_div(
+            q.log_softmax(1), p.log_softmax(1), reduction="batchmean", log_target=True
+        )
+        self.own_queue, _ = _with_newest(self.own_queue, self.next_place, own)
+        self.teacher_queue, self.next_place = _with_newest(self.teacher_queue, self.next_place, theirs)
+        return Transferred(self.student.head(read), loss)
+
+
+def _of_teacher(pair: Distillation, images: Tensor) -> Tensor:
+    """The teacher's features of the images, (B, d), of length 1."""
+    with without_history():
+        theirs = nn.functional.normalize(features(pair.teacher, pair.for_teacher(images)), dim=1)
+    return theirs.clone()  # outlives inference mode, which autograd needs
+
+
+@torch.no_grad()
+def _with_newest(queue: Tensor, next_place: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """The queue in which the rows of all processes have taken the places of the oldest, from `next_place` on,
+    and the place after them. A new tensor: the step's graph has the queue as it was."""
+    newest = gathered(rows)[0][-len(queue) :].to(queue.dtype)
+    places = (next_place + torch.arange(len(newest), device=rows.device)) % len(queue)
+    return queue.index_copy(0, places, newest), (next_place + len(newest)) % len(queue)
+
+
+def similarity_cross_entropy(
+    own: Tensor, theirs: Tensor, queue: Tensor, student_temperature: float, teacher_temperature: float
+) -> Tensor:
+    """Cross-entropy between what teacher and student find alike, the mean over the batch: a scalar.
+
+    own, theirs: the student's and the teacher's features of the same images, (B, d), queue: (K, d), all of
+    length 1. Compared are an image's cosines with its own feature by the teacher, then with the queue.
+    Source: arXiv 2101.04731, section 3.2.
+    """
+
+    def alike(x: Tensor, temperature: float) -> Tensor:
+        itself = (x * theirs).sum(1, keepdim=True)
+        return torch.cat([itself, x @ queue.T], dim=1) / temperature
+
+    p = alike(theirs, teacher_temperature).softmax(1)
+    return -(p * alike(own, student_temperature).log_softmax(1)).sum(1).mean()

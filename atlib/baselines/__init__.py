@@ -1,0 +1,1 @@
+"""What attention transfer is compared with: distillation of logits and features, and mean maps."""

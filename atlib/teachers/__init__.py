@@ -1,5 +1,0 @@
-"""Weights from elsewhere: read them, build the teacher that they belong to, say what it is."""
-
-from atlib.teachers.load import is_file, load_teacher, report
-
-__all__ = ["is_file", "load_teacher", "report"]

@@ -1,0 +1,146 @@
+"""The command line: `python -m atlib train` trains by a recipe, `resume` goes on, `evaluate`, `pretrain` and
+`teacher` are about what it makes and takes, `look` shows where a model looks."""
+
+import argparse
+import re
+import sys
+import warnings
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+
+from atlib._util import INTERRUPTED, memory_message, out_of_memory
+
+# What remedies name as Python has it, `num_heads=`, and a command as an option.
+_PLAN = ("what", "layers", "unequal_heads", "unequal_grid", "unequal_prefix", "mismatched")
+_MODEL = ("depth", "num_heads", "img_size", "patch_size", "class_token")
+_OF_RUNS = {
+    **{name: f"--plan.{name}" for name in _PLAN},
+    **{name: f"--model.{name}" for name in _MODEL},
+    "path": "--data_path FOLDER",
+    "architecture": "--teacher_architecture NAME",
+    "normalisation": "--teacher_mean and --teacher_std",
+    "image_size": "--augmentation.image_size NUMBER, or --teacher_image_size NUMBER for the teacher alone",
+}
+OPTIONS = {
+    "train": _OF_RUNS,
+    "pretrain": _OF_RUNS,
+    "evaluate": {"path": "--data_path FOLDER"},
+    "teacher": {
+        "architecture": "--architecture NAME",
+        "heads": "--heads NUMBER",
+        "image_size": "--image-size NUMBER",
+    },
+    "look": {"heads": "--heads NUMBER", "megabytes": "--megabytes NUMBER"},
+}
+# Where each command is, which is imported only when it is called, and its line of help.
+COMMANDS = {
+    "train": (
+        "atrun.commands",
+        "train a student by a recipe, in a folder of its own; also under accelerate launch and torchrun",
+    ),
+    "pretrain": ("atrun.commands", "make a teacher of images alone: by masking, or by contrast"),
+    "resume": ("atrun.commands", "go on with a run that was stopped, from its newest good checkpoint"),
+    "evaluate": ("atrun.commands", "accuracy of what a run has made, on any data"),
+    "predict": ("atrun.predict", "classes of image files, with their probabilities, as CSV or JSON"),
+    "export": ("atrun.export", "what a run has made, as a folder that timm reads or an ONNX file"),
+    "compare": ("atrun.compare", "two runs on the same images: difference, interval, McNemar's test"),
+    "controls": (
+        "atrun.controls",
+        "does a student follow its teacher's maps, or read them? a table of controls",
+    ),
+    "plot": ("atrun.plot", "losses and accuracies of runs as curves"),
+    "teacher": ("atrun.commands", "what a teacher is, and what of it can be transferred"),
+    "look": ("atrun.looking.commands", "a page of where every token of a model looks on a picture"),
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a command of `python -m atlib`; returns what `dispatch` does."""
+    return dispatch("atlib", __doc__, COMMANDS, arguments)
+
+
+def dispatch(
+    package: str, says: str, known: Mapping[str, tuple[str, str]], arguments: list[str] | None = None
+) -> int:
+    """Run the command of a package that the arguments (None: those of this process) ask for.
+
+    known: {command: (the module that has `add_arguments(parser, command)`, its line of help)}. Returns what
+    the command does, 2 after printing what was wrong with the request, 1 for a training that failed, 75 for
+    one that was stopped, 130 for one that was interrupted."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    program = f"python -m {package}"
+    parser = argparse.ArgumentParser(prog=program, description=says)
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, (module, help_line) in known.items():
+        command = commands.add_parser(
+            name, help=help_line, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+        if arguments[:1] == [name]:
+            import_module(module).add_arguments(command, name)
+    request, rest = parser.parse_known_args(arguments)
+    if rest and not getattr(request, "takes_settings", False):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    request.settings = rest
+    try:
+        with warnings.catch_warnings():
+            warnings.showwarning = _as_sentence(program, warnings.showwarning)
+            return request.run(request)
+    except KeyboardInterrupt:
+        print(f"{program}: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except Exception as error:
+        code, text = _explained(error, request.command)
+        if text is None:
+            raise
+        print(f"{program}: {text}", file=sys.stderr)
+        return code
+
+
+def _explained(error: Exception, command: str) -> tuple[int, str | None]:
+    """How a command ends on an error, and what is said of it; None where it is a fault of ours."""
+    # imported here: `--help` needs none of it, and torch takes seconds
+    from atlib.attention import Unwalkable
+    from atlib.vit import WeightsUnavailable
+
+    if isinstance(error, (ValueError, OSError, WeightsUnavailable, Unwalkable)):
+        return 2, f"{error}{_hint(error, command)}"
+    return 1, memory_message(error) if out_of_memory(error) else None
+
+
+def _hint(error: Exception, command: str) -> str:
+    """How what an error names is set on the command line; nothing where it names no argument."""
+    from atlib.data.decoding import CorruptImage
+
+    if isinstance(error, CorruptImage):
+        return " (--on_corrupt skip leaves such images out; `python -m atlib resume DIR --on-corrupt skip`)"
+    options = {
+        "path": "--data_path FOLDER",
+        "count": "--data_size NUMBER",
+        "split": "--training_split NAME and --evaluation_split NAME",
+        "image_column": "--image_column NAME",
+        "label_column": "--label_column NAME",
+    }
+    if option := options.get(getattr(error, "argument", "")):
+        return f" ({option})"
+    known = OPTIONS.get(command, {})
+    named = dict.fromkeys(re.findall(r"\b(\w+)=", str(error)))
+    settings = [known[name] for name in named if name in known]
+    return f" (here: {', '.join(settings)})" if settings else ""
+
+
+def _as_sentence(program: str, plain):
+    """What shows a warning: ours as a sentence, those of other packages as Python does it."""
+    ours = [Path(__file__).parents[1] / package for package in ("atlib", "atfamily", "atrun", "atbook")]
+
+    def show(message, category, filename, lineno, file=None, line=None):
+        if any(Path(filename).is_relative_to(folder) for folder in ours):
+            print(f"{program}: {message}", file=sys.stderr)
+        else:
+            plain(message, category, filename, lineno, file, line)
+
+    return show
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,496 @@
+"""What a run is put together from, made from its config: images, teacher, the model to train, its loss."""
+
+import copy
+from collections.abc import Iterator
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from timm.models.eva import Eva
+from timm.models.vision_transformer import VisionTransformer
+from torch import nn
+
+from atfamily import distilled_mae, simmim
+from atlib._util import require_known
+from atlib.baselines.distillation import FeatureDistillation
+from atlib.baselines.mean_maps import MeanMapCopy
+from atlib.checkpoint import read_header
+from atlib.compatibility import TIMM_ACTIVATIONS, pair_up
+from atlib.data.catalogue import CATALOGUE
+from atlib.data.decoding import ON_CORRUPT
+from atlib.data.generated import is_generated, maker
+from atlib.data.images import draw
+from atlib.data.rng import seed_for
+from atlib.data.transforms import Augmentation
+from atlib.data.views import Look, Views, looks, small_views
+from atlib.pair import IMAGENET, Normalisation, Pair, student_of
+from atlib.plan import Plan
+from atlib.student import differences
+from atlib.train import contrast, pretrain
+from atlib.train.objectives import Loss, student_loss, unlabelled_loss
+from atlib.transfer import AttentionTransfer
+from atlib.vit import Architecture
+from atrun.config import RunConfig, built_for
+from atrun.method import Method
+from atrun.parts import (
+    COCO,
+    AttnDistilled,
+    Classify,
+    Contrast,
+    Detect,
+    Dino,
+    Dmae,
+    Labelled,
+    Masked,
+    Rows,
+    Simmim,
+)
+from atrun.untrained import UNTRAINED, untrained_teacher
+
+if TYPE_CHECKING:
+    from atrun.teachers.build import Teacher  # its room is not needed by runs without a teacher
+
+SMALL_SCALE = (0.2, 1.0)  # of the crops of generated images, which have no augmentation to say it
+COCO_KNOWN = (118_287, 80)  # images of train2017, 1,021 of them without objects, and classes
+# Fields of a run, and arguments of `held_out_images`, that say how data are read.
+READING = ("data_path", "image_column", "label_column", "on_corrupt", "workers")
+
+
+class Built(NamedTuple):
+    """A model to train."""
+
+    model: nn.Module
+    #: The architecture of what is kept, and the teacher's, if there is one.
+    student: Architecture
+    teacher: Architecture | None
+    #: What the teacher sees of the images, in a line.
+    teacher_view: str | None = None
+    #: The teacher itself, where it is an untrained one, which the run's folder keeps.
+    untrained: nn.Module | None = None
+
+
+def loss_of(config: RunConfig) -> Loss:
+    """What a run trains on: labels or objects (with what is distilled), or a pre-text."""
+    if isinstance(config.task, Detect):
+        from atfamily.detection.detector import (
+            detection_loss,  # other runs do not need torchvision's detectors
+        )
+
+        return detection_loss
+    if isinstance(config.task, Contrast):
+        return contrast.contrast_loss
+    if isinstance(config.task, Simmim):
+        return simmim.simmim_loss
+    if isinstance(config.task, Dmae):
+        return distilled_mae.distilled_mae_loss
+    if isinstance(config.task, AttnDistilled):
+        return unlabelled_loss
+    return pretrain.mae_loss if config.method is Method.MAE else student_loss
+
+
+def training_images(config: RunConfig):
+    """The images that a run trains on. Raises what `images.load`, `photos.open_photos` and `coco_images`
+    raise."""
+    if isinstance(config.task, Detect):
+        return _scenes(config, config.task)
+    reading = config.reading
+    if isinstance(reading, Rows):
+        return _photographs(config, reading)
+    images = maker(config.data)(split=reading.training_split, size=reading.data_size, seed=config.seed)
+    require_size(config.skeleton(2), images, f"{config.data} {reading.training_split}")
+    if isinstance(config.task, Contrast):
+        return images.with_augment(small_views(looks_of(config, SMALL_SCALE)))
+    return images
+
+
+def looks_of(config: RunConfig, scale: tuple[float, float]) -> tuple[Look, ...]:
+    """The views that a contrast is learned from; scale: of the large crops."""
+    if isinstance(config.task, Dino):
+        return looks(scale, config.task.local_views, config.task.local_scale)
+    return looks(scale)
+
+
+def require_size(model: nn.Module, images, name: str) -> None:
+    """Raise `ValueError` for images of another size than the model takes: some are taken as they are."""
+    taken = built_for(student_of(model))
+    if taken is not None and taken != (offered := tuple(images.take([0])[0].shape[-2:])):
+        raise ValueError(
+            f"the images of {name} come as {offered[0]} x {offered[1]} pixels, and the model takes {taken[0]}"
+            f" x {taken[1]}: take a model for their size (model.img_size={offered[0]}), or other data"
+        )
+
+
+def held_out_images(
+    data: str,
+    split: str,
+    augmentation: Augmentation | None = None,
+    data_path: str | None = None,
+    image_column: str | None = None,
+    label_column: str | None = None,
+    on_corrupt: str = "raise",
+    workers: int = 0,
+):
+    """A split of a data set, treated as in evaluation. on_corrupt="skip" leaves out what cannot be decoded,
+    and decodes everything once to know. Raises `ValueError` for another word than "raise" or "skip"."""
+    require_known("on_corrupt", on_corrupt, ON_CORRUPT)
+    if is_generated(data):
+        return maker(data)(split=split, size=None, seed=0)
+    # Imported here: `datasets` takes seconds, and generated data do not need it.
+    from atlib.data.photos import open_photos
+
+    columns = {"image_column": image_column, "label_column": label_column}
+    how = {"augmentation": augmentation, "train": False, "workers": workers}
+    photos = open_photos(data, path=data_path, split=split, **columns, **how)
+    return photos.readable() if on_corrupt == "skip" else photos
+
+
+def coco_images(
+    folder: str | None,
+    split: str,
+    size: int,
+    *,
+    jitter: tuple[float, float] | None = None,
+    masks: bool = True,
+    workers: int = 0,
+):
+    """A split of a folder of COCO's form, in squares of `size` pixels: images in FOLDER/SPLIT, what is in
+    them in FOLDER/annotations/instances_SPLIT.json. jitter, masks, workers: as in
+    `atfamily.detection.coco.CocoObjects`; without masks it is unknown which objects COCO counts as small.
+
+    Raises `ValueError` without a folder and without pycocotools, and what `CocoObjects` raises.
+    """
+    if folder is None:
+        raise ValueError(
+            f"data {COCO!r} needs data_path, a folder that you have, with the folder {split} of images and"
+            f" the file annotations/instances_{split}.json, as https://cocodataset.org gives them:"
+            " --data_path FOLDER"
+        )
+    if find_spec("pycocotools") is None:
+        raise ValueError(
+            f"data {COCO!r} needs pycocotools, which reads masks and measures precision: pip install"
+            " 'attention-transfer[detection]'"
+        )
+    from atfamily.detection.coco import CocoObjects
+
+    images, file = Path(folder) / split, Path(folder) / "annotations" / f"instances_{split}.json"
+    return CocoObjects(images, file, size=size, jitter=jitter, masks=masks, workers=workers)
+
+
+def image_size(config: RunConfig) -> int:
+    """Pixels a side of the images that a run's model takes."""
+    if config.augmentation is not None:
+        return config.augmentation.image_size
+    taken = built_for(config.skeleton(2))
+    if taken is None:  # any size: as they come
+        return maker(config.data)(split=config.reading.training_split, size=1, seed=0).pixels.shape[-1]
+    return taken[0]
+
+
+def preparation_of(path: str | Path) -> tuple[bool, Augmentation | None]:
+    """Whether a file of weights says how images are prepared for it, and how: None where they are taken as
+    they are.
+
+    Raises `OSError` naming a file that cannot be read, or that says something else.
+    """
+    header = read_header(path)
+    said = header.get("augmentation")
+    try:
+        return "augmentation" in header, None if said is None else Augmentation(**said)
+    except (TypeError, ValueError) as error:
+        raise OSError(
+            f"{path} does not say how its images are prepared ({type(error).__name__}: {error}); it was left"
+            " as it is"
+        ) from error
+
+
+def known_size(config: RunConfig) -> tuple[int, int] | None:
+    """(training images, outputs of the model) of a run, None where the data must be opened to know, as
+    those of a folder of COCO's form must, which need not be COCO."""
+    split, size = config.reading.training_split, config.reading.data_size
+    if config.data == COCO:
+        published = config.reading.data_path is None and split == "train2017"
+        return (size or COCO_KNOWN[0], COCO_KNOWN[1]) if published else None
+    if config.data not in CATALOGUE:
+        return None
+    known = CATALOGUE[config.data]
+    parts = split.split("+")
+    if not set(parts) <= set(known.images):
+        return None
+    return size or sum(known.images[part] for part in parts), known.classes
+
+
+def _photographs(config: RunConfig, reading: Rows):
+    from atlib.data.photos import open_photos
+
+    augmentation: Augmentation | Views | None = reading.augmentation
+    if isinstance(config.task, Contrast):
+        if reading.augmentation is None:
+            raise ValueError(
+                f"{config.method} compares views of an image, and this run has no augmentation to make them"
+            )
+        augmentation = Views(reading.augmentation, looks_of(config, reading.augmentation.scale))
+    chosen = {
+        "path": reading.data_path,
+        "split": reading.training_split,
+        "augmentation": augmentation,
+        "train": True,
+        "on_corrupt": reading.on_corrupt,
+        "image_column": reading.image_column,
+        "label_column": reading.label_column,
+        "labelled": isinstance(config.task, Labelled),
+    }
+    if reading.streaming:
+        from atlib.data.stream import open_stream
+
+        return open_stream(config.data, count=reading.data_size, **chosen)
+    photos = open_photos(config.data, **chosen)
+    if reading.data_size is None:
+        return photos
+    return photos.select(draw(len(photos), reading.data_size, config.seed, f"{config.data} train"))
+
+
+def _scenes(config: RunConfig, task: Detect):
+    split, count = config.reading.training_split, config.reading.data_size
+    masks = task.detector == "mask-rcnn"
+    path, size = config.reading.data_path, image_size(config)
+    images = coco_images(path, split, size, jitter=task.jitter, masks=masks)
+    return (
+        images if count is None else images.select(draw(len(images), count, config.seed, f"{COCO} {split}"))
+    )
+
+
+def outputs_for(config: RunConfig, images) -> int:
+    """How many outputs a model for these images has: their classes; 0 where no labels are learned."""
+    if isinstance(config.task, Detect):
+        return len(images.classes)
+    if not isinstance(config.task, Classify):
+        return 0
+    return len(images.classes) or int(images.targets.max()) + 1
+
+
+def build(
+    config: RunConfig, outputs: int, images: Normalisation | None = None, folder: Path | None = None
+) -> Built:
+    """The untrained model of a run; the seed decides its first weights, or `student_weights`. images: how
+    those that it trains on are normalised; None: as the run says. folder: the run's, which holds its
+    untrained teacher, where it has one and was begun.
+
+    Raises `ValueError` for a teacher that does not fit, and what `atrun.teachers.load.load_teacher` raises
+    for one that cannot be read.
+    """
+    teacher = None
+    if config.teacher == UNTRAINED:
+        teacher = untrained_teacher(config, folder)
+    elif config.teacher is not None:
+        from atrun.teachers.load import load_teacher
+
+        known = config.augmentation is not None or isinstance(config.task, Detect)
+        size = config.teacher_image_size or (image_size(config) if known else None)
+        told = {"heads": config.teacher_heads, "architecture": config.teacher_architecture}
+        told["normalisation"] = config.teacher_normalisation
+        teacher = load_teacher(config.teacher, image_size=size, quiet=True, **told)
+    images = images or (None if config.augmentation is None else config.augmentation.normalisation)
+    view = None
+    architecture = config.architecture(outputs)
+    # What is pre-trained with a seed and what learns from it are independent.
+    torch.manual_seed(seed_for(config.seed, "teacher" if config.method.pretrains else "student"))
+    model: nn.Module = architecture.build_classifier()
+    if config.student_weights is not None:
+        model = with_weights(config, model)
+    match config.method:
+        case Method.MAE | Method.MOCO | Method.DINO | Method.SIMMIM:
+            model = config.pretext(model)
+        case Method.DMAE | Method.ATTNDISTILL:
+            model = config.pretext(model, teacher.vit, images)
+        case Method.FINE_TUNE:
+            model, view = start_from(model, teacher.vit), view_of_started(teacher, images)
+        case Method.COPY | Method.DISTILL:
+            try:
+                plan = plan_for(config, teacher.vit, model)
+                model = AttentionTransfer(teacher.vit, model, plan, normalisation=images)
+            except ValueError as error:
+                raise ValueError(f"{error}{_settings_for(teacher.vit, model)}") from error
+        case Method.FEATURES:
+            model = FeatureDistillation(teacher.vit, model, config.feature_layers, normalisation=images)
+        case Method.MEAN_MAPS:
+            model = MeanMapCopy(teacher.vit, model, reference_images(config), normalisation=images)
+    paired = isinstance(model, Pair)
+    if paired and model.teachers:
+        view = model.teacher_view()
+    elif paired:
+        view = f"its stored maps are of {teacher.name}, which saw {teacher.view()}"
+    if teacher is not None and teacher.guessed:
+        taken = f"{teacher.guessed}: weights do not show it, --teacher_heads says another"
+        view = taken if view is None else f"{view}; {taken}"
+    untrained = teacher.vit if config.teacher == UNTRAINED else None
+    model = with_detector(config, model, outputs)
+    return Built(model, architecture, teacher.architecture if paired else None, view, untrained)
+
+
+def view_of_started(teacher: "Teacher", images: Normalisation | None) -> str:
+    """In one line, whether a student that starts from a teacher's weights sees images as that did."""
+    own = teacher.normalisation
+    if own is None or images is None or own == images:
+        return f"the student starts from {teacher.name}, which saw {teacher.view()}"
+    mean, std = ("[" + ",".join(f"{value:.6g}" for value in part) + "]" for part in (own.mean, own.std))
+    return (
+        f"the student starts from {teacher.name}, which was trained on images of {own}; its own have"
+        f" {images}, to which it must adapt (--augmentation.mean {mean} --augmentation.std {std} gives it the"
+        " teacher's)"
+    )
+
+
+def _settings_for(teacher: VisionTransformer | Eva, student: VisionTransformer | Eva) -> str:
+    """What a refused pair that differs in components is told on the command line."""
+    different = differences(teacher, student)
+    if not set(different) - {"pooling"}:
+        return ""
+    name = TIMM_ACTIVATIONS.get(different["activation"][0]) if "activation" in different else None
+    own = "" if name is None else f"--model.act_layer {name} gives the student its teacher's activation; "
+    return f" On the command line: {own}--plan.mismatched true accepts what differs"
+
+
+def reference_images(config: RunConfig) -> Iterator[torch.Tensor]:
+    """Batches of the training images whose mean map is copied, as evaluation sees images: those of a run are
+    always the same."""
+    split = config.reading.training_split
+    if is_generated(config.data):
+        images = maker(config.data)(split=split, size=config.reading.data_size, seed=config.seed)
+    else:
+        flat = config.flat()
+        reading = {name: flat[name] for name in READING}
+        images = held_out_images(config.data, split, config.augmentation, **reading)
+    number = min(config.reference_images, len(images))
+    chosen = draw(len(images), number, config.seed, f"{config.data} reference")
+    for batch in torch.as_tensor(chosen).split(50):
+        yield images.take(batch.tolist())[0]
+
+
+def with_weights(config: RunConfig, student: VisionTransformer | Eva) -> VisionTransformer | Eva:
+    """The student with the run's `student_weights` in it, except for its new class head.
+
+    Raises `ValueError` for weights of other shapes, heads or components than the student's, and what
+    `load_teacher` raises for those that cannot be read.
+    """
+    from atrun.teachers.load import load_teacher
+
+    weights = load_teacher(config.student_weights, image_size=image_size(config), quiet=True)
+    heads = [vit.blocks[0].attn.num_heads for vit in (weights.vit, student)]
+    other = set(differences(weights.vit, student)) - {"pooling"}
+    if heads[0] != heads[1] or other:
+        what = f"heads ({heads[0]} and {heads[1]})" if heads[0] != heads[1] else ", ".join(sorted(other))
+        raise ValueError(
+            f"the student cannot start from {config.student_weights}: their {what} differ, so that the same"
+            " weights would be another function; build the student like them, with the settings model and"
+            " model.NAME (such as --model.act_layer gelu_tanh), and let it differ from its teacher, if need"
+            " be, with --plan.mismatched true"
+        )
+    return start_from(student, weights.vit, f"these weights ({config.student_weights})")
+
+
+def with_detector(config: RunConfig, model: nn.Module, classes: int) -> nn.Module:
+    """The detector of a run on its ViT or pair, with first weights; of a run that classifies, the model
+    itself."""
+    if not isinstance(config.task, Detect):
+        return model
+    from atfamily.detection.detector import DETECTORS, SIZES
+
+    return DETECTORS[config.task.detector](model, classes, SIZES[config.task.detector_sizes])
+
+
+def plan_for(config: RunConfig, teacher: VisionTransformer | Eva, student: VisionTransformer | Eva) -> Plan:
+    """The run's plan; a student that differs from its teacher in nothing but how it pools at the end is no
+    mismatch.
+
+    The published code pairs a student that averages its patches with MAE's weights, which timm reads with a
+    class token. Pooling comes after the last map, so what is transferred does not depend on it. Any other
+    difference must be asked for, with `plan.mismatched` (arXiv 2605.07191).
+    """
+    only_pooling = set(differences(teacher, student)) == {"pooling"}
+    return replace(config.plan, mismatched=True) if only_pooling else config.plan
+
+
+def check_fits(config: RunConfig) -> None:
+    """Raise what `build` would for a teacher that cannot teach the student of a run, or that it cannot start
+    from, as far as that is known without weights: of a timm name, and of a file that atlib wrote."""
+    if config.teacher in (None, UNTRAINED):
+        return
+    from atrun.teachers.build import check_image_size, headless, on_meta
+    from atrun.teachers.load import is_file
+
+    native = Architecture(config.teacher)
+    if is_file(config.teacher):
+        path = Path(config.teacher)
+        said = read_header(path) if path.is_file() and path.suffix == ".safetensors" else {}
+        if "architecture" not in said or config.teacher_architecture is not None:
+            return
+        native = Architecture.read(said["architecture"])
+    known = config.augmentation is not None or isinstance(config.task, Detect)
+    size = config.teacher_image_size or (image_size(config) if known else None)
+    check_image_size(native, size)
+    teacher, student = on_meta(headless(native, size)), config.skeleton(2)
+    match config.method:
+        case Method.FINE_TUNE:
+            start_from(student, teacher)
+        case Method.DMAE | Method.ATTNDISTILL:
+            with torch.device("meta"):
+                config.pretext(student, teacher, IMAGENET)
+        case Method.FEATURES:
+            FeatureDistillation(teacher, student, config.feature_layers, normalisation=IMAGENET)
+        case Method.MEAN_MAPS:  # stored maps stand in place of the student's own, whatever else it is made of
+            pair_up(teacher, student, Plan(mismatched=True))
+        case _:
+            pair_up(teacher, student, plan_for(config, teacher, student))
+
+
+def start_from(
+    student: VisionTransformer | Eva, teacher: VisionTransformer | Eva, source: str = "this teacher"
+) -> VisionTransformer | Eva:
+    """Give `student` the teacher's weights, except for its new class head and, where it pools otherwise, the
+    norm before that head. source: what the weights are called in a message.
+
+    Raises `ValueError` naming the weights that do not fit.
+    """
+    own = student.state_dict()
+    weights = {name: value for name, value in teacher.state_dict().items() if not name.startswith("head.")}
+    unfit = [
+        f"{name} is {tuple(value.shape)} there, {tuple(own[name].shape)} in the student"
+        for name, value in weights.items()
+        if name in own and own[name].shape != value.shape
+    ]
+    if unfit:
+        more = f"; and {len(unfit) - 3} more" if len(unfit) > 3 else ""
+        raise ValueError(
+            f"the student cannot start from {source}: {'; '.join(unfit[:3])}{more}. Choose the model of these"
+            f" weights with the setting model, or its size, such as model.embed_dim={teacher.embed_dim}"
+        )
+    missing, unused = student.load_state_dict(weights, strict=False)
+    wrong = [name for name in (*missing, *unused) if name.split(".")[0] not in ("head", "norm", "fc_norm")]
+    if wrong:
+        more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
+        raise ValueError(
+            f"the student cannot start from {source}, it is built otherwise:"
+            f" {', '.join(wrong[:5])}{more}; choose the model of these weights with the setting model"
+        )
+    return student
+
+
+def with_student(model: nn.Module, student: nn.Module) -> nn.Module:
+    """A trained model with another student in it, such as the averaged one."""
+    if not isinstance(model, Pair):
+        return student
+    kept = {id(teacher): teacher for teacher in model.teachers}
+    return copy.deepcopy(model, {**kept, id(model.student): student})
+
+
+def result_of(config: RunConfig, model: nn.Module) -> nn.Module:
+    """What is kept of a trained model: after Distill and AttnDistill the student, after Copy both, after mean
+    maps these with the student, after MAE, distilled or not, and SimMIM the ViT, after MoCo and DINO their
+    `result`."""
+    if isinstance(model, contrast.MomentumPair):
+        return model.result
+    if isinstance(config.task, Masked):
+        return student_of(model).vit
+    return model if isinstance(model, Pair) and model.needs_teacher else student_of(model)

@@ -1,0 +1,105 @@
+"""`python -m atlib compare RUN RUN`: two runs on the same test images, image by image."""
+
+import argparse
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from scipy.stats import binomtest
+from torch import Tensor
+
+from atlib.analysis.predictions import Interval, paired_bootstrap
+from atlib.train.evaluate import predict, score
+from atrun.config import TRUST_DATA, RunConfig, read_config
+from atrun.measure import same_images
+from atrun.parts import Classify
+from atrun.runner import held_out, load_result, weights_of
+
+
+class Comparison(NamedTuple):
+    """Two models on the same images."""
+
+    #: shares of images that are right
+    first: float
+    second: float
+    #: first less second, with its 95 % interval over other images (paired bootstrap)
+    difference: Interval
+    #: images that only the first, and only the second, has right
+    only_first: int
+    only_second: int
+    #: of McNemar's exact test that the two are equally often right
+    p: float
+
+
+def compared(first: Tensor, second: Tensor, labels: Tensor) -> Comparison:
+    """Compare the logits (n, classes) of two models for the same images, with labels (n,).
+
+    Source of the test: McNemar 1947, in its exact, binomial form; of the interval: `paired_bootstrap`. It
+    says how far other images could move the difference, not other training seeds. Raises `ValueError` for
+    NaN, and for labels that a model does not know.
+    """
+    accuracies = [score(logits, labels).accuracy for logits in (first, second)]
+    a, b = (logits.argmax(1) == labels for logits in (first, second))
+    only = int((a & ~b).sum()), int((~a & b).sum())
+    p = float(binomtest(only[0], sum(only)).pvalue) if sum(only) else 1.0
+    return Comparison(*accuracies, paired_bootstrap(a, b), *only, p)
+
+
+def compare_runs(
+    first: Path, second: Path, split: str | None = None, averaged: bool = False, trust_data: bool = False
+) -> Comparison:
+    """Compare what two finished runs have made, on the images that both are evaluated on (`split`: of another
+    split), wherever each reads them; each sees them as it was trained; trust_data: as in
+    `read_config`. Raises `ValueError` for runs on other images, and for other than classifiers."""
+    configs = [read_config(folder, trust_data) for folder in (first, second)]
+    for folder, config in zip((first, second), configs):
+        if not isinstance(config.task, Classify):
+            raise ValueError(f"{folder} is a run of {config.task.says}: compare runs that classify")
+        if averaged and config.recipe.ema is None:
+            raise ValueError(f"the run in {folder} has no averaged weights: its recipe has no ema")
+    splits = [split or config.task.evaluation_split for config in configs]
+    sets = [held_out(config.changed(evaluation_split=name)) for config, name in zip(configs, splits)]
+    if not same_images(*sets):
+        data = [_place(config) for config in configs]
+        said = " and ".join(f"{place}, {name}" for place, name in zip(data, splits))
+        way_out = "name one --split" if data[0] == data[1] else "compare runs on the same data"
+        raise ValueError(f"the runs are evaluated on different images ({said}): {way_out}")
+    if tuple(sets[0].classes) != tuple(sets[1].classes) or not torch.equal(sets[0].targets, sets[1].targets):
+        raise ValueError(f"the runs read different labels from {configs[0].data}: look at --label_column")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    logits = []
+    for folder, images in zip((first, second), sets):
+        logits.append(predict(load_result(weights_of(folder, averaged)).to(device), images))
+    return compared(*logits, sets[0].targets)
+
+
+def _place(config: RunConfig) -> str:
+    """Where a run's images are, in words."""
+    read, of = config.flat(), config.data
+    of += f" in {read['data_path']}" if read.get("data_path") else ""
+    return of + (f", column {read['image_column']}" if read.get("image_column") else "")
+
+
+def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
+    """Add the options of `compare`, and what it calls, `run`."""
+    parser.add_argument("first", type=Path, metavar="RUN")
+    parser.add_argument("second", type=Path, metavar="RUN")
+    parser.add_argument("--split", help="default: the one that the runs evaluate on")
+    parser.add_argument("--averaged", action="store_true", help="the averaged weights of both")
+    parser.add_argument("--trust-data", action="store_true", help=TRUST_DATA)
+    parser.set_defaults(run=compare_command)
+
+
+def compare_command(arguments: argparse.Namespace) -> int:
+    """`compare`: accuracies, difference with its interval, and McNemar's test."""
+    asked = arguments.split, arguments.averaged, arguments.trust_data
+    found = compare_runs(arguments.first, arguments.second, *asked)
+    low, high = 100 * found.difference.low, 100 * found.difference.high
+    print(f"{arguments.first}: accuracy {100 * found.first:.2f} %")
+    print(f"{arguments.second}: accuracy {100 * found.second:.2f} %")
+    print(f"difference {100 * found.difference.mean:+.2f} points, 95 % interval {low:+.2f} to {high:+.2f}")
+    print(
+        f"only the first is right for {found.only_first} images, only the second for {found.only_second}:"
+        f" McNemar's exact p = {found.p:.2g}"
+    )
+    return 0

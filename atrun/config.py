@@ -1,0 +1,516 @@
+"""One training run as a frozen value that goes to JSON and back: all `resume` needs besides checkpoints."""
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import torch
+
+from atlib._util import check_fields, write_atomically
+from atlib.data.generated import require_installed
+from atlib.data.transforms import Augmentation
+from atlib.pair import Normalisation
+from atlib.plan import Plan
+from atlib.train.recipe import Recipe
+from atlib.vit import VITS, Architecture
+from atrun.method import Method, method_of_run
+from atrun.overrides import Setting, read, said_of
+from atrun.parts import (
+    PRETEXTS,
+    READINGS,
+    TASKS,
+    AttnDistilled,
+    Classify,
+    CocoFolder,
+    Detect,
+    Dino,
+    Dmae,
+    Generated,
+    Mae,
+    Moco,
+    Rows,
+    Simmim,
+    kinds_of,
+    names_of,
+    require_use,
+    unfit,
+)
+from atrun.untrained import UNTRAINED, check_untrained
+
+TRUST_DATA = "run the function that makes a run's data, though it is of no installed package"
+# What may be another when a run goes on: it does not reach the weights, or (on_corrupt) lets it go on.
+FREE = ("workers", "save_every", "keep", "tensorboard", "on_corrupt", "maps_every")
+# What a run says of its teacher's images, where that does not say it itself.
+TEACHER_SEES = ("teacher_image_size", "teacher_mean", "teacher_std")
+# What has fields of its own, which the command line calls `plan.what`; those of a recipe as they stand.
+VALUES = {"recipe": Recipe, "plan": Plan, "augmentation": Augmentation, "model": Architecture}
+# What the command line has other options for, which look at the value and make it whole.
+NO_SETTINGS = ("recipe_name", "data", "teacher", "seed", "tensorboard")
+# The values that can be meant.
+RULES = (
+    (("seed", "workers"), lambda value: value >= 0, "must be at least 0"),
+    (("save_every", "keep", "reference_images"), lambda value: value >= 1, "must be at least 1"),
+    (("seed",), lambda value: value < 2**32, f"must be below 2**32 = {2**32}, as NumPy's generators ask for"),
+    (("teacher_image_size",), lambda value: value is None or value >= 1, "must be at least 1 pixel"),
+    (("drop_path",), lambda value: 0 <= value < 1, "must be at least 0 and below 1"),
+)
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """A run; checked when it is built, without data and without weights. `of` builds it from flat names, as
+    the command line and config.json have them.
+
+    Raises `ValueError` for parts that are not those of the method and the data, for a method without its
+    teacher, a plan that does not fit the model, and values that cannot be meant.
+    """
+
+    #: the published recipe it started from, for the record
+    recipe_name: str
+    #: what the student gets: scratch, fine-tune, copy, distill ... (`atrun.method.Method`)
+    method: Method
+    #: the student (of pre-training the teacher to be); without num_classes it gets the data's
+    model: Architecture
+    #: a name of the catalogue, a path, "coco", or a function (`atlib.data.generated`)
+    data: str
+    #: in epochs, until the number of images is known (`on`)
+    recipe: Recipe
+    #: what is trained
+    task: Classify | Detect | Mae | Dmae | AttnDistilled | Moco | Dino | Simmim
+    #: how its images come
+    reading: Generated | Rows | CocoFolder
+    #: a timm name or a file
+    teacher: str | None = None
+    #: the teacher's heads, where a file's weights do not tell (`atrun.teachers.load.load_teacher`)
+    teacher_heads: int | None = None
+    #: the timm name of a model that has such weights, likewise
+    teacher_architecture: str | None = None
+    #: pixels a side of the teacher's images; None: the student's
+    teacher_image_size: int | None = None
+    #: mean of the teacher's images, per channel; None: as it says itself
+    teacher_mean: tuple[float, float, float] | None = None
+    #: standard deviation of the teacher's images, likewise
+    teacher_std: tuple[float, float, float] | None = None
+    #: what is transferred (copy and distill)
+    plan: Plan | None = None
+    #: a timm name or a file that the student starts from, in place of random weights
+    student_weights: str | None = None
+    #: the layers whose features are distilled; None: all
+    feature_layers: tuple[int, ...] | None = None
+    #: training images, chosen by the seed, whose mean map is copied
+    reference_images: int = 1000
+    #: the student's rate of stochastic depth
+    drop_path: float = 0.0
+    #: processes that decode
+    workers: int = 0
+    #: steps between checkpoints
+    save_every: int = 500
+    #: so many checkpoints stay
+    keep: int = 2
+    #: also write the log for TensorBoard
+    tensorboard: bool = False
+    #: decides first weights, order and augmentation
+    seed: int = 0
+
+    @classmethod
+    def of(cls, **values: Any) -> "RunConfig":
+        """The run of these flat fields, {name: value}: its own and those of its parts. Raises `ValueError`
+        also for a field that such a run does not have."""
+        task, reading = kinds_of(method_of_run(values.get("method", "")), values.get("data", ""))
+        own = [field.name for field in fields(cls) if field.name not in ("task", "reading")]
+        unknown = [name for name in values if name not in (*own, *names_of(task, reading))]
+        if "detector" in unknown and values["detector"] is not None:
+            raise unfit(values["data"], values["detector"])
+        if unknown:
+            raise ValueError(
+                f"a run of method {values['method']!r} on data {values.get('data')!r} has no"
+                f" {', '.join(unknown)}"
+            )
+        parts = {
+            part: kind(**{name: values[name] for name in names_of(kind) if name in values})
+            for part, kind in (("task", task), ("reading", reading))
+        }
+        return cls(**{name: values[name] for name in own if name in values}, **parts)
+
+    def __post_init__(self):
+        object.__setattr__(self, "method", method_of_run(self.method))
+        if (type(self.task), type(self.reading)) != (kinds := kinds_of(self.method, self.data)):
+            raise ValueError(
+                f"a run of method {self.method!r} on data {self.data!r} has the parts {kinds[0].__name__} and"
+                f" {kinds[1].__name__}, got {self.task!r} and {self.reading!r}"
+            )
+        if self.method.needs_teacher and self.teacher is None:
+            raise ValueError(
+                f"{self.method} needs a teacher: a timm name or a file of weights, such as pre-training makes"
+            )
+        if not self.method.needs_teacher and self.teacher is not None:
+            raise ValueError(
+                f"{self.method} has no teacher, got {self.teacher!r}: leave it out, or choose a"
+                " recipe of copy, distill or fine-tune"
+            )
+        planned = None if self.plan is None else self.plan.how
+        if planned != (self.method if self.method.transfers else None):
+            raise ValueError(
+                f"method {self.method!r} and plan {planned!r} do not go together: copy and distill have a"
+                " plan that says so, other methods none"
+            )
+        check_fields(self, RULES)
+        if (self.teacher_mean is None) != (self.teacher_std is None):
+            raise ValueError(
+                f"teacher_mean={self.teacher_mean!r} and teacher_std={self.teacher_std!r} belong together:"
+                " give both, or leave both out"
+            )
+        for name in ("teacher_mean", "teacher_std"):
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, tuple(map(float, value)))
+        _ = self.teacher_normalisation  # checks the values
+        if self.student_weights is not None and not self.method.keeps_weights_apart:
+            raise ValueError(
+                f"student_weights={self.student_weights!r}: {self.method} starts from"
+                f" {'its teacher' if self.method is Method.FINE_TUNE else 'nothing'}; a student that begins"
+                " with weights of its own learns by copy, distill, features or mean-maps, and without a"
+                " teacher's maps that is fine-tune, whose teacher those weights are"
+            )
+        if self.teacher == UNTRAINED:
+            check_untrained(self)
+        if self.method.pretrains and (self.recipe.mixup or self.recipe.cutmix):
+            raise ValueError(f"mixup and cutmix mix classes, and {self.method} has none: set them to 0")
+        if isinstance(self.task, Detect):
+            for name in Classify.of_recipe:
+                if value := getattr(self.recipe, name):
+                    raise ValueError(
+                        f"{name}={value!r} is of classifying images, and a detector has no use for it"
+                    )
+        if (name := _not_finite(self.describe())) is not None:
+            raise ValueError(f"{name} must be a finite number")
+        self._check_model()
+
+    @property
+    def teacher_normalisation(self) -> Normalisation | None:
+        """How the teacher's images are normalised, where the run says it and not the teacher itself."""
+        return None if self.teacher_mean is None else Normalisation(self.teacher_mean, self.teacher_std)
+
+    @property
+    def augmentation(self) -> Augmentation | None:
+        """What is done to images that are read; None where they are taken as they are."""
+        return self.reading.augmentation if isinstance(self.reading, Rows) else None
+
+    def flat(self) -> dict[str, Any]:
+        """All fields, those of its parts among them, by the names that `of` takes."""
+        own = {field.name: getattr(self, field.name) for field in fields(self)}
+        task, reading = own.pop("task"), own.pop("reading")
+        return own | vars(task) | vars(reading)
+
+    def changed(self, **values: Any) -> "RunConfig":
+        """With other values of some flat fields."""
+        return RunConfig.of(**{**self.flat(), **values})
+
+    def _check_model(self) -> None:
+        model = self.skeleton(self.model.overrides.get("num_classes", 2))
+        if not isinstance(model, VITS):
+            self._check_no_vit(type(model).__name__)
+        elif len(model.blocks) == 0:
+            raise ValueError(f"the model {self.model.name!r} has no blocks: set model.depth to at least 1")
+        if self.method.pretrains:
+            self._check_pretext(model)
+        if self.plan is not None:
+            self.plan.layers_of(len(model.blocks))
+        if self.feature_layers is not None:
+            Plan(layers=self.feature_layers).layers_of(len(model.blocks))
+        size = built_for(model)
+        if None not in (size, self.augmentation) and size != (self.augmentation.image_size,) * 2:
+            raise ValueError(
+                f"the model {self.model.name!r} takes images of {size} pixels, the augmentation makes them of"
+                f" {self.augmentation.image_size}: change model.img_size or augmentation.image_size"
+            )
+
+    def _check_no_vit(self, kind: str) -> None:
+        if self.method is not Method.SCRATCH or not isinstance(self.task, Classify):
+            raise ValueError(
+                f"the model {self.model.name!r} is a {kind}, no ViT of the known classes: its attention"
+                " cannot be walked. It can learn from scratch to classify images, and this run is"
+                f" {self.method} ({self.task.says}): take a recipe of scratch, or one of"
+                " timm.list_models('vit_*')"
+            )
+        if self.task.maps_every:
+            raise ValueError(
+                f"maps_every={self.task.maps_every} draws where a ViT looks, and {self.model.name!r} is a"
+                f" {kind}: set it to 0"
+            )
+
+    def _check_pretext(self, model: torch.nn.Module) -> None:
+        try:
+            with torch.device("meta"):
+                self.pretext(model, self.skeleton(0) if self.method.needs_teacher else None)
+        except AssertionError as error:  # timm's blocks refuse a width that their heads do not divide
+            raise ValueError(
+                f"decoder_width={self.task.decoder_width} makes no decoder ({error}): take a multiple of"
+                f" decoder_heads={self.task.decoder_heads}"
+            ) from error
+
+    def pretext(
+        self,
+        vit: torch.nn.Module,
+        teacher: torch.nn.Module | None = None,
+        images: Normalisation | None = None,
+    ) -> torch.nn.Module:
+        """What trains `vit` on images alone: what hides patches of them, a pair of it and a copy that
+        follows, or one of it and its teacher. images: how they are normalised, where there is a teacher."""
+        # imported here: other runs do not need them
+        from atfamily import distilled_mae, simmim
+        from atfamily.attndistill import AttnDistill
+        from atlib.train import contrast, pretrain
+
+        match self.task:
+            case Mae() as task:
+                decoder = task.decoder_width, task.decoder_depth, task.decoder_heads
+                painter = pretrain.MaskedAutoencoder(vit, task.mask_ratio, *decoder)
+                if not isinstance(task, Dmae):
+                    return painter
+                return distilled_mae.DistilledMae(teacher, painter, normalisation=images)
+            case AttnDistilled() as task:
+                return AttnDistill(
+                    teacher,
+                    vit,
+                    temperature=task.attention_temperature,
+                    attention_weight=task.attention_weight,
+                    projector_layers=task.projector_layers,
+                    normalisation=images,
+                )
+            case Simmim() as task:
+                return simmim.SimMim(vit, task.mask_ratio, task.mask_unit)
+            case Moco() as task:
+                return contrast.MoCo(
+                    contrast.draw_patches(vit) if task.freeze_patches else vit,
+                    projection=task.projection_width,
+                    hidden=task.hidden_width,
+                    temperature=task.contrast_temperature,
+                    momentum=task.momentum,
+                    freeze_patches=task.freeze_patches,
+                )
+            case Dino() as task:
+                return contrast.Dino(
+                    vit,
+                    outputs=task.outputs,
+                    hidden=task.hidden_width,
+                    bottleneck=task.bottleneck_width,
+                    teacher_temperature=task.teacher_temperature,
+                    temperature_warmup=task.temperature_warmup,
+                    momentum=task.momentum,
+                    frozen=task.frozen,
+                    lengths=task.lengths,
+                    local_size=task.local_size,
+                )
+        raise ValueError(f"{self.method} learns from labels: no pre-text trains its model")
+
+    def on(self, images: int) -> "RunConfig":
+        """The run on so many training images: its recipe in steps."""
+        return replace(self, recipe=self.recipe.on(images))
+
+    def architecture(self, num_classes: int) -> Architecture:
+        """The model for so many classes, unless it has its own `num_classes`; without a class head for
+        masking and for detection."""
+        headless = not isinstance(self.task, Classify)
+        arguments: dict[str, Any] = {"num_classes": 0 if headless else num_classes}
+        if self.augmentation is not None:
+            arguments["img_size"] = self.augmentation.image_size
+        if self.drop_path:
+            arguments["drop_path_rate"] = self.drop_path
+        return Architecture(self.model.name, arguments | dict(self.model.overrides))
+
+    def skeleton(self, num_classes: int) -> torch.nn.Module:
+        """The model without weights, on the meta device. Raises `ValueError` where it cannot be built."""
+        try:
+            model = Architecture.read(self.architecture(num_classes)._asdict())  # as its files will be read
+            with torch.device("meta"):
+                return model.build_classifier()
+        except Exception as error:  # whatever timm meets first
+            raise ValueError(
+                f"the model {self.model.name!r} cannot be built with {dict(self.model.overrides)}: {error}"
+            ) from error
+
+    def describe(self) -> dict:
+        """The flat fields as plain JSON values, for a record and for config.json."""
+        return {name: as_plain(value) for name, value in self.flat().items()}
+
+    def fingerprint(self) -> dict:
+        """What must be the same when a run goes on."""
+        described = self.describe()
+        # a run of before there were these goes on
+        unsaid = [name for name in TEACHER_SEES if described[name] is None]
+        return {name: value for name, value in described.items() if name not in (*FREE, *unsaid)}
+
+    def require_use(self, names: Iterable[str]) -> None:
+        """Raise `ValueError` for a setting that this run has no use for: it was meant for something."""
+        require_use(names, self.method, self.data)
+
+
+def built_for(model: torch.nn.Module) -> tuple[int, int] | None:
+    """Height and width of the images that a model was built for; None for a network that takes any."""
+    embed = getattr(model, "patch_embed", getattr(model, "stem", None))  # ResMLPs and Mixers have a stem
+    size = getattr(embed, "img_size", None)
+    return None if size is None else tuple(size)
+
+
+def settings(model: Iterable[str] = ()) -> dict[str, Any]:
+    """Every setting of a run by its name on the command line, with its type: the fields of the run, of its
+    parts and of its recipe by their names, those of plan and augmentation as `plan.what` and
+    `augmentation.flip`; `model` chooses another model, and `model.NAME` is any of its constructor's arguments
+    (those to be listed are given)."""
+    apart = ("task", "reading", *VALUES, *NO_SETTINGS)
+    kinds: dict[str, Any] = {}
+    for of in (RunConfig, *TASKS, *READINGS, Recipe):
+        types = get_type_hints(of)
+        kinds |= {name: types[name] for name in names_of(of) if name not in apart}
+    for part in ("plan", "augmentation"):
+        kinds |= {f"{part}.{name}": kind for name, kind in get_type_hints(VALUES[part]).items()}
+    # a method is read by its name, and checked with all others by `RunConfig`
+    return kinds | {"model": str, "method": str} | dict.fromkeys(model, Any)
+
+
+def explained(pretraining: bool) -> dict[str, dict[str, Setting]]:
+    """What the help of `train`, or of `pretrain`, says of the `settings`, {title: {name: what is said}}: a
+    section for what every run has, and one for each part that only some have."""
+    of_run = said_of(RunConfig)
+    # both are read by their names
+    of_run |= {name: of_run[name]._replace(kind=str) for name in ("method", "model")}
+    apart = ("task", "reading", "recipe", "plan", *NO_SETTINGS)
+    sections = {"Of the run": {name: one for name, one in of_run.items() if name not in apart}}
+    tasks = [task for task in TASKS if pretraining == (task in PRETEXTS)]
+    for part in dict.fromkeys(part for kind in (*tasks, *READINGS) for part in reversed(kind.__mro__)):
+        if is_dataclass(part) and (own := {k: one for k, one in said_of(part).items() if k not in VALUES}):
+            sections[f"Of {part.says}"] = own
+    sections["Of the recipe"] = said_of(Recipe)
+    for part in ("augmentation",) if pretraining else ("plan", "augmentation"):
+        sections[f"Of the {part}"] = {f"{part}.{name}": one for name, one in said_of(VALUES[part]).items()}
+    return sections
+
+
+def with_settings(values: Mapping[str, Any], changes: Mapping[str, str]) -> RunConfig:
+    """The run of these flat fields with some `settings`, as texts, in place of theirs; of `values`, what such
+    a run does not have is left out.
+
+    Nothing is checked before all are applied: a model and an image size may be wrong one by one and right
+    together. Raises `ValueError` for unknown names (with the close ones), values of another type, values that
+    cannot be meant, and settings that such a run has no use for.
+    """
+    asked = read(changes, settings(name for name in changes if name.startswith("model.")))
+    if (name := _not_finite(asked)) is not None:
+        raise ValueError(f"{name}: it must be a finite number")
+    method, data = method_of_run(asked.get("method", values["method"])), values["data"]
+    require_use(changes, method, data)
+    # a recipe of detection on other data is an error, not a recipe of classifying
+    has = {field.name for field in fields(RunConfig)} | {*names_of(*kinds_of(method, data)), "detector"}
+    values = {name: value for name, value in values.items() if name in has}
+    if not method.transfers:
+        values = {**values, "plan": None}  # of a recipe that transfers, by another method
+    model = values["model"]
+    changed: dict[str, Any] = {}
+    inner: dict[str, dict[str, Any]] = {part: {} for part in VALUES}
+    for name, value in asked.items():
+        part, dot, field = name.partition(".")
+        if dot:
+            inner[part][field] = value
+        elif name in Recipe.__dataclass_fields__:
+            inner["recipe"][name] = value
+        elif name == "model":
+            model = model._replace(name=value)
+        else:
+            changed[name] = value
+    for part in ("plan", "augmentation"):
+        if inner[part] and values.get(part) is None:
+            raise ValueError(
+                f"{part}.{next(iter(inner[part]))}: this run has no {part} (method {str(method)!r},"
+                f" recipe {values['recipe_name']!r})"
+            )
+        if inner[part]:
+            changed[part] = replace(values[part], **inner[part])
+    changed["recipe"] = values["recipe"].changed(inner["recipe"])
+    changed["model"] = model._replace(overrides={**model.overrides, **inner["model"]})
+    return RunConfig.of(**{**values, **changed})
+
+
+def write_config(folder: Path, config: RunConfig) -> Path:
+    """Write FOLDER/config.json, whole or not at all."""
+    return write_atomically(
+        config_path(folder), (json.dumps(config.describe(), indent=1, allow_nan=False) + "\n").encode()
+    )
+
+
+def read_config(folder: Path, trust_data: bool = False) -> RunConfig:
+    """The run that a folder holds. Raises `FileNotFoundError`, or as `read_config_file` does."""
+    path = config_path(folder)
+    if not path.exists():
+        raise FileNotFoundError(
+            f"{folder} holds no run, {path.name} is missing: start one with `python -m atlib train ... --out"
+            f" {folder}`"
+        )
+    return read_config_file(path, trust_data)
+
+
+def read_config_file(path: Path, trust_data: bool = False) -> RunConfig:
+    """The run that a config.json describes. trust_data: its data may be made by any function; otherwise by
+    one of an installed package. Raises `ValueError` for another function, `OSError` naming a file that is
+    damaged."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        if "heads" in values:
+            raise ValueError(
+                "its fields heads and head_sizes, of a detector, are now called detector and detector_sizes:"
+                " the version that wrote it goes on with it; a new run needs another --out"
+            )
+        made = {name: kind(**_tuples(values[name])) for name, kind in VALUES.items() if values.get(name)}
+        config = RunConfig.of(**{**_tuples(values), **made})
+    except (json.JSONDecodeError, UnicodeDecodeError, TypeError, AttributeError, ValueError) as error:
+        raise OSError(
+            f"{path} does not describe a run ({type(error).__name__}: {error}); it was left as it is"
+        ) from error
+    if not trust_data:
+        require_installed(config.data)
+    return config
+
+
+def config_path(folder: Path) -> Path:
+    """Where a run's folder keeps its config."""
+    return Path(folder) / "config.json"
+
+
+def is_run(path: Path) -> bool:
+    """Whether a path is a run's folder, by its config: other folders have a config.json of another kind."""
+    try:
+        return "recipe_name" in json.loads(config_path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError, TypeError):
+        return False
+
+
+def as_plain(value: object) -> object:
+    """A value as JSON has it."""
+    if isinstance(value, Method):
+        return value.value
+    if isinstance(value, Architecture):
+        return {
+            "name": value.name,
+            "overrides": {name: as_plain(item) for name, item in value.overrides.items()},
+        }
+    if is_dataclass(value):
+        return {field.name: as_plain(getattr(value, field.name)) for field in fields(value)}
+    return [as_plain(item) for item in value] if isinstance(value, (tuple, list)) else value
+
+
+def _not_finite(value: object, name: str = "") -> str | None:
+    """Where in nested plain values a number is infinite or NaN, which JSON could not say; None: nowhere."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"{name}={value}"
+    inside = dict(enumerate(value)) if isinstance(value, (list, tuple)) else value
+    for key, item in inside.items() if isinstance(inside, dict) else ():
+        if (where := _not_finite(item, f"{name}.{key}".removeprefix("."))) is not None:
+            return where
+    return None
+
+
+def _tuples(values: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON's lists as the tuples that they were."""
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}

@@ -1,0 +1,289 @@
+"""From what was asked on the command line to a checked run, before data or weights are touched."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+
+from atlib._util import require_known
+from atlib.data.catalogue import CATALOGUE, find
+from atlib.data.generated import is_generated, maker
+from atlib.data.transforms import Augmentation
+from atlib.train import recipe as recipes
+from atlib.vit import PRESETS, Architecture, check_activation, create_vit, weights_file
+from atrun import generic
+from atrun.build import check_fits
+from atrun.config import (
+    RunConfig,
+    as_plain,
+    config_path,
+    is_run,
+    read_config,
+    read_config_file,
+    with_settings,
+)
+from atrun.log import require_tensorboard
+from atrun.method import Method
+from atrun.parts import COCO
+from atrun.published import Published
+from atrun.recipes import FOR_PYTHON, names, published
+from atrun.runner import result_path
+from atrun.untrained import UNTRAINED
+
+# As the scale "cifar10" pre-trains (`atbook.lab.scales`).
+SMALL_PHOTOGRAPHS = Augmentation(32, crop="padded", padding=4, crop_pct=1.0, mean=(0.5,) * 3, std=(0.25,) * 3)
+_SMALL_VIEWS = replace(SMALL_PHOTOGRAPHS, crop="random-resized", scale=(0.2, 1.0))
+# What `pretrain` runs beside the papers' recipes, on small images: fields of a run.
+TASKS_OF_OUR_OWN: dict[str, dict[str, Any]] = {
+    Method.MAE: {"recipe": recipes.MAE, "augmentation": SMALL_PHOTOGRAPHS},
+    Method.SIMMIM: {"recipe": recipes.SIMMIM, "augmentation": SMALL_PHOTOGRAPHS},
+    Method.MOCO: {
+        "recipe": recipes.MOCO,
+        "augmentation": _SMALL_VIEWS,
+        "hidden_width": 1024,
+        "projection_width": 128,
+    },
+    Method.DINO: {
+        "recipe": recipes.DINO,
+        "augmentation": _SMALL_VIEWS,
+        "hidden_width": 512,
+        "momentum": 0.996,
+        "outputs": 4096,
+        "bottleneck_width": 128,
+        "local_views": 4,
+    },
+}
+
+
+def configure(
+    recipe: str,
+    data: str,
+    teacher: str | None = None,
+    changes: Mapping[str, str] = {},
+    seed: int = 0,
+    tensorboard: bool = False,
+    derived: generic.Derived | None = None,
+) -> RunConfig:
+    """The run that was asked for, its recipe in epochs where it is published so (`RunConfig.on`).
+
+    recipe: a published recipe's name, a pre-training task, or one of `generic.NAMES`, which counts images and
+    looks at the teacher (derived: what it came to, where that was done already); data: a name, a path or a
+    function; changes: some of `settings()`, as texts. Raises `ValueError` or `FileNotFoundError`, with the
+    way out, for everything that can be found wrong without reading data or weights."""
+    if "data_path" in changes:  # in full, so that the run can go on from another folder
+        changes = {**changes, "data_path": str(Path(changes["data_path"]).resolve())}
+    if "student_weights" in changes and changes["student_weights"].lower() not in ("none", "null"):
+        changes = {**changes, "student_weights": _weights(changes["student_weights"], "student weights")}
+    data = data_name(data, changes.get("data_path"))
+    common = {
+        "recipe_name": recipe,
+        "data": data,
+        "seed": seed,
+        "tensorboard": tensorboard,
+        "evaluation_split": evaluated_split(data),
+    }
+    if tensorboard:
+        require_tensorboard()
+    if recipe in TASKS_OF_OUR_OWN:
+        of_recipe = {"method": Method(recipe), "model": Architecture("cifar"), **TASKS_OF_OUR_OWN[recipe]}
+    elif recipe in generic.NAMES:
+        teacher = None if teacher is None else teacher_name(teacher)
+        of_recipe = (derived or generic.derive(recipe, data, teacher, changes, seed)).values
+    else:
+        if recipe not in FOR_PYTHON:
+            require_known("recipe", recipe, (*generic.NAMES, *TASKS_OF_OUR_OWN, *names()))
+        source = published(recipe)
+        if recipe in FOR_PYTHON:
+            raise ValueError(
+                f"the recipe {recipe!r} (method {source.method!r}, model {source.model!r}) is for Python, the"
+                " command line does not train it: atlib.train.train takes"
+                f" atrun.recipes.published({recipe!r}).recipe.on(IMAGES)"
+            )
+        teacher = source.teacher if teacher is None else teacher
+        of_recipe = _as_published(source) | {"teacher": None if teacher is None else teacher_name(teacher)}
+    if data == COCO:
+        common["training_split"] = "train2017"
+    config = with_settings({**of_recipe, **common}, changes)
+    config.recipe.require_optimizer()
+    check_fits(config)
+    return config
+
+
+def configure_again(
+    path: str | Path,
+    data: str | None = None,
+    teacher: str | None = None,
+    changes: Mapping[str, str] = {},
+    seed: int | None = None,
+    tensorboard: bool = False,
+    trust_data: bool = False,
+) -> RunConfig:
+    """The run that `path`, a run's config.json or its folder, describes, with other data, another teacher,
+    some other settings or another seed where these are given. Its steps and its rate are as they were, not
+    derived anew; trust_data: as in `read_config`. Raises as `configure` does, `ValueError` for generated data
+    in place of data that are read or the other way round, and `OSError` for a file that describes no run."""
+    path = Path(path)
+    file = config_path(path) if path.is_dir() else path
+    if not file.exists():
+        raise FileNotFoundError(f"--config {path}: there is no {file}, such as each run's folder has")
+    if tensorboard:
+        require_tensorboard()
+    # other data are named by whoever asks
+    values = read_config_file(file, trust_data or data is not None).flat()
+    if data is not None:
+        if is_generated(data) != is_generated(values["data"]):
+            raise ValueError(
+                f"--data {data}: the run of {file} has {values['data']}, and of data that are generated and"
+                " data that are read one cannot take the other's place: start a run with --recipe"
+            )
+        values |= {
+            "data": data_name(data, changes.get("data_path")),
+            "evaluation_split": evaluated_split(data),
+        }
+    if teacher is not None:
+        values["teacher"] = teacher_name(teacher)
+    values |= {"tensorboard": tensorboard} | ({} if seed is None else {"seed": seed})
+    config = with_settings(values, changes)
+    config.recipe.require_optimizer()
+    check_fits(config)
+    return config
+
+
+def oddities(recipe: str) -> tuple[str, ...]:
+    """What is odd about a published recipe; nothing of others."""
+    return () if recipe in (*TASKS_OF_OUR_OWN, *generic.NAMES) else published(recipe).oddities
+
+
+def config_diff(config: RunConfig, images: int) -> list[str]:
+    """How a run differs on so many images from the published one, apart from its teacher: "lr 0.001 instead
+    of 0.008", "drop_path 0.1 instead of 0.2"."""
+    if config.recipe_name in (*TASKS_OF_OUR_OWN, *generic.NAMES):
+        return []
+    then = _as_published(published(config.recipe_name))
+    now = {name: value for name, value in config.flat().items() if name in then}
+    then = {name: then[name] for name in now}  # of generated images, none is augmented
+    now, then = (_parts(both | {"recipe": both["recipe"].on(images)}) for both in (now, then))
+    changed = [name for name in now | then if now.get(name) != then.get(name)]
+    return [f"{name} {_short(now.get(name))} instead of {_short(then.get(name))}" for name in changed]
+
+
+def _as_published(source: Published) -> dict[str, Any]:
+    """The fields of a run that a published recipe says, but for its teacher."""
+    return {
+        "method": source.method,
+        "model": Architecture(source.model, dict(source.options)),
+        "recipe": source.recipe,
+        "plan": source.plan,
+        "drop_path": source.drop_path,
+        "augmentation": source.augmentation,
+        **source.pretext,
+        **source.detection,
+    }
+
+
+def _parts(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of a run and of what they are made of, by the names that the command line has for them."""
+    found = {}
+    for name, value in values.items():
+        described = as_plain(value)
+        if name == "model":
+            found |= {name: described["name"]}
+            described = described["overrides"]
+        if isinstance(described, dict):
+            before = "" if name == "recipe" else f"{name}."
+            found |= {f"{before}{part}": each for part, each in described.items()}
+        else:
+            found[name] = described
+    return found
+
+
+def _short(value: object) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else "none" if value is None else str(value)
+
+
+def data_name(name_or_path: str, path: str | None = None) -> str:
+    """A data set's name as it is, a path in full. Raises where there is nothing of that name."""
+    if is_generated(name_or_path):
+        maker(name_or_path)
+    if name_or_path == COCO or is_generated(name_or_path):
+        return name_or_path
+    if "/" not in name_or_path and not Path(name_or_path).exists():  # neither a hub id nor a path
+        require_known("data set (there is no folder of that name)", name_or_path, [COCO, *CATALOGUE])
+    place = find(name_or_path, path)
+    return str(place.path.resolve()) if path is None and place.path is not None else name_or_path
+
+
+def evaluated_split(data: str) -> str:
+    """The split on which results are reported."""
+    if is_generated(data):
+        return "test"
+    if data == COCO:
+        return "val2017"
+    return CATALOGUE[data].evaluated if data in CATALOGUE else "validation"
+
+
+def teacher_name(name: str) -> str:
+    """A teacher's name as it is, a file's path in full, and for a run's folder that of its ViT. Raises where
+    there is none of them."""
+    return name if name == UNTRAINED else _weights(name, "teacher")
+
+
+def _weights(name_or_path: str, what: str) -> str:
+    """A timm name as it is, a file's path in full, and for a run's folder that of the ViT that it has made.
+    Raises where there is neither, and for a name without weights or with weights that its model does not fit.
+    what: they are for, in a message."""
+    from atrun.teachers.load import is_file  # its room draws pictures, which needs seconds to import
+
+    if is_file(name_or_path):
+        path = Path(name_or_path)
+        if not path.exists():
+            raise FileNotFoundError(_no_weights(name_or_path, what))
+        if is_run(path):
+            run, path = path, result_path(path, read_config(path, trust_data=True).method)
+            if not path.exists():
+                raise FileNotFoundError(
+                    f"the run in {run} has left no {path.name}: `python -m atlib resume {run}` goes on"
+                )
+        return str(path.resolve())
+    _require_vit(name_or_path)
+    check_activation(name_or_path)
+    published = None if name_or_path in PRESETS else timm.get_pretrained_cfg(name_or_path)
+    if not (published is not None and published.has_weights or weights_file(name_or_path).exists()):
+        raise ValueError(
+            f"the {what} {name_or_path} has no published weights: name one of"
+            f" timm.list_pretrained('{name_or_path.split('.')[0]}*'), or a file of weights"
+        )
+    return name_or_path
+
+
+def _no_weights(name_or_path: str, what: str) -> str:
+    """What to do about weights that is neither a timm name nor a file: a hub's name is not downloaded."""
+    from atrun.teachers.load import SUFFIXES
+
+    hub = name_or_path.removeprefix("hf-hub:").removeprefix("hf_hub:")
+    is_path = Path(name_or_path).suffix in SUFFIXES
+    if hub != name_or_path or re.fullmatch(r"[\w-]+/[\w.-]+", name_or_path) and not is_path:
+        owner, _, model = hub.partition("/")
+        inside_timm = f", or name timm's model, {model}" if owner == "timm" else ""
+        return (
+            f"the {what} {name_or_path} is no file here, and looks like a name on the Hugging Face Hub, from"
+            " which atlib downloads timm's weights alone: fetch that repository (`hf download"
+            f" {hub} --local-dir FOLDER`) and name its file of weights, FOLDER/model.safetensors; its"
+            f" preprocessor_config.json beside that says how images are normalised{inside_timm}"
+        )
+    return (
+        f"the {what} {name_or_path} does not exist: `python -m atlib pretrain` makes one, and"
+        " timm.list_pretrained('vit_*') lists the names of those that timm publishes"
+    )
+
+
+@cache
+def _require_vit(name: str) -> None:
+    """Raise `ValueError` for a name that is no ViT of timm's."""
+    with torch.device("meta"):
+        create_vit(name)

@@ -1,0 +1,62 @@
+"""`python -m atlib controls RUN`: does the student of a run follow its teacher's maps, or read them?"""
+
+import argparse
+from pathlib import Path
+
+import torch
+
+from atlib.analysis.controls import controls, controls_table, switched
+from atlib.pair import Pair
+from atrun.build import build, outputs_for, training_images
+from atrun.config import read_config
+from atrun.runner import held_out, load_result, weights_of
+
+
+def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
+    """Add the options of `controls`, and what it calls, `run`."""
+    parser.add_argument("folder", type=Path, metavar="RUN", help="a finished run of copy, or of distill")
+    parser.add_argument(
+        "--train",
+        action="store_true",
+        help="train a student under each control, by the run's recipe, from scratch on (default: switch the"
+        " maps of the student that the run has made, which takes seconds)",
+    )
+    parser.add_argument("--seeds", type=int, default=3, help="with --train: students a row (default: 3)")
+    parser.add_argument(
+        "--rates", type=float, nargs="+", default=(), help="with --train: learning rates to choose from"
+    )
+    parser.add_argument("--validation", metavar="SPLIT", help="with --rates: where they are chosen")
+    parser.set_defaults(run=controls_command)
+
+
+def controls_command(arguments: argparse.Namespace) -> int:
+    """`controls`: a table of accuracies, differences and intervals."""
+    config = read_config(arguments.folder)
+    if not config.method.transfers:
+        raise ValueError(f"{arguments.folder} is a run of {config.method}: controls are of copy or distill")
+    images, tested_on = training_images(config), held_out(config)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if not arguments.train:
+        pair = load_result(weights_of(arguments.folder))
+        if not isinstance(pair, Pair):
+            raise ValueError(f"{arguments.folder} keeps no teacher: give --train")
+        print(controls_table(switched(pair.to(device), tested_on, images)))
+        return 0
+    outputs = outputs_for(config, images)
+    built = build(config, outputs, getattr(images, "normalisation", None), arguments.folder)
+    validation = None
+    if arguments.validation is not None:
+        validation = held_out(config.changed(evaluation_split=arguments.validation))
+    rows = controls(
+        built.model.teacher,
+        built.student.build_classifier,
+        images,
+        tested_on,
+        config.recipe,
+        plan=built.model.plan,
+        rates=arguments.rates,
+        validation=validation,
+        seeds=arguments.seeds,
+    )
+    print(controls_table(rows))
+    return 0

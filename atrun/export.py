@@ -1,0 +1,320 @@
+"""`python -m atlib export`: what a run has made, as others read it: a folder of timm, or an ONNX file."""
+
+import argparse
+import contextlib
+import io
+import json
+import os
+import shutil
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import timm
+import torch
+from timm.models.deit import VisionTransformerDistilled
+from torch import Tensor, nn
+
+from atlib._util import write_atomically
+from atlib.baselines.mean_maps import StoredMaps
+from atlib.checkpoint import normalisation_said, read_header, save_vit
+from atlib.pair import Normalisation, Pair, attach, student_of
+from atlib.train.objectives import outputs
+from atlib.vit import PRESETS, Architecture
+from atrun.build import preparation_of
+from atrun.classes import class_names
+from atrun.config import is_run, read_config
+from atrun.runner import load_result, weights_of
+
+TOLERANCE = 1e-4  # of outputs by another engine, which sums in another order, relative to the largest
+LARGEST_ONNX = 2**31 - 2**20  # bytes: a file of protobuf holds 2 GiB
+
+
+class Exportable(NamedTuple):
+    """A trained model with what others need to use it."""
+
+    #: a ViT, or a pair that needs its teacher or its stored maps; in eval mode, on the CPU
+    model: nn.Module
+    #: of the ViT, or of the pair's student
+    architecture: Architecture
+    #: the names of its classes, in the order of its outputs; None where they are unknown
+    classes: tuple[str, ...] | None
+    #: how an image is prepared for it, by the names of timm's data config: input_size, mean, std,
+    #: interpolation, crop_pct, crop_mode
+    preparation: Mapping[str, Any]
+    #: the same as a run's file says it, by this project's names; empty where it is not known
+    prepared: Mapping[str, Any] = MappingProxyType({})
+
+
+def open_to_export(path: Path, normalisation: Normalisation | None = None) -> Exportable:
+    """The model in a file that a run has left, with its classes and how images are prepared for it.
+
+    normalisation: of its images, where the file does not say it. Raises `ValueError` where neither says it,
+    or both do, for a detector, and for other names of classes than outputs; `OSError` for a file that atlib
+    did not write.
+    """
+    header = read_header(path)
+    if "detector" in header:
+        raise ValueError(
+            f"{path} holds a detector, which neither form is for; the ViT of its run is in"
+            f" {path.with_name('student.safetensors')}"
+        )
+    said = header.get("architecture") or header.get("student")
+    if said is None:
+        raise OSError(
+            f"{path} does not say its architecture, so it is no file of atlib's: `python -m atlib teacher"
+            f" {path}` says what it is, and atlib.load_teacher with atlib.checkpoint.save_vit makes one of it"
+        )
+    model, architecture = load_result(path), Architecture.read(said)
+    classes, count = None, student_of(model).num_classes
+    if count and (header.get("classes") or is_run(path.parent)):
+        classes = class_names(path) or None
+    if classes is not None and len(classes) != count:
+        raise ValueError(f"{path} has {count} outputs and {len(classes)} names of classes")
+    prepared = {"augmentation": header["augmentation"]} if "augmentation" in header else {}
+    return Exportable(model, architecture, classes, _preparation(path, model, normalisation), prepared)
+
+
+def write_timm_folder(model: Exportable, folder: Path) -> Path:
+    """Write a folder that `timm.create_model("local-dir:FOLDER", pretrained=True)` reads: config.json and
+    model.safetensors, which is also a file of atlib's own. Returns the folder.
+
+    Whole or not at all, and after timm was seen to read it: it builds the same weights and the same outputs.
+    Raises `ValueError` for a folder that holds something, for a pair, which is no model of timm's, and for a
+    ViT that timm does not build by a name.
+    """
+    if isinstance(model.model, Pair):
+        beside = "stored maps" if isinstance(model.model, StoredMaps) else "its teacher's maps"
+        raise ValueError(
+            f"this student needs {beside} for every image, and no model of timm's has them: export it to a"
+            " file that ends in .onnx, with all that it needs in it; or train by distill, whose student needs"
+            " nothing"
+        )
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise ValueError(f"--out {folder}: there is something already; name a new folder")
+    name, arguments = _timm_call(model.architecture, model.model)
+    about = {
+        "architecture": name,
+        "num_classes": model.model.num_classes,
+        "num_features": model.model.num_features,
+        "global_pool": model.model.global_pool,
+        **({"label_names": list(model.classes)} if model.classes else {}),
+        "model_args": arguments,
+        "pretrained_cfg": {
+            **model.preparation,
+            "fixed_input_size": True,
+            "num_classes": model.model.num_classes,
+            "pool_size": None,
+            "first_conv": "patch_embed.proj",
+            "classifier": ["head", "head_dist"] if _is_distilled(model.model) else "head",
+        },
+    }
+    said = dict(model.prepared) | ({"classes": list(model.classes)} if model.classes else {})
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    try:
+        save_vit(temporary / "model.safetensors", model.model, model.architecture, said)
+        write_atomically(temporary / "config.json", (json.dumps(about, indent=2) + "\n").encode())
+        _check_read_by_timm(temporary, model.model)
+        os.replace(temporary, folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return folder
+
+
+def write_onnx(model: Exportable, path: Path) -> Path:
+    """Write an ONNX file: images (batch, 3, height, width), float32, normalised, to logits (batch, classes),
+    or to features where there is no class head, for any batch. Returns the path.
+
+    Its metadata say, as JSON, "classes" and "preparation" (timm's data config). A pair has its teacher, or
+    its stored maps, in it. Whole or not at all, and after onnx's reference evaluator was seen to compute what
+    torch does. Raises `ImportError` without the extra `onnx`, and `ValueError` for a model that torch cannot
+    export, or of more than 2 GiB.
+    """
+    try:
+        import onnxscript  # noqa: F401  what torch exports with
+        from onnx.reference import ReferenceEvaluator
+    except ImportError as error:
+        raise ImportError(
+            "a file of ONNX needs the packages onnx and onnxscript: pip install 'attention-transfer[onnx]'"
+        ) from error
+    parts = student_of(model.model), *getattr(model.model, "teachers", ()), *model.model.buffers()
+    size = sum(_bytes_of(part) for part in parts)
+    if size > LARGEST_ONNX:
+        raise ValueError(
+            f"the weights are {size / 2**30:.1f} GiB, and one file of ONNX holds 2: export to a folder of"
+            " timm's, which has no such limit, or read the run's own file with atlib.checkpoint"
+        )
+    plain, height, width = _Outputs(model.model), *model.preparation["input_size"][1:]
+    output = "logits" if student_of(model.model).num_classes else "features"
+    # torch advises on its own inner workings, which no code here can change
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        try:
+            program = torch.onnx.export(
+                plain,
+                (torch.zeros(2, 3, height, width),),
+                input_names=["images"],
+                output_names=[output],
+                dynamic_shapes=({0: "batch"},),
+                dynamo=True,
+                verbose=False,
+            )
+        except Exception as error:  # whatever torch, or one of three packages, meets first
+            said = (str(error).strip().splitlines() or [""])[0]
+            raise ValueError(
+                f"torch cannot export this {type(model.model).__name__} to ONNX ({type(error).__name__}:"
+                f" {said}): a ViT alone can be exported to a folder of timm's"
+            ) from error
+    written = program.model_proto
+    facts = {"classes": list(model.classes)} if model.classes else {}
+    for name, value in (facts | {"preparation": model.preparation}).items():
+        entry = written.metadata_props.add()
+        entry.key, entry.value = name, json.dumps(value)
+    images = _images_like(model.preparation, 3)  # another number than it was traced with
+    (found,) = ReferenceEvaluator(written).run(None, {"images": images.numpy()})
+    _require_same(plain, images, torch.from_numpy(found), TOLERANCE, "ONNX")
+    return write_atomically(path, written.SerializeToString())
+
+
+class _Outputs(nn.Module):
+    """A model as a function of images to one tensor."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: Tensor) -> Tensor:
+        return outputs(self.model, images).logits
+
+
+def _preparation(path: Path, model: nn.Module, normalisation: Normalisation | None) -> dict[str, Any]:
+    """How images are prepared for a file's model, as it says, or as its run's folder does."""
+    said, augmentation = preparation_of(path)
+    if not said and is_run(path.parent):
+        augmentation = read_config(path.parent, trust_data=True).augmentation
+    known = normalisation_said(read_header(path))
+    if known is None:
+        known = model.normalisation if isinstance(model, Pair) else Normalisation.of(model)
+    if known is None and augmentation is not None:
+        known = augmentation.normalisation
+    if known is not None and normalisation not in (None, known):
+        raise ValueError(f"{path} says that its images have {known}: leave --mean and --std out")
+    known = known or normalisation
+    if known is None:
+        raise ValueError(
+            f"{path} does not say how its images are normalised: say it with --mean and --std, such as --mean"
+            " 0.5 --std 0.25 for images of this book's own worlds"
+        )
+    size = getattr(getattr(student_of(model), "patch_embed", None), "img_size", None)
+    if size is None:
+        raise ValueError(f"{path} holds a {type(student_of(model)).__name__}, which takes no one image size")
+    return {
+        "input_size": [3, *size],
+        "mean": list(known.mean),
+        "std": list(known.std),
+        "interpolation": "bicubic" if augmentation is None else augmentation.interpolation,
+        "crop_pct": 1.0 if augmentation is None else augmentation.crop_pct,
+        "crop_mode": "center",
+    }
+
+
+def _timm_call(architecture: Architecture, vit: nn.Module) -> tuple[str, dict[str, Any]]:
+    """The name and the arguments with which timm builds a ViT. A preset's, or a plain mapping's, is a name
+    whose own sizes are the defaults of the class."""
+    name, overrides = architecture.name, dict(architecture.overrides)
+    if isinstance(name, str) and name not in PRESETS:
+        return name.partition(".")[0], {**overrides, "num_classes": vit.num_classes}
+    sizes = PRESETS[name] if isinstance(name, str) else name
+    arguments = {**sizes, **overrides}
+    arguments.pop("distilled", None)
+    return "deit_base_distilled_patch16_224" if _is_distilled(vit) else "vit_base_patch16_224", arguments
+
+
+def _is_distilled(vit: nn.Module) -> bool:
+    return isinstance(vit, VisionTransformerDistilled)
+
+
+def _check_read_by_timm(folder: Path, vit: nn.Module) -> None:
+    """Raise `ValueError` unless timm reads the folder as the same ViT."""
+    try:
+        read = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+    except Exception as error:  # whatever timm meets first
+        raise ValueError(
+            f"timm does not build this {type(vit).__name__} by its name ({type(error).__name__}: {error}):"
+            " export it to a file that ends in .onnx"
+        ) from error
+    own, its = vit.state_dict(), read.state_dict()
+    if own.keys() != its.keys() or not all(torch.equal(own[name], its[name]) for name in own):
+        raise ValueError(
+            f"timm reads other weights than those of this {type(vit).__name__}: export it to a file that"
+            " ends in .onnx"
+        )
+    images = _images_like(read.pretrained_cfg, 3)
+    with torch.no_grad():
+        found = read(images)
+    _require_same(vit, images, found, 0.0, "timm")
+
+
+def _images_like(preparation: Mapping[str, Any], count: int) -> Tensor:
+    """Noise like images that are prepared so: (count, 3, height, width)."""
+    return torch.randn(count, *preparation["input_size"], generator=torch.Generator().manual_seed(0))
+
+
+@torch.no_grad()
+def _require_same(model: nn.Module, images: Tensor, found: Tensor, tolerance: float, by: str) -> None:
+    expected = model(images)
+    far = (found - expected).abs().max() / expected.abs().max() if found.shape == expected.shape else None
+    if far is None or not far <= tolerance:
+        raise ValueError(
+            f"what {by} computes of the exported model differs from what torch does, by {far} of the largest"
+            " output: nothing was written"
+        )
+
+
+def _bytes_of(part: nn.Module | Tensor) -> int:
+    tensors = [part] if isinstance(part, Tensor) else part.state_dict().values()
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
+    """Add the options of `export`, and what it calls, `run`."""
+    parser.add_argument("path", type=Path, metavar="RUN|FILE", help="a finished run, or its weights")
+    out = (
+        "a new folder, which timm.create_model('local-dir:FOLDER', pretrained=True) reads, or a file that"
+        " ends in .onnx"
+    )
+    parser.add_argument("--out", type=Path, metavar="FOLDER|FILE.onnx", required=True, help=out)
+    parser.add_argument("--averaged", action="store_true", help="the run's averaged weights")
+    for name in ("mean", "std"):
+        says = "of the images, where the file does not say it: one number, or three"
+        parser.add_argument(f"--{name}", type=float, nargs="+", metavar="X", help=says)
+    parser.set_defaults(run=export_command)
+
+
+def export_command(arguments: argparse.Namespace) -> int:
+    """`export`: a folder of timm's, or an ONNX file."""
+    out, (mean, std) = arguments.out, (arguments.mean, arguments.std)
+    if (mean is None) != (std is None):
+        raise ValueError("--mean and --std belong together: give both, or leave both out")
+    if out.suffix.lower() in (".safetensors", ".pt", ".pth", ".bin"):
+        raise ValueError(
+            f"--out {out}: name a folder, which timm reads, or a file that ends in .onnx. A run's weights are"
+            " a .safetensors already"
+        )
+    told = None if mean is None else Normalisation(*(v if len(v) > 1 else v[0] for v in (mean, std)))
+    model = open_to_export(weights_of(arguments.path, arguments.averaged), told)
+    if told is not None:
+        attach(student_of(model.model), told)  # the written file says it too
+    try:
+        if out.suffix.lower() == ".onnx":
+            print(write_onnx(model, out))
+        else:
+            print(write_timm_folder(model, out))
+    except ImportError as error:  # what is missing is a package, and the message says which
+        raise ValueError(str(error)) from error
+    if model.classes is None:
+        print("no names of classes: neither the file nor its run's folder says them")
+    return 0

@@ -1,0 +1,92 @@
+"""The command `look`: a page of where models look on a picture."""
+
+import argparse
+from pathlib import Path
+
+from torch import nn
+
+from atlib.checkpoint import load_bundle, read_header
+from atlib.pair import student_of
+from atrun.looking.page import look
+from atrun.looking.preparation import Preparation, open_picture, preparation_of
+from atrun.teachers.load import is_file, load_teacher
+
+
+def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
+    """Add the options of `look`, and what it calls, `run`."""
+    model = "a timm name (its published weights are taken) or a file of weights; several are compared"
+    parser.add_argument("models", nargs="+", metavar="MODEL", help=model)
+    parser.add_argument("image", type=Path, metavar="IMAGE", help="any picture file")
+    parser.add_argument("--out", type=Path, metavar="FILE", required=True, help="the page, a .html")
+    parser.add_argument(
+        "--size", type=int, metavar="PIXELS", help="a side, whole patches (default: the model's own)"
+    )
+    default = "(default: as the model's configuration or its file says, else ImageNet's)"
+    for name in ("mean", "std"):
+        says = f"of the three channels, of pixels in 0..1 {default}"
+        parser.add_argument(f"--{name}", type=float, nargs=3, metavar=("R", "G", "B"), help=says)
+    crop = "the picture is resized to size / CROP and its middle is taken; 1 keeps most of it"
+    parser.add_argument("--crop", type=float, metavar="CROP", help=crop)
+    squash = "squeeze all of the picture into the model's size, whatever its aspect"
+    parser.add_argument("--squash", action="store_true", help=squash)
+    for name in ("layers", "only-heads"):
+        says = f"which {name.removeprefix('only-')} the page keeps (default: all)"
+        parser.add_argument(f"--{name}", type=int, nargs="+", metavar="NUMBER", help=says)
+    room = "how large the rows may be (default: 10); where they do not fit, fewer patches are kept as queries"
+    parser.add_argument("--megabytes", type=float, default=10, help=room)
+    parser.add_argument("--heads", type=int, help="of a file whose weights do not tell")
+    parser.add_argument(
+        "--architecture", metavar="NAME", help="of a file whose weights do not tell: a timm name"
+    )
+    parser.set_defaults(run=look_command)
+
+
+def look_command(arguments: argparse.Namespace) -> int:
+    """`look`: writes the page and says where it is and what it holds."""
+    if arguments.out.suffix.lower() not in (".html", ".htm") or arguments.out.is_dir():
+        raise ValueError(f"--out {arguments.out}: name a file that ends with .html")
+    names = [Path(name).stem if is_file(name) else name for name in arguments.models]
+    if len(set(names)) < len(names):
+        names = list(arguments.models)
+    if len(set(names)) < len(names):
+        raise ValueError(f"{', '.join(names)}: the same model twice; name two")
+    picture = open_picture(arguments.image)  # before weights are read
+    loaded = [_loaded(name, arguments) for name in arguments.models]
+    options = {"layers": arguments.layers, "heads": arguments.only_heads, "megabytes": arguments.megabytes}
+    models = {name: model for name, (model, _) in zip(names, loaded)}
+    preparations = {name: preparation for name, (_, preparation) in zip(names, loaded)}
+    shown = look(models, picture, preparation=preparations, **options)
+    path = shown.save(arguments.out)
+    print(*shown.notes, f"{path}: {path.stat().st_size / 1e6:.1f} MB, needs no network", sep="\n")
+    return 0
+
+
+def _loaded(name: str, arguments: argparse.Namespace) -> tuple[nn.Module, Preparation]:
+    """A model and how pictures are prepared for it."""
+    header = read_header(name) if name.endswith(".safetensors") and is_file(name) else {}
+    if "needs_teacher" in header:
+        model = load_bundle(name)
+    else:
+        read = {"heads": arguments.heads, "architecture": arguments.architecture}
+        model = load_teacher(name, image_size=arguments.size, **(read if is_file(name) else {})).vit
+    changes = _said(header)
+    asked = {"mean": arguments.mean, "std": arguments.std, "crop_pct": arguments.crop}
+    asked = {field: value for field, value in asked.items() if value is not None}
+    if arguments.squash:
+        asked["crop_mode"] = "squash"
+    if asked:
+        changes = {**changes, **asked, "source": f"{', '.join(asked)} as asked, the rest as the model has it"}
+    if arguments.size is not None:
+        changes["size"] = (arguments.size, arguments.size)
+    return model, preparation_of(student_of(model), **changes)
+
+
+def _said(header: dict) -> dict:
+    """How a file of ours says that pictures are prepared for its weights; {} where it says nothing."""
+    if "augmentation" not in header:
+        return {}
+    said = header["augmentation"]
+    if said is None:  # of pixels in memory, which `Images` takes as they are
+        return {"mean": (0.5,) * 3, "std": (0.25,) * 3, "crop_pct": 1.0, "source": "as for images in memory"}
+    fields = ("mean", "std", "crop_pct", "interpolation")
+    return {field: said[field] for field in fields} | {"source": "as its file says"}

@@ -1,0 +1,216 @@
+"""What a reader sees: a block of HTML for a notebook or a page, and a whole page of it."""
+
+import base64
+import hashlib
+import html
+import io
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from atlib._util import write_atomically
+from atlib.compatibility import sizes_of
+from atlib.pair import check_images, student_of
+from atrun.looking.preparation import Preparation, Prepared, preparation_of, prepare
+from atrun.looking.rows import Rows, read_rows
+
+FOLDER = Path(__file__).parent
+SMALL = 128  # pixels a side below which the picture is stored without loss
+# Names in double underscores are filled in. The script finds its block by the hash of what is in it, so that
+# many share a page, and takes nothing from outside.
+BLOCK = """<div class="look" data-look="__HASH__">
+<style>__STYLE__</style>
+<div class="look-before"><img src="__PICTURE__" alt="__ALT__" width="224">
+<p>__SAYS__ The answer is interactive, and appears where scripts may run: in a saved page, or in a
+notebook that is trusted.</p></div>
+<script type="application/json">__CONTENT__</script>
+<script>__SCRIPT__</script>
+</div>"""
+PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>__TITLE__</title>
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy"
+ content="default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'">
+<style>:root { color-scheme: light dark; }
+body { margin: 0 auto; padding: 1rem; max-width: 76rem; font: 1rem/1.5 system-ui, sans-serif; }
+h1 { font-size: 1.4rem; margin: 0 0 0.8rem; overflow-wrap: anywhere; }</style></head>
+<body><main><h1>__TITLE__</h1>
+__BLOCK__
+</main></body></html>
+"""
+
+
+class Look(NamedTuple):
+    """Where every token of some models looks on one picture; the last expression of a cell shows it.
+
+    What is shown is one block of HTML with its script and its data: it needs no kernel and no network, in a
+    notebook, on Colab, in a built book, or saved as a page.
+    """
+
+    #: {name of a model: its rows, and the picture as it was prepared for it}.
+    models: Mapping[str, tuple[Rows, Prepared]]
+    #: What was done and what is left out, in sentences.
+    notes: Sequence[str]
+
+    @property
+    def title(self) -> str:
+        """What it shows, as one line."""
+        return f"Where {'do' if len(self.models) > 1 else 'does'} {' and '.join(self.models)} look?"
+
+    def html(self) -> str:
+        """The block: style, data and script."""
+        models = [
+            {"name": name, "photograph": _data_address(prepared.photograph), **rows.content()}
+            for name, (rows, prepared) in self.models.items()
+        ]
+        # Escaped, because a "<" of a name could end the script element early.
+        content = json.dumps({"models": models, "notes": self.notes}, separators=(",", ":"))
+        content = content.replace("<", "\\u003c")
+        name = hashlib.sha256(content.encode()).hexdigest()[:12]
+        parts = {
+            "__HASH__": name,
+            "__STYLE__": (FOLDER / "look.css").read_text(encoding="utf-8"),
+            "__PICTURE__": models[0]["photograph"],
+            "__ALT__": "The picture that the models were given",
+            "__SAYS__": html.escape(self.title),
+            "__CONTENT__": content,
+            "__SCRIPT__": (FOLDER / "look.js").read_text(encoding="utf-8").replace("__HASH__", name),
+        }
+        return _filled(BLOCK, parts)
+
+    def page(self) -> str:
+        """A whole page, whose address keeps what the reader has chosen."""
+        block = self.html().replace('<div class="look"', '<div class="look" data-address', 1)
+        return _filled(PAGE, {"__TITLE__": html.escape(self.title), "__BLOCK__": block})
+
+    def save(self, path: str | Path) -> Path:
+        """Write the page to a file. Returns its path; raises `OSError` where it cannot be written."""
+        return write_atomically(Path(path), self.page().encode())
+
+    def __repr__(self) -> str:
+        count = sum(rows.levels.numel() for rows, _ in self.models.values())
+        return f"{self.title} {count:,} shares to click through; .save(path) writes a page"
+
+    def _repr_html_(self) -> str:
+        return self.html()
+
+
+def look(
+    models: nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module],
+    image: str | Path | Image.Image | Tensor,
+    *,
+    preparation: Preparation | Mapping[str, Preparation] | None = None,
+    layers: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
+    megabytes: float = 10,
+) -> Look:
+    """Where every token of a ViT looks on a picture, in every layer and head, with attention rollout beside.
+
+    models: a model that `walk` takes, of any size; several, to compare them on the same picture, or {name:
+    model}. An `AttentionTransfer` is its student, with its teacher's maps in it where the plan copies. image:
+    a file, a PIL image, or pixels (3, height, width) of uint8. preparation: how the picture becomes the
+    models' input, for all or {name: preparation}; None takes each model's own
+    (`atrun.looking.preparation.preparation_of`). layers, heads: those that are kept, None for all. megabytes:
+    how large the rows of all models may be in the page (10^6 bytes): those of ViT-B/16 at 224 pixels are 9.
+    Where the rows of all patches do not fit, those of a coarser grid of patches are kept as queries, each
+    with all its keys, and the page says so.
+
+    Rows are stored in 8 bits (`atrun.looking.rows.quantise` has the error's bound). Rollout is that of Abnar
+    & Zuidema 2020 (arXiv 2005.00928), as `atlib.analysis.rollout` computes it.
+
+    Raises `ValueError` where there is no model, for a layer or a head that is not there, where not even one
+    patch fits, and for an image of another size than a model takes; `OSError` for a file that is no picture;
+    `Unwalkable` as `walk` does.
+    """
+    named = _named(models)
+    room = int(megabytes * 1e6 * 3 / 4 / len(named))  # base64 takes four bytes for three
+    shown, notes = {}, []
+    for name, model in named.items():
+        vit = student_of(model)
+        sizes_of(vit)  # refuses what cannot be walked
+        own = preparation[name] if isinstance(preparation, Mapping) else preparation
+        own = preparation_of(vit) if own is None else own
+        check_images(vit, torch.empty(1, 3, *own.size))
+        prepared = prepare(image, own)
+        rows = read_rows(model, prepared.pixels, room, layers, heads)
+        shown[name] = rows, prepared
+        of = f"{name}: " if len(named) > 1 else ""
+        notes += [of + sentence for sentence in (own.describe(), *_kept(rows))]
+    return Look(shown, [*notes, *ALWAYS])
+
+
+ALWAYS = (
+    "Layers, heads, rows and columns count from 0, as in Python.",
+    "A row says how one token (the query) shares out its attention: its shares, those of prefix tokens among"
+    " them, sum to 1.",
+    "Rollout multiplies the layers up to the chosen one, each as half the identity, for the skip connection,"
+    " and half the mean of its heads: Abnar and Zuidema 2020, arXiv 2005.00928. No head is dropped, no small"
+    " share is set to 0, and no head's maximum is taken, as later variants do.",
+    "Shares are stored in 8 bits: the root of a share in 255ths of the root of its row's largest. None is off"
+    " by more than 1/255 of its row's largest share; small ones by less.",
+)
+
+
+def _kept(rows: Rows) -> list[str]:
+    """Which of a model's rows the page has, in sentences, what is left out first."""
+    (down, across), prefix = rows.tokens.grid, rows.tokens.prefix
+    kept, count = len(rows.down) * len(rows.across), down * across
+    said = []
+    if kept < count:
+        said.append(
+            f"Left out: the rows of {count - kept:,} of {count:,} patches. Those of {len(rows.down)} x"
+            f" {len(rows.across)} are here, of a grid of {down} x {across}; a click chooses the nearest of"
+            " them. More come with more megabytes, or with fewer layers or heads."
+        )
+    if len(rows.layers) < len(rows.heads):
+        layers = ", ".join(str(layer) for layer, _ in rows.layers)
+        said.append(f"Left out: of {len(rows.heads)} layers all but {layers}.")
+    if any(len(heads) < rows.heads[layer] for layer, heads in rows.layers):
+        layer, heads = rows.layers[0]
+        said.append(
+            f"Left out: of {rows.heads[layer]} heads all but {', '.join(map(str, heads))}; mean and rollout"
+            " are of all."
+        )
+    patches = f"{'all ' if kept == count else ''}{kept:,} patches"
+    said.append(
+        f"Here are {len(rows.largest):,} rows of {rows.levels.shape[1]:,} shares: the heads of"
+        f" {len(rows.layers)} layers, their mean and rollout, for the queries"
+        f" {', '.join([*prefix, patches])}."
+    )
+    return said
+
+
+def _named(models: nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+    if isinstance(models, nn.Module):
+        return {_name(models): models}
+    if not isinstance(models, Mapping):
+        names = [_name(model) for model in models]
+        several = len(set(names)) < len(names)
+        models = {f"{name} ({i})" if several else name: m for i, (name, m) in enumerate(zip(names, models))}
+    if not models:
+        raise ValueError("there is no model to look at: give a ViT, a list of them, or {name: ViT}")
+    return dict(models)
+
+
+def _name(model: nn.Module) -> str:
+    """The name of a model's architecture in timm, or its class. Not of its weights: they may be others."""
+    vit = student_of(model)
+    return (getattr(vit, "pretrained_cfg", None) or {}).get("architecture") or type(vit).__name__
+
+
+def _data_address(photograph: Image.Image) -> str:
+    kind = "PNG" if max(photograph.size) < SMALL else "JPEG"
+    buffer = io.BytesIO()
+    photograph.save(buffer, kind, **({} if kind == "PNG" else {"quality": 88}))
+    return f"data:image/{kind.lower()};base64,{base64.b64encode(buffer.getvalue()).decode()}"
+
+
+def _filled(template: str, parts: Mapping[str, str]) -> str:
+    # in one pass: what is filled in is not looked through
+    return re.sub("|".join(parts), lambda name: parts[name[0]], template)

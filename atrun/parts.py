@@ -1,0 +1,394 @@
+"""What a run has that not every run has: a part for each thing that can be trained, and for each way in which
+images come. A setting belongs to the part whose field it is."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from inspect import get_annotations
+from typing import ClassVar
+
+from atlib._util import check_fields, require_known
+from atlib.data.decoding import ON_CORRUPT
+from atlib.data.generated import is_generated
+from atlib.data.transforms import Augmentation
+from atrun.method import Method
+
+COCO = "coco"  # what detectors learn from, in COCO's form
+DETECTORS = ("fcos", "faster-rcnn", "mask-rcnn")  # as in `atfamily.detection.detector.DETECTORS`
+DETECTOR_SIZES = ("vitdet", "small")  # likewise, `SIZES`
+# The values that can be meant.
+RULES_OF_LABELLED = ((("evaluate_every",), lambda value: value >= 0, "must be at least 0"),)
+RULES_OF_CLASSIFY = ((("maps_every",), lambda value: value >= 0, "must be at least 0"),)
+RULES_OF_DETECT = (
+    (
+        ("jitter",),
+        lambda value: value is None or len(value) == 2 and 0 < value[0] <= value[1] < math.inf,
+        "must be the least and the largest scale, such as (0.1, 2.0), or None for none",
+    ),
+)
+RULES_OF_MAE = (
+    (("decoder_width", "decoder_depth", "decoder_heads"), lambda value: value >= 1, "must be at least 1"),
+)
+RULES_OF_ATTNDISTILLED = (
+    (("attention_weight",), lambda value: 0 <= value < math.inf, "must be a finite number from 0 on"),
+    (("attention_temperature",), lambda value: value > 0, "must be above 0"),
+    (("projector_layers",), lambda value: value >= 1, "must be at least 1"),
+)
+RULES_OF_SIMMIM = ((("mask_unit",), lambda value: value >= 1, "must be at least 1"),)
+RULES_OF_CONTRAST = (
+    (("hidden_width",), lambda value: value >= 1, "must be at least 1"),
+    (("momentum",), lambda value: 0 <= value <= 1, "is a share, from 0 to 1"),
+)
+RULES_OF_MOCO = (
+    (("projection_width",), lambda value: value >= 1, "must be at least 1"),
+    (("contrast_temperature",), lambda value: value > 0, "must be above 0"),
+)
+RULES_OF_DINO = (
+    (("outputs", "bottleneck_width"), lambda value: value >= 1, "must be at least 1"),
+    (("local_views",), lambda value: value >= 0, "must be at least 0"),
+    (
+        ("teacher_temperature", "local_scale"),
+        lambda value: len(value) == 2 and min(value) > 0,
+        "has two values, both above 0",
+    ),
+    (("temperature_warmup", "frozen"), lambda value: 0 <= value <= 1, "is a share of the run, from 0 to 1"),
+    (("local_size",), lambda value: value is None or value >= 1, "must be at least 1 pixel, or None"),
+)
+RULES_OF_READING = (
+    (("data_size",), lambda value: value is None or value >= 1, "must be at least 1, or None for all"),
+)
+
+
+class Part:
+    """Fields that some runs have. says: what they belong to, in a message; of_recipe: the fields of a recipe
+    that are of use to these runs only."""
+
+    says: ClassVar[str]
+    of_recipe: ClassVar[tuple[str, ...]] = ()
+
+
+# --- What is trained ---
+
+
+@dataclass(frozen=True)
+class Labelled(Part):
+    """A model that learns from labels, and is evaluated on them."""
+
+    says = "training with labels"
+    of_recipe = ("task_weight",)
+
+    #: the split that is evaluated at the end
+    evaluation_split: str = "test"
+    #: evaluated after every so many passes too; 0: only at the end
+    evaluate_every: int = 0
+
+    def __post_init__(self):
+        check_fields(self, RULES_OF_LABELLED)
+
+
+@dataclass(frozen=True)
+class Classify(Labelled):
+    """The classes of whole images."""
+
+    says = "classifying whole images"
+    of_recipe = ("label_smoothing", "mixup", "cutmix", "binary")
+
+    #: epochs between pictures of where teacher and student look in six images; 0: none
+    maps_every: int = 0
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_fields(self, RULES_OF_CLASSIFY)
+
+
+@dataclass(frozen=True)
+class Detect(Labelled):
+    """Where things are: a detector on the model."""
+
+    says = "detection"
+
+    #: one of `DETECTORS`
+    detector: str | None = None
+    #: the sizes of its pyramid and heads, one of `DETECTOR_SIZES`
+    detector_sizes: str = "vitdet"
+    #: least and largest scale of large-scale jitter (`atfamily.detection.coco.CocoObjects`), None for none
+    jitter: tuple[float, float] | None = None
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.detector is None:
+            raise unfit(COCO, None)
+        require_known("detector", self.detector, DETECTORS)
+        require_known("detector_sizes", self.detector_sizes, DETECTOR_SIZES)
+        check_fields(self, RULES_OF_DETECT)
+
+
+@dataclass(frozen=True)
+class Masked(Part):
+    """The pixels of hidden patches, which makes a teacher."""
+
+    says = "the methods that hide patches"
+
+    #: the share of the patches that are hidden
+    mask_ratio: float = 0.75
+
+
+@dataclass(frozen=True)
+class Mae(Masked):
+    """A masked auto-encoder."""
+
+    says = "masked auto-encoding"
+
+    #: width of the decoder's blocks
+    decoder_width: int = 64
+    #: their number
+    decoder_depth: int = 2
+    #: heads in each of them
+    decoder_heads: int = 4
+
+    def __post_init__(self):
+        check_fields(self, RULES_OF_MAE)
+
+
+@dataclass(frozen=True)
+class Dmae(Mae):
+    """A masked auto-encoder beside a teacher (`atfamily.distilled_mae`)."""
+
+    says = "distilled MAE"
+
+
+@dataclass(frozen=True)
+class AttnDistilled(Part):
+    """A teacher's class token, and where it looks (`atfamily.attndistill`)."""
+
+    says = "AttnDistill"
+
+    #: the factor on the loss of where it looks, beside that of the class token
+    attention_weight: float = 0.1
+    #: softens the product that merges heads
+    attention_temperature: float = 10.0
+    #: layers of the projector, which is dropped later
+    projector_layers: int = 4
+
+    def __post_init__(self):
+        check_fields(self, RULES_OF_ATTNDISTILLED)
+
+
+@dataclass(frozen=True)
+class Simmim(Masked):
+    """SimMIM."""
+
+    says = "SimMIM"
+
+    #: the share of the patches that are hidden
+    mask_ratio: float = 0.6
+    #: the side, in patches, of the squares that are hidden
+    mask_unit: int = 1
+
+    def __post_init__(self):
+        check_fields(self, RULES_OF_SIMMIM)
+
+
+@dataclass(frozen=True)
+class Contrast(Part):
+    """What two views of an image have in common, which makes a teacher (`atlib.train.contrast`)."""
+
+    says = "learning by contrast"
+
+    #: width of the projector's, or the head's, inner layers
+    hidden_width: int = 4096
+    #: decay of the copy that follows, at the first step; 1 at the last
+    momentum: float = 0.99
+
+    def __post_init__(self):
+        check_fields(self, RULES_OF_CONTRAST)
+
+
+@dataclass(frozen=True)
+class Moco(Contrast):
+    """MoCo-v3."""
+
+    says = "MoCo-v3"
+
+    #: numbers by which images are told apart
+    projection_width: int = 256
+    #: divides the cosines of two images
+    contrast_temperature: float = 0.2
+    #: leave the patch projection as it is drawn
+    freeze_patches: bool = True
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_fields(self, RULES_OF_MOCO)
+
+
+@dataclass(frozen=True)
+class Dino(Contrast):
+    """DINO."""
+
+    says = "DINO"
+
+    #: numbers that the head says of an image, which are compared
+    outputs: int = 65536
+    #: numbers from which the head's last layer makes them
+    bottleneck_width: int = 256
+    #: in the teacher's softmax, at the first step, and after the share `temperature_warmup` of the run
+    teacher_temperature: tuple[float, float] = (0.04, 0.04)
+    #: the share of the run in which it grows
+    temperature_warmup: float = 0.0
+    #: the share of the run in which the head's last layer is not trained
+    frozen: float = 0.01
+    #: learn the lengths of the last layer's directions too
+    lengths: bool = False
+    #: small views of an image, beside the two large ones
+    local_views: int = 8
+    #: least and largest share of its area that they crop
+    local_scale: tuple[float, float] = (0.05, 0.4)
+    #: pixels a side at which they are computed, by a model with dynamic_img_size; None: at full size
+    local_size: int | None = None
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_fields(self, RULES_OF_DINO)
+
+
+# --- How images come ---
+
+
+@dataclass(frozen=True)
+class Reading(Part):
+    """What all data have."""
+
+    says = "data"
+
+    #: a split, or several as "train+validation"
+    training_split: str = "train"
+    #: so many images, chosen by the seed; None: all. Of a stream, their number, where nothing else says it
+    data_size: int | None = None
+
+    def __post_init__(self):
+        check_fields(self, RULES_OF_READING)
+
+
+@dataclass(frozen=True)
+class Generated(Reading):
+    """Images that a function makes (`atlib.data.generated`), taken as they are."""
+
+    says = "data that are generated"
+
+
+@dataclass(frozen=True)
+class Files(Reading):
+    """Images in files."""
+
+    says = "data that are read"
+
+    #: where the files of named data are
+    data_path: str | None = None
+
+
+@dataclass(frozen=True)
+class Rows(Files):
+    """An image and its label in each row, as `atlib.data.photos.open_photos` reads them."""
+
+    says = "data that are read in rows"
+
+    #: the column of images; None: one of the usual names
+    image_column: str | None = None
+    #: the column of labels, likewise
+    label_column: str | None = None
+    #: read rows as they come instead of by index
+    streaming: bool = False
+    #: what to do about an image that cannot be decoded: "raise", or "skip", also in the evaluation
+    on_corrupt: str = "raise"
+    #: None: images are taken as they are
+    augmentation: Augmentation | None = None
+
+    def __post_init__(self):
+        super().__post_init__()
+        require_known("on_corrupt", self.on_corrupt, ON_CORRUPT)
+
+
+@dataclass(frozen=True)
+class CocoFolder(Files):
+    """Images in a folder of COCO's form, with the objects in them."""
+
+    says = "data in COCO's form"
+
+
+TASKS: tuple[type, ...] = (Classify, Detect, Mae, Dmae, AttnDistilled, Moco, Dino, Simmim)
+# what a method that makes a teacher trains
+_PRETEXTS: dict[Method, type] = {
+    Method.MAE: Mae,
+    Method.DMAE: Dmae,
+    Method.ATTNDISTILL: AttnDistilled,
+    Method.MOCO: Moco,
+    Method.DINO: Dino,
+    Method.SIMMIM: Simmim,
+}
+READINGS: tuple[type, ...] = (Generated, Rows, CocoFolder)
+
+
+PRETEXTS: tuple[type, ...] = (*_PRETEXTS.values(),)
+
+
+def kinds_of(method: Method, data: str) -> tuple[type, type]:
+    """The parts of a run by this method on these data: what it trains, and how its images come. Raises
+    `ValueError` where there is no such run."""
+    if data == COCO:
+        if method.pretrains:
+            raise ValueError(
+                f"{method} learns without objects, and data {COCO!r} are for a detector, which learns with"
+                " them: choose another method, or other data"
+            )
+        if method in (Method.FEATURES, Method.MEAN_MAPS):
+            raise ValueError(
+                f"{method} is for classifying whole images, and data {COCO!r} are for a detector: choose"
+                " scratch, fine-tune, copy or distill, or other data"
+            )
+        return Detect, CocoFolder
+    return _PRETEXTS.get(method, Classify), (Generated if is_generated(data) else Rows)
+
+
+def unfit(data: str, detector: str | None) -> ValueError:
+    """The error of a detector that has no data to learn from, or the other way round."""
+    return ValueError(
+        f"data {data!r} and detector {detector!r} do not go together: a detector (one of"
+        f" {', '.join(DETECTORS)}) learns from data {COCO!r}, and nothing else does; choose a recipe of"
+        " detection, such as vitdet-scratch-vit-base, with --data coco, or other data"
+    )
+
+
+def require_use(names: Iterable[str], method: Method, data: str) -> None:
+    """Raise `ValueError` for a setting that such a run has no use for: it was meant for something."""
+    kinds = kinds_of(method, data)
+    for name in names:
+        owner = owner_of(name)
+        says = None if owner is None or any(issubclass(kind, owner) for kind in kinds) else owner.says
+        if name.startswith("teacher_") and not method.needs_teacher:
+            says = "a teacher"
+        if name == "transfer_weight" and not method.has_transfer_loss:
+            says = "Distill"
+        if name == "feature_layers" and method is not Method.FEATURES:
+            says = "the method features"
+        if name == "reference_images" and method is not Method.MEAN_MAPS:
+            says = "the method mean-maps"
+        if says is not None:
+            raise ValueError(
+                f"{name} would change nothing: it belongs to {says}, not to a run of method {method!r} on"
+                f" {data!r}; leave it out"
+            )
+
+
+def owner_of(name: str) -> type[Part] | None:
+    """The part that a setting belongs to; None for what every run has."""
+    for kind in (*TASKS, *READINGS):
+        for part in kind.__mro__:
+            if issubclass(part, Part) and name in (*get_annotations(part), *vars(part).get("of_recipe", ())):
+                return part
+    return None
+
+
+def names_of(*kinds: type) -> tuple[str, ...]:
+    """The fields of parts, each once."""
+    return tuple(dict.fromkeys(field.name for kind in kinds for field in fields(kind)))

@@ -1,0 +1,55 @@
+"""`python -m atlib plot RUN...`: what the logs of runs say, as curves."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from atlib._util import write_atomically
+from atrun.log import read_log
+from atrun.pictures import as_png
+
+# What is drawn, each in a panel of its own, where a run has it.
+PANELS = (("task_loss", "task loss"), ("transfer_loss", "transfer loss"), ("_accuracy", "accuracy"))
+
+
+def curves(runs: Sequence[Path]) -> Figure:
+    """The task's loss, the transfer loss and the accuracies of runs by epoch, a panel each, a line for each
+    run. Raises `ValueError` for a folder without a log, and `OSError` for a damaged one."""
+    logs = {}
+    for folder in runs:
+        logs[folder] = [entry for entry in read_log(folder) if entry.get("event") == "epoch"]
+        if not logs[folder]:
+            raise ValueError(f"{folder} has no log of a whole pass yet: name a run that has trained")
+    names_of_folders = [folder.name for folder in logs]
+    called = {
+        folder: folder.name if names_of_folders.count(folder.name) == 1 else str(folder) for folder in logs
+    }
+    figure = Figure(figsize=(4 * len(PANELS), 3.2), layout="constrained")
+    for axes, (ending, title) in zip(figure.subplots(1, len(PANELS)), PANELS):
+        axes.set(title=title, xlabel="epoch")
+        for folder, entries in logs.items():
+            names = [name for name in dict.fromkeys(name for entry in entries for name in entry)]
+            for name in (name for name in names if name.endswith(ending)):
+                points = [(entry["epoch"], entry[name]) for entry in entries if name in entry]
+                label = called[folder] if ending == name else f"{called[folder]}, {name.removesuffix(ending)}"
+                axes.plot(*zip(*points), marker="o", markersize=2, label=label)
+        if axes.lines:
+            axes.legend(fontsize=7)
+    return figure
+
+
+def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
+    """Add the options of `plot`, and what it calls, `run`."""
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN")
+    parser.add_argument("--out", type=Path, metavar="FILE.png", required=True, help="where the picture goes")
+    parser.set_defaults(run=plot_command)
+
+
+def plot_command(arguments: argparse.Namespace) -> int:
+    """`plot`: the curves of some runs in one picture."""
+    if arguments.out.suffix.lower() != ".png":
+        raise ValueError(f"--out {arguments.out}: the picture is a PNG, so name a file that ends in .png")
+    print(write_atomically(arguments.out, as_png(curves(arguments.runs))))
+    return 0

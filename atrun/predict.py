@@ -1,0 +1,151 @@
+"""`python -m atlib predict`: what a run's model says of images that have no labels, as CSV or JSON."""
+
+import argparse
+import csv
+import io
+import json
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from PIL import Image
+
+from atlib._util import require_known, write_atomically
+from atlib.data.decoding import ON_CORRUPT, CorruptImage, decode
+from atlib.data.folders import pictures_below
+from atlib.pair import student_of
+from atlib.train.evaluate import NOT_FINITE, says_nothing
+from atlib.train.objectives import outputs
+from atrun.build import preparation_of
+from atrun.classes import class_names
+from atrun.config import is_run, read_config
+from atrun.runner import load_result, weights_of
+
+BATCH = 64
+
+
+class Prediction(NamedTuple):
+    """What a model says of an image."""
+
+    file: str
+    #: the most likely class
+    name: str
+    #: of every class, in the order of the model's outputs
+    probabilities: list[float]
+
+
+def image_files(paths: Sequence[Path]) -> list[Path]:
+    """Files as they are named, and all images below folders, in order, as training finds them. Raises
+    `FileNotFoundError` for what is not there, and for a folder without an image."""
+    found: list[Path] = []
+    for path in paths:
+        if not path.exists():
+            raise FileNotFoundError(f"{path} does not exist: name images, or folders of images")
+        below = pictures_below(path) if path.is_dir() else [path]
+        if not below:
+            raise FileNotFoundError(f"{path} holds no image")
+        found += below
+    return found
+
+
+def predictions(path: Path, files: Sequence[Path], on_corrupt: str = "raise") -> list[Prediction]:
+    """What the model in a file of weights says of image files, prepared as the file says.
+
+    on_corrupt: what to do about an image that cannot be decoded, "raise", or "skip", which warns and leaves
+    it out. Raises `ValueError` for a file that does not say how images are prepared, or has other classes
+    than outputs, for such an image, for images of which none can be decoded, and for a model that says NaN,
+    and `OSError` for a file that cannot be read."""
+    require_known("on_corrupt", on_corrupt, ON_CORRUPT)
+    said, augmentation = preparation_of(path)
+    if not said and is_run(path.parent):
+        augmentation = read_config(path.parent, trust_data=True).augmentation
+    if augmentation is None:
+        raise ValueError(
+            f"{path} does not say how image files are prepared for it: name a run's folder, a file that a run"
+            " has left, or what `python -m atlib export` has made of one; where you wrote it yourself, let"
+            ' save_vit(..., {"augmentation": Augmentation(...).describe(), "classes": [...]}) say it'
+        )
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model, names = load_result(path).to(device), class_names(path)
+    if student_of(model).num_classes != len(names):
+        raise ValueError(
+            f"{path} has {student_of(model).num_classes} outputs and {len(names)} names of classes"
+        )
+    found = []
+    for first in range(0, len(files), BATCH):
+        pictures = [(file, _decoded(file, on_corrupt)) for file in files[first : first + BATCH]]
+        some = [(file, augmentation.evaluate(picture)) for file, picture in pictures if picture is not None]
+        if not some:
+            continue
+        batch = torch.stack([image for _, image in some]).to(device)
+        with torch.no_grad():
+            logits = outputs(model, batch).logits.float().cpu()
+        for (file, _), row, nothing in zip(some, logits.softmax(-1), says_nothing(logits)):
+            if nothing:
+                raise ValueError(f"of {file} the model says NaN or infinity: {NOT_FINITE}")
+            found.append(Prediction(str(file), names[int(row.argmax())], row.tolist()))
+    if not found:
+        raise ValueError(f"none of {len(files)} files can be read as an image")
+    return found
+
+
+def as_csv(found: Sequence[Prediction], names: Sequence[str]) -> str:
+    """A line for each image: file, class, its probability, then the probability of every class."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["file", "class", "probability", *names])
+    for one in found:
+        shares = [f"{share:.6f}" for share in one.probabilities]
+        writer.writerow([one.file, one.name, f"{max(one.probabilities):.6f}", *shares])
+    return text.getvalue()
+
+
+def as_json(found: Sequence[Prediction], names: Sequence[str]) -> str:
+    """A list with {"file", "class", "probabilities": {name: share}} for each image."""
+    entries = [
+        {"file": one.file, "class": one.name, "probabilities": dict(zip(names, one.probabilities))}
+        for one in found
+    ]
+    return json.dumps(entries, indent=1, allow_nan=False) + "\n"
+
+
+def _decoded(file: Path, on_corrupt: str) -> Image.Image | None:
+    """The picture in a file, as training reads it; None for one that is left out."""
+    try:
+        return decode({"bytes": file.read_bytes(), "path": None})
+    except CorruptImage as error:
+        says = f"{file} cannot be read as an image ({error})"
+        if on_corrupt == "raise":
+            raise ValueError(f"{says}: repair it, or leave such out by --on-corrupt skip") from error
+        warnings.warn(f"{says}: it is left out", stacklevel=2)
+        return None
+
+
+def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
+    """Add the options of `predict`, and what it calls, `run`."""
+    parser.add_argument("path", type=Path, metavar="RUN|FILE", help="a finished run, or its weights")
+    parser.add_argument("images", type=Path, nargs="+", metavar="IMAGE|FOLDER")
+    out = "a .csv or a .json (default: the CSV is printed)"
+    parser.add_argument("--out", type=Path, metavar="FILE", help=out)
+    parser.add_argument("--averaged", action="store_true", help="the run's averaged weights")
+    on_corrupt = "stop at an image that cannot be decoded (the default), or leave it out and say so"
+    names = "--on-corrupt", "--on_corrupt"
+    parser.add_argument(*names, choices=ON_CORRUPT, default="raise", help=on_corrupt)
+    parser.set_defaults(run=predict_command)
+
+
+def predict_command(arguments: argparse.Namespace) -> int:
+    """`predict`: the classes of image files, with their probabilities."""
+    kinds = {".csv": as_csv, ".json": as_json}
+    if arguments.out is not None and arguments.out.suffix.lower() not in kinds:
+        raise ValueError(f"--out {arguments.out}: name a file that ends in .csv or .json")
+    path = weights_of(arguments.path, arguments.averaged)
+    found = predictions(path, image_files(arguments.images), arguments.on_corrupt)
+    if arguments.out is None:
+        print(as_csv(found, class_names(path)), end="")
+    else:
+        text = kinds[arguments.out.suffix.lower()](found, class_names(path))
+        print(write_atomically(arguments.out, text.encode()))
+    return 0

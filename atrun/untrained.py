@@ -1,0 +1,82 @@
+"""The teacher that was never trained: the student's architecture with first weights of its own, by the seed.
+
+What its maps give a student is the control of arXiv 2411.09702 for maps that are worth nothing (table of
+pre-training methods, row "none"; mix and match, "Random").
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from atlib.checkpoint import save_vit
+from atlib.data.rng import seed_for
+from atlib.vit import Architecture
+from atrun.method import Method
+
+if TYPE_CHECKING:
+    from atrun.config import RunConfig
+    from atrun.teachers.build import Teacher
+
+UNTRAINED = "untrained"  # in place of a teacher's name or file
+NOTHING_TO_TUNE = (
+    f"fine-tune with --teacher {UNTRAINED} is training from scratch: choose the recipe scratch, or one of"
+    " scratch such as mae-scratch-vit-large"
+)
+
+
+def check_untrained(config: "RunConfig") -> None:
+    """Raise `ValueError` for a run that cannot have an untrained teacher."""
+    if config.method is Method.FINE_TUNE:
+        raise ValueError(NOTHING_TO_TUNE)
+    if config.method.pretrains:  # both files would be the folder's teacher.safetensors
+        raise ValueError(
+            f"{config.method} with --teacher {UNTRAINED}: the run's folder keeps what it makes where it would"
+            " keep an untrained teacher; write one with `atlib.checkpoint.save_vit`, and name that file"
+        )
+    for name in ("teacher_heads", "teacher_architecture"):
+        if getattr(config, name) is not None:
+            raise ValueError(
+                f"{name}={getattr(config, name)!r}: an untrained teacher has the student's architecture;"
+                " leave it out"
+            )
+
+
+def stored_path(folder: Path) -> Path:
+    """Where a run with an untrained teacher keeps it."""
+    return Path(folder) / "teacher.safetensors"
+
+
+def untrained_teacher(config: "RunConfig", folder: Path | None = None) -> "Teacher":
+    """The untrained teacher of a run: what its folder holds, else the one that the run's seed makes.
+
+    It is the student's architecture without class head and stochastic depth, and independent of the student's
+    first weights. Raises `OSError` for a stored file that cannot be read or is another model's."""
+    from atrun.teachers.build import Teacher
+    from atrun.teachers.load import load_teacher
+
+    student = config.architecture(0)
+    architecture = Architecture(
+        student.name,
+        {name: value for name, value in student.overrides.items() if name != "drop_path_rate"}
+        | {"num_classes": 0},
+    )
+    if folder is not None and stored_path(folder).exists():
+        stored = load_teacher(stored_path(folder), quiet=True)
+        if stored.architecture != architecture:
+            raise OSError(
+                f"{stored_path(folder)} holds {stored.architecture}, and this run's untrained teacher is"
+                f" {architecture}: put the file back that the run wrote, or delete it and resume"
+            )
+        return stored
+    torch.manual_seed(seed_for(config.seed, "untrained"))
+    vit = architecture.build().eval()
+    return Teacher(vit, UNTRAINED, architecture, "first weights", used=len(vit.state_dict()), unused=())
+
+
+def store_untrained(folder: Path, vit: nn.Module, architecture: Architecture) -> None:
+    """Keep an untrained teacher in its run's folder: another version of torch may draw other numbers from the
+    seed, and what the student learned from can be looked at."""
+    if not stored_path(folder).exists():
+        save_vit(stored_path(folder), vit, architecture)
