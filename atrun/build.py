@@ -412,21 +412,29 @@ def plan_for(config: RunConfig, teacher: VisionTransformer | Eva, student: Visio
     return replace(config.plan, mismatched=True) if only_pooling else config.plan
 
 
+def teacher_architecture(config: RunConfig) -> Architecture | None:
+    """What a run's teacher is built like, where that is known without its weights: of a timm name, and of a
+    file that atlib wrote."""
+    from atrun.teachers.load import is_file
+
+    if config.teacher in (None, UNTRAINED):
+        return None
+    if not is_file(config.teacher):
+        return Architecture(config.teacher)
+    path = Path(config.teacher)
+    said = read_header(path) if path.is_file() and path.suffix == ".safetensors" else {}
+    if "architecture" not in said or config.teacher_architecture is not None:
+        return None
+    return Architecture.read(said["architecture"])
+
+
 def check_fits(config: RunConfig) -> None:
     """Raise what `build` would for a teacher that cannot teach the student of a run, or that it cannot start
     from, as far as that is known without weights: of a timm name, and of a file that atlib wrote."""
-    if config.teacher in (None, UNTRAINED):
-        return
     from atrun.teachers.build import check_image_size, headless, on_meta
-    from atrun.teachers.load import is_file
 
-    native = Architecture(config.teacher)
-    if is_file(config.teacher):
-        path = Path(config.teacher)
-        said = read_header(path) if path.is_file() and path.suffix == ".safetensors" else {}
-        if "architecture" not in said or config.teacher_architecture is not None:
-            return
-        native = Architecture.read(said["architecture"])
+    if (native := teacher_architecture(config)) is None:
+        return
     known = config.augmentation is not None or isinstance(config.task, Detect)
     size = config.teacher_image_size or (image_size(config) if known else None)
     check_image_size(native, size)

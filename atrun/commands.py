@@ -118,6 +118,12 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--trust-data", action="store_true", help=TRUST_DATA)
         teacher = "a timm name, a file of weights, a run's folder, or untrained (default: the recipe's)"
     parser.add_argument("--teacher", help=teacher)
+    if not pretraining:
+        student = (
+            "of scratch, copy and distill: tiny, small or half, the teacher's architecture in that size, or a"
+            " timm name; layers and heads are paired by rules that are printed (default: as the teacher)"
+        )
+        parser.add_argument("--student", metavar="SIZE|NAME", help=student)
     data = (
         "a name of the catalogue (cifar10 ...), a hub id, parquet files or image folders, or a function that"
         f" makes them, as PACKAGE.MODULE:FUNCTION; {COCO} for a detector, with --data_path FOLDER"
@@ -215,6 +221,11 @@ def _configured(arguments: argparse.Namespace) -> RunConfig:
         return configure_again(arguments.config, *same, arguments.trust_data)
     if arguments.data is None:
         raise ValueError("--data NAME|PATH is missing: what shall the student learn from?")
+    if student := getattr(arguments, "student", None):
+        if arguments.recipe not in generic.NAMES:
+            raise ValueError(f"--student {student}: the recipe {arguments.recipe!r} names its own")
+        teacher = None if arguments.teacher is None else teacher_name(arguments.teacher)
+        changes = {**generic.student_settings(student, teacher, changes), **changes}
     return configured(
         arguments.recipe, arguments.data, arguments.teacher, changes, seed, arguments.tensorboard
     )

@@ -22,6 +22,7 @@ from atlib.analysis.accounting import (
     fine_tuning,
     shape_of,
     step_memory,
+    teacher,
 )
 from atlib.baselines.distillation import FeatureDistillation
 from atlib.baselines.mean_maps import StoredMaps
@@ -32,10 +33,11 @@ from atlib.train.optim import make_optimizer, schedule
 from atlib.train.recipe import PLAIN, Recipe, try_optimizer
 from atlib.transfer import AttentionTransfer
 from atlib.vit import VITS
-from atrun.build import SMALL_SCALE, image_size, looks_of, loss_of, with_detector
+from atrun.build import SMALL_SCALE, image_size, looks_of, loss_of, teacher_architecture, with_detector
 from atrun.config import RunConfig, built_for
 from atrun.method import Method
 from atrun.parts import Contrast, Detect
+from atrun.teachers.build import headless, on_meta
 
 # --- Time a few training steps on random numbers, and say from them how long a step of any size takes ---
 
@@ -277,10 +279,9 @@ def assembled(config: RunConfig, outputs: int) -> nn.Module:
         return config.pretext(student, twin, IMAGENET)
     match config.method:
         case Method.COPY | Method.DISTILL:
-            twin = config.architecture(outputs).build()
-            student = AttentionTransfer(twin, student, config.plan, normalisation=IMAGENET)
+            student = AttentionTransfer(_twin(config, outputs), student, config.plan, normalisation=IMAGENET)
         case Method.FEATURES:
-            twin = config.architecture(outputs).build()
+            twin = _twin(config, outputs)
             student = FeatureDistillation(twin, student, config.feature_layers, normalisation=IMAGENET)
         case Method.MEAN_MAPS:
             tokens = student.num_prefix_tokens + student.patch_embed.num_patches
@@ -289,6 +290,14 @@ def assembled(config: RunConfig, outputs: int) -> nn.Module:
                 student, [torch.full((1, number, tokens, tokens), 1 / tokens) for number in heads]
             )
     return with_detector(config, student, outputs)
+
+
+def _twin(config: RunConfig, outputs: int) -> nn.Module:
+    """A model of the teacher's sizes, as far as they are known without its weights, else of the student's."""
+    native = teacher_architecture(config)
+    if native is None:
+        return config.architecture(outputs).build()
+    return headless(native, config.teacher_image_size or image_size(config)).build()
 
 
 def parameter_groups(model: nn.Module, config: RunConfig) -> list[Group]:
@@ -336,7 +345,16 @@ def flops_of(config: RunConfig, skeleton: nn.Module) -> int | None:
     if config.plan is None:
         return fine_tuning(shape)
     flops_of_transfer = copy if config.method is Method.COPY else distill
-    return flops_of_transfer(shape, len(config.plan.layers_of(shape.depth)))
+    pairs, of_teacher = config.plan.pairs_of(shape.depth, None), shape
+    if (native := teacher_architecture(config)) is not None:
+        size = config.teacher_image_size or image_size(config)
+        try:
+            of_teacher = shape_of(on_meta(headless(native, size)))
+        except ValueError:
+            return None
+    last = 1 + max(layer for _, layer in pairs)  # the teacher runs up to it, whichever layers are transferred
+    of_student = flops_of_transfer(shape, len(pairs)) - teacher(shape, len(pairs))
+    return of_student + teacher(of_teacher, last)
 
 
 def _size(config: RunConfig, outputs: int) -> tuple[int, int]:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from atlib.analysis.accounting import transferred_numbers
 from atlib.vit import VITS
+from atrun.build import teacher_architecture
 from atrun.config import RunConfig
 from atrun.estimate import Estimate, part_of
 from atrun.parts import Detect
@@ -35,7 +36,8 @@ def _run(estimate: Estimate) -> list[str]:
     config = estimate.config
     teacher = "" if config.teacher is None else f", from {config.teacher}"
     if config.method.keeps_weights_apart:
-        taken = "" if config.teacher == UNTRAINED else " (taken to be of the same architecture)"
+        known = config.teacher == UNTRAINED or teacher_architecture(config) is not None
+        taken = "" if known else " (taken to be of the same architecture)"
         teacher = f", teacher {config.teacher}{taken}"
     if config.student_weights is not None:
         teacher += f", the student starts from {config.student_weights}"

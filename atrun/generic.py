@@ -37,6 +37,7 @@ SMALL = 64  # pixels a side, up to which images are treated as CIFAR's
 ANY, PATCH = (224, 224), 16  # of other networks: the size where they take any, and the steps of smaller ones
 GRID = 14  # patches a side of a ViT with patches of 16 pixels at 224
 LOOKED_AT = 20  # images whose size is looked at
+SIZES = {"tiny": (192, 3), "small": (384, 6)}  # width and heads of ViT-Ti and ViT-S (DeiT, arXiv 2012.12877)
 
 
 class Derived(NamedTuple):
@@ -78,6 +79,8 @@ class Model(NamedTuple):
     normalisation: Normalisation | None
     #: in a rule: "the teacher's", or "the model's" where --model names it
     whose: str
+    #: the teacher on the meta device, where there is one to pair with
+    teacher: VisionTransformer | Eva | None
 
 
 def derive(name: str, data: str, teacher: str | None, changes: Mapping[str, str], seed: int = 0) -> Derived:
@@ -141,7 +144,7 @@ def derive(name: str, data: str, teacher: str | None, changes: Mapping[str, str]
         "method": method,
         "model": _sized(model.architecture, size if material.fixed else None),
         "recipe": recipe,
-        "plan": _plan(method, depth, rules),
+        "plan": _plan(method, model, rules),
         "teacher": teacher if method.needs_teacher else None,
         "drop_path": 0.0 if method is Method.COPY else _drop_path(depth, rules),
         "augmentation": augmentation,
@@ -197,11 +200,12 @@ def _model(teacher: str | None, told: Mapping[str, Any], name: str) -> Model:
         raise ValueError(f"the recipe {name!r} needs a teacher: --teacher, a timm name or a file of weights")
     # of an untrained teacher, and without one, the model says all
     source = told["model"] if teacher in (None, UNTRAINED) else teacher
-    built = Architecture(source)
-    if source == teacher and is_file(teacher):
+    built = of_teacher = Architecture(source if teacher in (None, UNTRAINED) else teacher)
+    if teacher not in (None, UNTRAINED) and is_file(teacher):
         heads, architecture = told.get("teacher_heads"), told.get("teacher_architecture")
         read_teacher = load_teacher(teacher, heads=heads, architecture=architecture, quiet=True)
-        built, normalisation = read_teacher.architecture, read_teacher.normalisation
+        built = of_teacher = read_teacher.architecture
+        normalisation = read_teacher.normalisation
     else:
         published = timm.get_pretrained_cfg(source) if timm.is_model(source) else None
         normalisation = None if published is None else Normalisation(published.mean, published.std)
@@ -223,7 +227,9 @@ def _model(teacher: str | None, told: Mapping[str, Any], name: str) -> Model:
                 f"{asked}: {built.name} cannot be built so ({type(error).__name__}: {error}); the options are"
                 " the constructor's of timm's model, such as depth, num_heads, embed_dim"
             ) from error
-    return Model(Architecture(built.name, plain), vit, normalisation, whose)
+        paired = isinstance(vit, VITS) and teacher not in (None, UNTRAINED)
+        of_teacher_vit = create_vit(of_teacher.name, **of_teacher.overrides) if paired else None
+    return Model(Architecture(built.name, plain), vit, normalisation, whose, of_teacher_vit)
 
 
 # --- The rules: each adds its line to `rules` ---
@@ -312,18 +318,55 @@ def _augmentation_rule(augmentation: Augmentation) -> str:
     return "random-resized: with RandAugment, random erasing, mixup and cutmix, as the paper (2411.09702)"
 
 
-def _plan(method: Method, depth: int, rules: dict[str, str]) -> Plan | None:
+def _plan(method: Method, model: Model, rules: dict[str, str]) -> Plan | None:
     if not method.transfers:
         return None
-    if method is Method.COPY:
-        rules["plan.layers"] = "null: all layers, as the paper (2411.09702)"
-        return Plan()
-    layers = max(1, round(0.75 * depth))
+    student, teacher = model.vit, model.teacher or model.vit
+    depth, of_teacher = len(student.blocks), len(teacher.blocks)
+    count = depth
+    if method is Method.DISTILL:
+        count = max(1, round(0.75 * depth))
+        rules["transfer_weight"] = "3.0: the paper's main result (2411.09702)"
+    why = "all layers" if method is Method.COPY else "the first three quarters, as the paper's 18 of 24"
+    if of_teacher != depth:
+        # The student's last layer has the teacher's last, and the others lie evenly below.
+        layers: Any = {layer: -(-(layer + 1) * of_teacher // depth) - 1 for layer in range(count)}
+        why += f"; the teacher's {of_teacher} layers lie evenly on the student's {depth}"
+    else:
+        layers = range(count) if count < depth else None
     rules["plan.layers"] = (
-        f"{[*range(layers)]}: the first three quarters, as the paper's 18 of 24 (2411.09702)"
+        f"{'null' if layers is None else layers if of_teacher != depth else [*layers]}: {why}"
     )
-    rules["transfer_weight"] = "3.0: the paper's main result (2411.09702)"
-    return Plan(how="distill", layers=range(layers))
+    unequal = {}
+    heads = [vit.blocks[0].attn.num_heads for vit in (teacher, student)]
+    if heads[0] != heads[1]:
+        unequal["unequal_heads"] = "aggregate"
+        rules["plan.unequal_heads"] = f"aggregate: {heads[0]} heads for {heads[1]} (AttnDistill, 2210.00944)"
+    patches = [tuple(vit.patch_embed.patch_size) for vit in (teacher, student)]
+    if patches[0] != patches[1]:
+        unequal["unequal_grid"] = "resample"
+        rules["plan.unequal_grid"] = f"resample: patches of {patches[0][0]} pixels for {patches[1][0]}"
+    return Plan(how=method.value, layers=layers, **unequal)
+
+
+def student_settings(student: str, teacher: str | None, changes: Mapping[str, str]) -> dict[str, str]:
+    """What `--student` stands for, as settings: a timm name is the model; "tiny", "small" and "half" are the
+    teacher's architecture in that width, "half" with half of its layers, too. Raises `ValueError` for another
+    name and without a teacher."""
+    if timm.is_model(student):
+        return {"model": student}
+    if student not in (*SIZES, "half"):
+        raise ValueError(f"--student {student}: tiny, small, half or a timm name")
+    if teacher in (None, UNTRAINED):
+        raise ValueError(f"--student {student} is a size of the teacher's architecture: --teacher NAME")
+    kinds = settings(setting for setting in changes if setting.startswith("teacher_"))
+    told = read({setting: text for setting, text in changes.items() if setting in kinds}, kinds)
+    vit = _model(teacher, told, Method.COPY.value).teacher
+    width, heads = SIZES.get(student, (vit.embed_dim // 2, vit.blocks[0].attn.num_heads // 2))
+    sized = {"model.embed_dim": str(width), "model.num_heads": str(heads)}
+    if student == "half":
+        sized["model.depth"] = str(max(1, len(vit.blocks) // 2))
+    return sized
 
 
 def _named(model: Model) -> str:

@@ -31,12 +31,12 @@ from atfamily.detection.coco import CocoObjects
 from atfamily.detection.detector import SIZES, detection_loss, mask_rcnn
 from atfamily.detection.evaluate import evaluate_detector
 from atlib import AttentionTransfer, Plan, create_vit
-from atlib import __main__ as command
 from atlib.checkpoint import save_weights
 from atlib.train import train
 from atlib.train.checkpoint_manager import CheckpointManager
 from atlib.train.evaluate import evaluate_together
 from atlib.train.recipe import Recipe
+from atrun import __main__ as command
 from atrun import runner
 from tests.detection.coco_folder import coco_folder
 from tests.detection.knows import Knows

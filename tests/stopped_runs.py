@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from atbook.worlds import glyphs
-from atlib import __main__ as command
+from atrun import __main__ as command
 from atrun import runner
 from tests.helpers import draw_nothing_on_meta
 

@@ -290,7 +290,7 @@ EXERCISES = (
             "the student's scale": Wrong(at_the_students_scale),
             "the teacher learns": Wrong(teacher_learns),
         },
-        see="Copy, written out",
+        see="Copy, in the library's own lines",
         grads=("teacher", "student"),
     ),
     Exercise(

@@ -5,9 +5,9 @@ import pytest
 import timm
 import torch
 
-from atlib import __main__ as command
 from atlib.checkpoint import load_vit
 from atlib.vit import Architecture, create_classifier, create_vit
+from atrun import __main__ as command
 from atrun.configure import configure
 from atrun.estimate import estimate
 from atrun.estimate_text import _model

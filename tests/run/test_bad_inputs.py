@@ -9,7 +9,6 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from atlib import AttentionTransfer, Plan, Recipe, create_vit, load_teacher
-from atlib import __main__ as command
 from atlib.attention import Unwalkable
 from atlib.checkpoint import read_header, save_vit
 from atlib.data.images import Images
@@ -17,6 +16,7 @@ from atlib.data.photos import open_photos
 from atlib.train.evaluate import evaluate
 from atlib.train.loop import train
 from atlib.vit import Architecture
+from atrun import __main__ as command
 from tests.run.photographs import SMALL
 
 TINY = {"img_size": 16, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 2}

@@ -15,7 +15,6 @@ from safetensors.torch import load_file
 
 from atbook.worlds import glyphs, marked_glyphs
 from atfamily.simmim import SimMim
-from atlib import __main__ as command
 from atlib.checkpoint import load_bundle, load_vit, save_vit
 from atlib.data.rng import seed_for
 from atlib.plan import Plan
@@ -24,6 +23,7 @@ from atlib.train.evaluate import evaluate
 from atlib.train.record import read_record
 from atlib.transfer import AttentionTransfer
 from atlib.vit import Architecture
+from atrun import __main__ as command
 from atrun import commands, runner
 from atrun.build import build
 from atrun.config import read_config

@@ -15,10 +15,10 @@ from PIL import Image
 from scipy.stats import binom, norm
 from torchvision.transforms import functional as F
 
-from atlib import __main__ as command
 from atlib.checkpoint import load_vit, read_header, read_tensors, save_vit, write_tensors
 from atlib.train.record import read_record
 from atlib.vit import Architecture
+from atrun import __main__ as command
 from atrun import plot, predict
 from atrun.compare import compare_runs, compared
 from atrun.config import read_config

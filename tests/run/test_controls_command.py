@@ -2,8 +2,8 @@
 
 import pytest
 
-from atlib import __main__ as command
 from atlib.analysis.controls import controls_table, switched
+from atrun import __main__ as command
 from atrun.build import training_images
 from atrun.config import read_config
 from atrun.runner import held_out, load_result, weights_of

@@ -14,7 +14,6 @@ from atfamily.detection.detector import DETECTORS, SIZES, detection_loss, mask_r
 from atfamily.detection.evaluate import evaluate_detector
 from atfamily.detection.files import load_detector
 from atlib import AttentionTransfer
-from atlib import __main__ as command
 from atlib.analysis.accounting import copy, distill, fine_tuning, shape_of
 from atlib.checkpoint import load_bundle, load_vit, save_vit
 from atlib.data.rng import seed_for
@@ -22,6 +21,7 @@ from atlib.plan import Plan
 from atlib.train import train
 from atlib.train.record import read_record
 from atlib.vit import Architecture
+from atrun import __main__ as command
 from atrun import estimate as dry_run
 from atrun import parts, runner
 from atrun.config import read_config

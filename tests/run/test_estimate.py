@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from atlib import __main__ as command
 from atlib.data.sampler import ShardSpec
 from atlib.plan import Plan
 from atlib.train.recipe import Recipe
 from atlib.vit import Architecture
+from atrun import __main__ as command
 from atrun import estimate as dry_run
 from atrun import estimate as measure_steps
 from atrun.config import RunConfig

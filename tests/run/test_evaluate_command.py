@@ -7,7 +7,6 @@ import shutil
 import datasets
 import pytest
 
-from atlib import __main__ as command
 from atlib.checkpoint import load_vit, read_header, save_vit
 from atlib.data.catalogue import CATALOGUE
 from atlib.data.photos import open_photos
@@ -16,6 +15,7 @@ from atlib.pair import attach
 from atlib.train.evaluate import evaluate
 from atlib.train.record import read_record
 from atlib.vit import Architecture
+from atrun import __main__ as command
 from atrun import runner
 from atrun.config import read_config
 from tests.helpers import randomise

@@ -12,12 +12,12 @@ from safetensors.torch import save_file
 from timm.data import create_transform, resolve_data_config
 
 from atlib import AttentionTransfer, Plan
-from atlib import __main__ as command
 from atlib.baselines.mean_maps import MeanMapCopy, save_stored_maps
 from atlib.checkpoint import load_vit, read_header, save_bundle, save_vit
 from atlib.data.transforms import Augmentation
 from atlib.pair import Normalisation, attach
 from atlib.vit import Architecture
+from atrun import __main__ as command
 from atrun import export
 from atrun.predict import predictions
 from atrun.runner import load_result

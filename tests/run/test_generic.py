@@ -11,12 +11,12 @@ import pytest
 import torch
 from PIL import Image
 
-from atlib import __main__ as command
 from atlib.checkpoint import save_vit
 from atlib.data.decoding import CorruptImage
 from atlib.pair import IMAGENET, Normalisation
 from atlib.plan import Plan
 from atlib.vit import Architecture, WeightsUnavailable
+from atrun import __main__ as command
 from atrun import generic
 from atrun.commands import configured
 from atrun.config import read_config
@@ -255,3 +255,47 @@ def test_a_broken_image_does_not_stop_the_look_at_sizes(tmp_path, monkeypatch):
         file.write_bytes(b"no picture")
     with pytest.raises(CorruptImage, match="none of the 5 images.*image 0"):
         generic._material(str(tmp_path / "photographs"), {}, 0)
+
+
+TEACHER = "vit_small_patch16_224"  # 12 layers, 384 wide, 6 heads
+
+
+@pytest.mark.parametrize(
+    "student, width, heads, depth, layers, unequal",
+    [
+        ("tiny", 192, 3, 12, range(9), "aggregate"),
+        ("small", 384, 6, 12, range(9), None),
+        ("half", 192, 3, 6, {0: 1, 1: 3, 2: 5, 3: 7}, "aggregate"),
+        ("vit_tiny_patch16_224", 192, 3, 12, range(9), "aggregate"),
+    ],
+)
+def test_a_student_of_another_size(student, width, heads, depth, layers, unequal):
+    settings = generic.student_settings(student, TEACHER, {})
+    run = configure("distill", "cifar10", TEACHER, settings)
+    vit = run.skeleton(10)
+    assert (vit.embed_dim, vit.blocks[0].attn.num_heads, len(vit.blocks)) == (width, heads, depth)
+    assert run.plan == Plan(how="distill", layers=layers, unequal_heads=unequal)
+    assert run.recipe.lr == pytest.approx(1e-3 * 0.5 * 768 / width)
+
+
+def test_copy_pairs_all_layers_and_patches_of_another_size_are_resampled():
+    student = "vit_tiny_patch16_224"
+    run = configure("copy", "cifar10", "vit_base_patch32_224", generic.student_settings(student, TEACHER, {}))
+    assert run.plan == Plan(how="copy", unequal_heads="aggregate", unequal_grid="resample")
+    half = generic.student_settings("half", TEACHER, {})
+    pairs = {0: 1, 1: 3, 2: 5, 3: 7, 4: 9, 5: 11}
+    assert configure("copy", "cifar10", TEACHER, half).plan.layers == Plan(layers=pairs).layers
+
+
+@pytest.mark.parametrize("student, teacher", [("tinyy", TEACHER), ("half", None), ("half", "untrained")])
+def test_a_size_needs_a_teacher_and_a_known_name(student, teacher):
+    with pytest.raises(ValueError, match=student):
+        generic.student_settings(student, teacher, {})
+
+
+def test_student_on_the_command_line(capsys):
+    asked = "train --recipe distill --student half --teacher vit_tiny_patch16_224 --data cifar10 --dry-run"
+    assert command.main(asked.split()) == 0
+    said = capsys.readouterr()
+    assert "{0: 1, 1: 3, 2: 5, 3: 7}" in said.err
+    assert command.main([*asked.split()[:2], "copy-vit-large", *asked.split()[3:]]) != 0

