@@ -107,6 +107,10 @@ class AttentionTransfer(Pair):
         or wider ones, are written out)."""
         return self._form.path
 
+    def extra_repr(self) -> str:
+        """The teacher, which is no part of the module, and the plan."""
+        return f"teacher={type(self.teacher).__name__}, {self.plan}"
+
     @property
     def needs_teacher(self) -> bool:
         """Whether the student works at inference only together with the teacher: True for Copy, False for

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 
+from atlib import __version__
 from atlib._util import INTERRUPTED, memory_message, out_of_memory
 
 # What remedies name as Python has it, `num_heads=`, and a command as an option.
@@ -71,6 +72,7 @@ def dispatch(
     arguments = sys.argv[1:] if arguments is None else arguments
     program = f"python -m {package}"
     parser = argparse.ArgumentParser(prog=program, description=says)
+    parser.add_argument("--version", action="version", version=f"{program} {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
     for name, (module, help_line) in known.items():
         command = commands.add_parser(

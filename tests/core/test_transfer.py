@@ -344,3 +344,8 @@ def test_a_student_in_ddp_is_refused_and_the_pair_in_ddp_is_not(small_vit, tmp_p
         of_pair.module(images)
     finally:
         distributed.destroy_process_group()
+
+
+def test_a_pair_shows_its_teacher_and_its_plan(small_vit):
+    shown = repr(pair_of(small_vit, Plan(how="distill", layers=range(2))))
+    assert "teacher=VisionTransformer, Plan(what='map', how='distill', layers=(0, 1)" in shown

@@ -13,6 +13,7 @@ import timm
 import torch
 from safetensors.torch import load_file
 
+import atlib
 from atbook.worlds import glyphs, marked_glyphs
 from atfamily.simmim import SimMim
 from atlib.checkpoint import load_bundle, load_vit, save_vit
@@ -575,3 +576,9 @@ def test_another_teacher_in_the_same_place_is_refused(tmp_path, teacher, capsys,
     assert "teacher's sha256" in capsys.readouterr().err
     path.write_bytes(good)
     assert command.main(["resume", str(out)]) == 0
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit) as ended:
+        command.main(["--version"])
+    assert ended.value.code == 0 and capsys.readouterr().out == f"python -m atlib {atlib.__version__}\n"
