@@ -33,7 +33,15 @@ from atlib.train.optim import make_optimizer, schedule
 from atlib.train.recipe import PLAIN, Recipe, try_optimizer
 from atlib.transfer import AttentionTransfer
 from atlib.vit import VITS
-from atrun.build import SMALL_SCALE, image_size, looks_of, loss_of, teacher_architecture, with_detector
+from atrun.build import (
+    SMALL_SCALE,
+    image_size,
+    looks_of,
+    loss_of,
+    plan_for,
+    teacher_architecture,
+    with_detector,
+)
 from atrun.config import RunConfig, built_for
 from atrun.method import Method
 from atrun.parts import Contrast, Detect
@@ -279,7 +287,9 @@ def assembled(config: RunConfig, outputs: int) -> nn.Module:
         return config.pretext(student, twin, IMAGENET)
     match config.method:
         case Method.COPY | Method.DISTILL:
-            student = AttentionTransfer(_twin(config, outputs), student, config.plan, normalisation=IMAGENET)
+            twin = _twin(config, outputs)
+            plan = plan_for(config, twin, student)
+            student = AttentionTransfer(twin, student, plan, normalisation=IMAGENET)
         case Method.FEATURES:
             twin = _twin(config, outputs)
             student = FeatureDistillation(twin, student, config.feature_layers, normalisation=IMAGENET)

@@ -29,6 +29,7 @@ from atrun.configure import configure
 from atrun.estimate import estimate, flops_of_detector
 from atrun.estimate_text import as_text
 from atrun.recipes import published
+from atrun.untrained import UNTRAINED
 from tests.detection.coco_folder import coco_folder
 from tests.helpers import randomise, same, state_of
 
@@ -329,7 +330,7 @@ def test_two_layers_more_cost_a_detector_what_they_cost_a_classifier(method, aga
     config = config.changed(detector="fcos", detector_sizes="small")
     formula_of = {"copy": copy, "distill": distill}.get(method, lambda shape, layers: fine_tuning(shape))
     if method != "scratch":
-        config = replace(config, method=method, plan=Plan(how=method), teacher="t")
+        config = replace(config, method=method, plan=Plan(how=method), teacher=UNTRAINED)
     counted, formula = [], []
     for depth in (2, 4):
         deeper = replace(config, model=Architecture("scenes", {"depth": depth}))

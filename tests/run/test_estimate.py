@@ -96,8 +96,8 @@ def test_memory_grows_with_the_part_of_the_batch_and_holds_teacher_and_average()
     )
     assert double.saved - whole.saved == 2 * (whole.saved - half.saved) > 0
     assert averaged.weights == 8 * numbers
-    copied = memory_of(replace(GLYPHS, method="copy", plan=Plan(), teacher="t"), 8)
-    assert copied.teacher == 4 * numbers, "the teacher is taken to be of the student's architecture"
+    copied = memory_of(replace(GLYPHS, method="copy", plan=Plan(), teacher="glyphs"), 8)
+    assert copied.teacher == 4 * (numbers - 65 * 8), "the teacher is without its class head"
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_flops_are_counted_for_what_is_transferred():
     embed, head = 2 * 16 * PATCH * d, 2 * d * CLASSES
     scratch = 2 * embed + 3 * (DEPTH * block + head)
     assert flops_of(GLYPHS, skeleton) == scratch
-    distilled = replace(GLYPHS, method="distill", plan=Plan(how="distill", layers=range(2)), teacher="t")
+    distilled = replace(GLYPHS, method="distill", plan=Plan(how="distill", layers=range(2)), teacher="glyphs")
     assert flops_of(distilled, skeleton) == scratch + embed + block + 2 * projection + mixing
     assert flops_of(replace(distilled, plan=Plan(what="q", how="distill")), skeleton) is None
     eva = RunConfig.of(
