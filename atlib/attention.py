@@ -597,9 +597,11 @@ def outputs(model: nn.Module, images: Tensor) -> Any:
         patches = (config.image_size // config.patch_size) ** 2
         order = torch.arange(patches, device=images.device, dtype=torch.float32)
         output = model(images, noise=order.expand(len(images), -1))
-    names = ("logits", "image_embeds", "last_hidden_state") if not isinstance(output, Tensor) else ()
-    found = (getattr(output, name, None) for name in names)
-    return next((value for value in found if value is not None), output)
+    if not isinstance(output, Tensor):
+        for name in ("logits", "image_embeds", "last_hidden_state"):
+            if (value := getattr(output, name, None)) is not None:
+                return value
+    return output
 
 
 def _walk(watch: _Watch, model: nn.Module, call: Callable[[], Any], values: bool = False) -> Walk:
@@ -812,8 +814,7 @@ def _left(module: nn.Module, inputs: tuple, output: Any) -> Any:
 
 def _in_checkpoint() -> bool:
     """Whether what is computed now may be computed again: something else than memory keeps tensors."""
-    hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
-    return torch.is_grad_enabled() and (hooks is None or hooks(True) is not None)
+    return torch.is_grad_enabled() and torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
 def _computed_again(module: nn.Module, inputs: tuple) -> _Watch | None:

@@ -59,9 +59,10 @@ def _way(student: Seen, teacher: Seen) -> Callable[[Seen, Seen, bool], Tensor]:
 @torch.compiler.assume_constant_result
 def _runs_triton(device: torch.device) -> bool:
     """Whether the kernels are for this device: Triton is installed with PyTorch on Linux; tensor cores know
-    bf16 from sm_80 on; AMD's were not tried."""
+    bf16 from sm_80 on; AMD's, and Triton before PyTorch 2.11, were not tried."""
     installed = torch.version.hip is None and importlib.util.find_spec("triton") is not None
-    return installed and torch.cuda.get_device_capability(device) >= (8, 0)
+    tried = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 11)
+    return installed and tried and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def by_blocks(student: Seen, teacher: Seen, value: bool = True) -> Tensor:

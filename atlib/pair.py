@@ -127,9 +127,11 @@ def check_images(model: nn.Module, images: Tensor) -> None:
 def channels_of(model: nn.Module) -> int | None:
     """How many channels images have for a model; None where it does not say."""
     embed = getattr(model, "patch_embed", None)
-    # the first convolution sees the image: of timm's hybrids, that of the network in front of the patches
-    sees = (part for part in embed.modules() if isinstance(part, nn.Conv2d)) if embed is not None else ()
-    return next((convolution.in_channels for convolution in sees), None)
+    for part in () if embed is None else embed.modules():
+        # the first convolution sees the image: of timm's hybrids, that of the network in front of the patches
+        if isinstance(part, nn.Conv2d):
+            return part.in_channels
+    return None
 
 
 def image_size_of(model: nn.Module) -> tuple[int, int] | None:
@@ -254,8 +256,9 @@ class Pair(nn.Module, ABC):
         them: normalised anew, resized and in its precision where that differs, else the same tensor."""
         if not images.is_floating_point():  # words
             return images
-        weights = (each.dtype for each in self.teacher.parameters() if each.is_floating_point())
-        return self._views[0].show(images, self.normalisation).to(next(weights, images.dtype))
+        shown = self._views[0].show(images, self.normalisation)
+        weights = [weight.dtype for weight in self.teacher.parameters() if weight.is_floating_point()]
+        return shown.to(weights[0]) if weights else shown
 
     @property
     def teacher_normalisation(self) -> Normalisation | None:

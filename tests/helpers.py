@@ -274,4 +274,7 @@ def wait(folder, seconds):
 
 
 OLD_TIMM = Version(timm.__version__) < Version("1.0.31")  # gets some things wrong itself
+since_torch_11 = pytest.mark.skipif(
+    Version(torch.__version__) < Version("2.11"), reason="torch compiles a pair in one graph since 2.11"
+)
 since_timm_31 = pytest.mark.skipif(OLD_TIMM, reason="timm itself does it right since 1.0.31")

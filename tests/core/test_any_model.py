@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from atlib import AttentionTransfer, Plan, create_vit, walk
 from atlib.attention import SDPA, Instead, Unwalkable, attention, find_projections
-from tests.helpers import SMALL_VIT, random_images, randomise
+from tests.helpers import SMALL_VIT, random_images, randomise, since_torch_11
 
 # Depth, width and image size are cut: what makes a family a family stays as published.
 OF_TIMM = {
@@ -342,7 +342,7 @@ def test_activation_checkpointing_changes_no_gradient(how, every):
             assert plain is not None
         pair = AttentionTransfer(teacher, student, Plan(how=how)).train()
         torch.manual_seed(3)
-        outputs = [pair(images) for images in (IMAGES, IMAGES.flip(0) + 1)]
+        outputs = [pair(images) for images in (IMAGES.clone(), IMAGES.flip(0) + 1)]
         sum(
             i * (out.logits.square().mean() + out.transfer_loss) for i, out in enumerate(outputs, 1)
         ).backward()
@@ -367,6 +367,7 @@ def test_reentrant_checkpointing_is_refused():
     "plan", [Plan(), Plan(how="distill"), Plan(what="v", how="distill", layers=[0, 1])], ids=str
 )
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@since_torch_11
 def test_a_pair_compiles_in_one_graph(plan, backend):
     found = []
     for compiled in (False, True):

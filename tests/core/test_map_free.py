@@ -16,7 +16,7 @@ from atlib.attention import FORBIDDEN, Seen
 from atlib.losses import attention_cross_entropy, dense_attention_cross_entropy
 from atlib.map_free import by_blocks, by_fused_attention, map_free_cross_entropy
 from tests import longhand
-from tests.helpers import SMALL_VIT, Seer, forkserver, random_images, randomise
+from tests.helpers import SMALL_VIT, Seer, forkserver, random_images, randomise, since_torch_11
 
 HOWS = [by_blocks, by_fused_attention, map_free_cross_entropy]
 PATHS = [by_blocks, by_fused_attention]
@@ -365,6 +365,7 @@ def compiler():
     torch.compiler.reset()
 
 
+@since_torch_11
 @both_ways
 @pytest.mark.parametrize("N", [5, 70], ids=["one block", "two blocks"])
 def test_compiled(compiler, how, N):
@@ -375,6 +376,7 @@ def test_compiled(compiler, how, N):
     assert_close(stepped(compiled, tensors, times=3.0), stepped(dense, tensors, times=3.0), 1e-10)
 
 
+@since_torch_11
 @pytest.mark.parametrize("plan", [Plan(how="distill"), Plan(how="copy")], ids=lambda plan: plan.how)
 def test_a_compiled_pair(compiler, plan):
     pair, images = pair_of(plan, depth=1).double(), random_images(4, 3, 32, 32, dtype=torch.float64)
