@@ -71,9 +71,9 @@ class AttnDistill(Distillation):
     models, and rows are scaled to sum to 1 (the score of Fayyaz et al. 2022, arXiv 2111.15667).
     normalisation: of the images that the pair is given (`atlib.pair.Pair`).
 
-    Only student and `projector` are part of the module. The teacher is frozen in place, moves with
-    `.to(...)`, and is run under inference mode, its head never. Raises `ValueError` for a pair that does not
-    fit, naming all that differs, and `Unwalkable`.
+    Only student and `projector` are part of the module. The teacher stays as it is, moves
+    with `.to(...)`, and is run in eval mode without gradients, its head never. Raises `ValueError` for a pair
+    that does not fit, naming all that differs, and `Unwalkable`.
 
     Source: arXiv 2210.00944. Both losses with their reductions, temperature 10 and weight 0.1 were read in
     the published code and its scripts, not in the paper. The code differs from this module in three points:
@@ -147,8 +147,7 @@ class AttnDistill(Distillation):
     def teacher_targets(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """The teacher's final class token (B, its width) and its merged class attention (B, the student's
         tokens), as constants."""
-        self.teacher.eval()  # other code may have called .train() on it since
-        with torch.inference_mode():
+        with self.frozen_teachers():
             seen = walk(self.teacher, self.for_teacher(images), head=False)
             token = self.teacher.norm(seen.tokens[:, 0])
             scores = self._class_scores(self.teacher, seen.layers[-1])

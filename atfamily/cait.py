@@ -23,7 +23,7 @@ from atlib.losses import attention_cross_entropy, dense_attention_cross_entropy
 from atlib.maps import join_heads
 from atlib.pair import Normalisation
 from atlib.plan import HOW
-from atlib.transfer import Transferred, without_history
+from atlib.transfer import Transferred
 from atlib.vit import check_timm
 
 
@@ -182,8 +182,8 @@ class CaitTransfer(Distillation):
     The transfer loss is the sum of the parts that are distilled: `attention_cross_entropy` of the patches
     (mean over batch, heads and queries, summed over layers), and the same of the class rows. What is copied
     has no loss; its q, k and first mixing get no gradient. With a copied part the teacher is needed at
-    inference, else it is not run in eval mode, and the loss is 0. As in `AttentionTransfer` the teacher is
-    frozen in place and no part of the module; it drops nothing.
+    inference, else it is not run in eval mode, and the loss is 0. As in `AttentionTransfer` the teacher
+    stays as it is and is no part of the module; it drops nothing.
 
     Raises `ValueError` for an unknown word, for nothing to transfer, and for a pair that does not fit, naming
     all that differs; `Unwalkable` for other models.
@@ -248,7 +248,6 @@ class CaitTransfer(Distillation):
     def forward(self, images: Tensor) -> Transferred:
         """Student logits (B, classes) and the unweighted transfer loss for images (B, 3, height, width)."""
         if self.needs_teacher:
-            self.teacher.eval()
             return self.transferred(images)
         return super().forward(images)
 
@@ -273,7 +272,7 @@ class CaitTransfer(Distillation):
         """What the teacher's layers saw, as constants, by the student's self-attention and class-attention
         layers: q and k of the patches; q of the class token, and k of it and the patches."""
         last = max([*self.layers.values(), *self.class_layers.values()])
-        with without_history():
+        with self.frozen_teachers():
             seen = walk(self.teacher, self.for_teacher(images), stop_after=last).layers
         n = self.teacher.num_prefix_tokens
 

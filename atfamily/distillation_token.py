@@ -18,7 +18,7 @@ from atlib.attention import walk
 from atlib.baselines.distillation import Distillation
 from atlib.losses import hard_distillation, soft_distillation
 from atlib.pair import Normalisation
-from atlib.transfer import AttentionTransfer, Transferred, without_history
+from atlib.transfer import AttentionTransfer, Transferred
 
 
 class Heads(NamedTuple):
@@ -127,7 +127,7 @@ class DistillationToken(Distillation):
     def transferred(self, images: Tensor) -> Transferred:
         """Logits of the class head and the loss of the other. Raises `ValueError` when the teacher predicts
         other classes."""
-        with without_history():
+        with self.frozen_teachers():
             theirs = self.teacher(self.for_teacher(images))
         theirs = theirs.clone()  # outlives inference mode, which autograd needs
         tokens, beside = self._final_tokens(images)

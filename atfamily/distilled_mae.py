@@ -19,7 +19,6 @@ from atlib.pair import Normalisation, Pair
 from atlib.plan import Plan
 from atlib.train.pretrain import MaskedAutoencoder, walk_visible
 from atlib.train.recipe import Recipe
-from atlib.transfer import without_history
 from atlib.vit import check_timm
 
 # --- How a layer's attention logits are compared ---
@@ -117,8 +116,7 @@ class _TaughtMae(Pair, ABC):
     def teacher_targets(self, images: Tensor, order: Tensor) -> list[Tensor]:
         """What the student is compared with, for the visible patches alone, as constants: a tensor for each
         layer that is compared."""
-        self.teacher.eval()  # other code may have called .train() on it since
-        with without_history():
+        with self.frozen_teachers():
             places = order[:, : self.student.visible]
             last = max(of_teacher for _, of_teacher in self.layers)
             targets = self.targets_of(self.for_teacher(images), places, last)
@@ -146,8 +144,8 @@ class DistilledMae(_TaughtMae):
     published method.
 
     Only the student and the mixing are part of the module; `.student.vit` is the result. The teacher, a ViT
-    without a decoder, is frozen in place, moves with `.to(...)`, and is run under inference mode, no further
-    than the last layer that is compared. normalisation: of the images that the pair is given
+    without a decoder, stays as it is, moves with `.to(...)`, and is run in eval mode without gradients, no
+    further than the last layer that is compared. normalisation: of the images that the pair is given
     (`atlib.pair.Pair`).
 
     Raises `ValueError` for a pair that does not fit, naming all that differs, and for layers that do not

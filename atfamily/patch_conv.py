@@ -22,7 +22,7 @@ from atlib.attention import walk
 from atlib.baselines.distillation import Distillation
 from atlib.maps import Grid, aggregate_heads, resample_class_attention
 from atlib.pair import Normalisation
-from atlib.transfer import Transferred, without_history
+from atlib.transfer import Transferred
 from atlib.vit import check_timm
 
 EPS = 1e-6  # of all norms
@@ -397,9 +397,8 @@ class PoolTransfer(Distillation):
     def teacher_row(self, images: Tensor) -> Tensor:
         """Where the teacher's class token looks, for the keys that the student's pool has: (B, 1, 1, keys),
         rows sum to 1, as a constant."""
-        self.teacher.eval()  # other code may have called .train() on it since
         prefix = self.teacher.num_prefix_tokens
-        with without_history():
+        with self.frozen_teachers():
             shown = self.for_teacher(images)
             seen = walk(self.teacher, shown, stop_after=self.layer).layers[-1]
             scores = seen.scale * seen.q[:, :, :1] @ seen.k.mT  # no other row is made

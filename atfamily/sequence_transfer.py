@@ -14,7 +14,7 @@ from atlib.attention import Seen
 from atlib.losses import map_cross_entropy
 from atlib.pair import Pair
 from atlib.plan import HOW
-from atlib.transfer import Transferred, without_history
+from atlib.transfer import Transferred
 
 # (source, int64 (B, N); rows M) -> the right cross-attention, (B, M, N), whose row m is of what comes after
 # the m-th word of the target
@@ -101,8 +101,8 @@ class SequenceTransfer(ToldMaps):
     """A Transformer that takes from another one, of the same layers and heads, where words look: in the
     encoder, in the decoder, or from the decoder into the encoder (`cross`), each copied or distilled.
 
-    The teacher reads what the student reads, source and target so far. It is frozen in place and no part of
-    the module. Raises as `ToldMaps` does, and `ValueError` for a teacher of other sizes, naming them.
+    The teacher reads what the student reads, source and target so far. It is no part of the module and
+    stays as it is. Raises as `ToldMaps` does, and `ValueError` for a teacher of other sizes, naming them.
     """
 
     def __init__(
@@ -127,8 +127,7 @@ class SequenceTransfer(ToldMaps):
 
     def told(self, source: Tensor, target: Tensor) -> Maps:
         """See `ToldMaps`."""
-        self.teacher.eval()
-        with without_history():
+        with self.frozen_teachers():
             seen = walk_sequences(self.teacher, source, target)
         # clones outlive inference mode, which autograd needs
         return Maps(

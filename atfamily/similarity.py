@@ -15,7 +15,7 @@ from atlib.baselines.distillation import Distillation
 from atlib.pair import Normalisation
 from atlib.train.contrast import features
 from atlib.train.distributed import gathered
-from atlib.transfer import Transferred, without_history
+from atlib.transfer import Transferred
 
 
 class SimilarityDistillation(Distillation):
@@ -140,7 +140,7 @@ class CompRess(Distillation):
 
 def _of_teacher(pair: Distillation, images: Tensor) -> Tensor:
     """The teacher's features of the images, (B, d), of length 1."""
-    with without_history():
+    with pair.frozen_teachers():
         theirs = nn.functional.normalize(features(pair.teacher, pair.for_teacher(images)), dim=1)
     return theirs.clone()  # outlives inference mode, which autograd needs
 

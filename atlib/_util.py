@@ -16,15 +16,15 @@ STOPPED = 75  # EX_TEMPFAIL of sysexits.h: a command was stopped, and goes on wh
 INTERRUPTED = 130  # as a shell says it of a command that Ctrl-C has ended
 
 
-def require_known(kind: str, name: object, known: Iterable[str]) -> None:
-    """Raise `ValueError` unless `name` is one of `known`: it names `name`, the close ones, and all that there
-    are."""
-    known = list(known)
-    if name in known:
+def require_known(kind: str, name: object, choices: Iterable[str]) -> None:
+    """Raise `ValueError` unless `name` is one of `choices`: it names `name`, the close ones, and all that
+    there are."""
+    choices = list(choices)
+    if name in choices:
         return
-    close = difflib.get_close_matches(str(name), known)
+    close = difflib.get_close_matches(str(name), choices)
     hint = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
-    raise ValueError(f"unknown {kind} {name!r}.{hint} Known: {', '.join(map(repr, known))}.")
+    raise ValueError(f"unknown {kind} {name!r}.{hint} Known: {', '.join(map(repr, choices))}.")
 
 
 def require_ranges(of: object, ranges: dict[str, tuple], whole: dict[str, tuple]) -> None:
@@ -44,8 +44,8 @@ def check_fields(value: object, rules: Iterable[tuple[Iterable[str], Callable[[A
     fields, whether a value fits, what is said of one that does not)."""
     for names, fits, says in rules:
         for name in names:
-            if not fits(found := getattr(value, name)):
-                raise ValueError(f"{type(value).__name__}({name}={found!r}): {name} {says}")
+            if not fits(field := getattr(value, name)):
+                raise ValueError(f"{type(value).__name__}({name}={field!r}): {name} {says}")
 
 
 def write_atomically(path: Path, content: bytes) -> Path:
@@ -74,8 +74,8 @@ def out_of_memory(error: Exception) -> bool:
 
 def memory_message(error: Exception) -> str:
     """That memory has run out, with the first sentence of what was said about it."""
-    said = str(error).strip().splitlines()
-    return "out of memory" + (f" ({said[0].rstrip('.')[:200]})" if said else "")
+    lines = str(error).strip().splitlines()
+    return "out of memory" + (f" ({lines[0].rstrip('.')[:200]})" if lines else "")
 
 
 @contextmanager

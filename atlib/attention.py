@@ -91,7 +91,7 @@ class Seen(NamedTuple):
         return self._replace(given=given, mask=plus(self.mask, mask))
 
 
-class Own(NamedTuple):
+class Kept(NamedTuple):
     """What of a layer's own map stays where another is put in (`atlib.maps.keep_own`)."""
 
     #: The tokens whose rows stay.
@@ -122,7 +122,7 @@ class Instead(NamedTuple):
     #: The heads to replace, H being their number; None for all.
     heads: Sequence[int] | None = None
     #: Which rows and columns of a replaced map stay the layer's own, with their gradients.
-    own: Own | None = None
+    kept: Kept | None = None
     #: The bias that belongs to new q and k: (N, N), or (H, N, N); without both it is refused.
     bias: Tensor | None = None
     #: (N, N), on top of what the layer forbids, with q and k that belong to it; among some heads only a map
@@ -187,7 +187,7 @@ def put_in(layer: Seen, instead: Instead, index: int) -> Seen:
     """What a layer uses where something stands in place of its own. Raises `ValueError` for a replacement of
     the wrong shape; `index`, of the layer, is for that message."""
     _check_instead(instead, layer, index)
-    if instead.heads is not None or instead.own is not None:
+    if instead.heads is not None or instead.kept is not None:
         return _put_in_parts(layer, instead)
     v, mask = layer.v if instead.v is None else instead.v, plus(layer.mask, instead.mask)
     if instead.map is not None:
@@ -211,8 +211,8 @@ def _put_in_parts(layer: Seen, instead: Instead) -> Seen:
     v = put(layer.v, instead.v)
     if instead.map is not None:
         current, new = layer.map, forbid(instead.map, layer.mask)
-        if instead.own is not None:
-            new = keep_own(new.to(current.dtype), current[:, heads], *instead.own)
+        if instead.kept is not None:
+            new = keep_own(new.to(current.dtype), current[:, heads], *instead.kept)
         return Seen(None, None, v, layer.scale, put(current, new), mask=layer.mask)
     q, bias = instead.q, layer.bias
     if q is not None and instead.k is not None:
@@ -232,8 +232,8 @@ def _check_instead(new: Instead, layer: Seen, index: int) -> None:
     heads = H if new.heads is None else len(new.heads)
     if new.map is not None and (new.q is not None or new.k is not None):
         raise ValueError(f"{at} a map is made of q and k: replace the map or q and k, not both")
-    if new.own is not None and new.map is None:
-        raise ValueError(f"{at} {new.own} says what of a map stays, and none is put in: give map=")
+    if new.kept is not None and new.map is None:
+        raise ValueError(f"{at} {new.kept} says what of a map stays, and none is put in: give map=")
     for name in ("scale", "bias", "mask"):
         if getattr(new, name) is not None and not both:
             value = new.scale if name == "scale" else tuple(getattr(new, name).shape)
@@ -398,7 +398,7 @@ class _Watch:
         self.passed: list[str] = []
         self.unread = _unread(replace, projections or (), None if values else stop_after)
         self.products: list[tuple[Tensor, Tensor]] | None = [] if looks else None
-        self.found: list[dict[str, tuple[Tensor, tuple]]] = []
+        self.rows: list[dict[str, tuple[Tensor, tuple]]] = []
         # in eager mode: the modules that run with their inputs, and the blocks
         self.running: list[tuple[nn.Module, tuple]] = []
         self.elements: dict[nn.Module, nn.Module] = {}  # those of lists of modules, and the list
@@ -418,7 +418,7 @@ class _Watch:
             windows = len(layer.q) / self.batch
             raise Unwalkable(f"{self.caller()} attends in {windows:g} windows an image: no map of all tokens")
         if self.products is not None:
-            self.found.append(_rows(layer, self.products))
+            self.rows.append(_rows(layer, self.products))
             self.products.clear()
         if index in self.replace:
             if any(index == of_layer for of_layer, _ in self.unread):
@@ -560,7 +560,7 @@ def find_projections(model: nn.Module, images: Tensor) -> tuple[Walk, Projection
             for part, (weight, spans) in rows.items()
             if id(weight) in holders
         }
-        for rows in watch.found
+        for rows in watch.rows
     )
 
 
@@ -659,7 +659,7 @@ def _check_layers(watch: _Watch, model: nn.Module) -> None:
 
 def _rows(layer: Seen, products: list[tuple[Tensor, Tensor]]) -> dict[str, tuple[Tensor, tuple]]:
     """The rows of weights that q, k and v of a layer are the products of: {part: (weight, spans)}."""
-    found = {}
+    rows_of = {}
     for name in "qkv":
         part = getattr(layer, name)
         for weight, product in reversed(products):
@@ -669,14 +669,14 @@ def _rows(layer: Seen, products: list[tuple[Tensor, Tensor]]) -> dict[str, tuple
             rows, width = len(weight), part.shape[1] * part.shape[3]
             together = part.stride()[1:] == (part.shape[3], rows, 1) and product.is_contiguous()
             if together and 0 <= start <= rows - width:
-                found[name] = weight, ((start, start + width),)
+                rows_of[name] = weight, ((start, start + width),)
             break
-    if "v" in found and "q" not in found and "k" not in found:
-        weight, ((start, stop),) = found["v"]
+    if "v" in rows_of and "q" not in rows_of and "k" not in rows_of:
+        weight, ((start, stop),) = rows_of["v"]
         if len(weight) == 3 * (stop - start):  # nothing but q, k and v
             spans = ((0, start), (stop, len(weight)))
-            found["qk"] = weight, tuple(span for span in spans if span[0] < span[1])
-    return found
+            rows_of["qk"] = weight, tuple(span for span in spans if span[0] < span[1])
+    return rows_of
 
 
 def _unread(
@@ -687,7 +687,7 @@ def _unread(
     unread = []
     for layer, rows_of in enumerate(projections):
         new = replace.get(layer, Instead())
-        whole = new.heads is None and new.own is None
+        whole = new.heads is None and new.kept is None
         parts = {name for name in "qkv" if whole and getattr(new, name) is not None}
         parts |= {"q", "k"} if whole and new.map is not None else set()
         parts |= {"qk"} if {"q", "k"} <= parts else set()
@@ -695,7 +695,7 @@ def _unread(
         spans: dict[nn.Module, list] = {}
         for part in sorted(part for part in parts if part in rows_of):
             spans.setdefault(rows_of[part].projection, []).extend(rows_of[part].spans)
-        unread += [(layer, Rows(projection, tuple(sorted(found)))) for projection, found in spans.items()]
+        unread += [(layer, Rows(projection, tuple(sorted(ranges)))) for projection, ranges in spans.items()]
     return unread
 
 
@@ -753,9 +753,9 @@ def _made_to_call(modules: Iterable[nn.Module]) -> list[tuple[Any, str, Any]]:
     """Let modules make the call that can: what was changed, (object, attribute, value before)."""
     undo = []
     for module in modules:
-        known = vars(module)
-        config = known.get("config")
-        if known.get("fused_attn") is False:  # timm
+        attributes = vars(module)
+        config = attributes.get("config")
+        if attributes.get("fused_attn") is False:  # timm
             undo.append((module, "fused_attn", False))
             module.fused_attn = True
         elif (now := getattr(config, "_attn_implementation", None)) not in (None, "sdpa"):  # transformers

@@ -65,8 +65,8 @@ def load_vit(path: str | Path) -> VisionTransformer:
 def normalisation_said(header: Mapping) -> Normalisation | None:
     """How images are normalised for the ViT of a file, as its header says, itself or with their preparation;
     None where it does not."""
-    said = header.get("normalisation") or header.get("augmentation")
-    return Normalisation.read(said)
+    described = header.get("normalisation") or header.get("augmentation")
+    return Normalisation.read(described)
 
 
 def seen_by_pair(transfer: AttentionTransfer) -> dict:
@@ -129,9 +129,11 @@ def load_bundle(path: str | Path) -> nn.Module:
     tensors, header = read_tensors(Path(path))
 
     def part(name: str) -> VisionTransformer:
-        own = {key.removeprefix(f"{name}."): tensors[key] for key in tensors if key.startswith(f"{name}.")}
-        vit = _build(header, name, own, path)
-        _load_state(vit, own, path)
+        of_model = {
+            key.removeprefix(f"{name}."): tensors[key] for key in tensors if key.startswith(f"{name}.")
+        }
+        vit = _build(header, name, of_model, path)
+        _load_state(vit, of_model, path)
         _attach(vit, header, path)  # of the student; `read_pair` says the teacher's
         return vit
 
@@ -139,7 +141,7 @@ def load_bundle(path: str | Path) -> nn.Module:
         return part("student").eval()
     try:
         _field(header, "plan", path)
-        return read_pair(header, part("teacher"), part("student")).eval()
+        return read_pair(header, part("teacher").eval(), part("student")).eval()
     except (TypeError, ValueError) as error:
         raise OSError(
             f"{path} holds no teacher and student that fit together ({error}); it was left as it is"

@@ -106,9 +106,8 @@ def _tokens(
     grid = getattr(embed, "grid_size", None)
     if grid is None and image is not None:
         holders = (model, getattr(model, "embeds", None), config, getattr(config, "vision_config", None))
-        patch = next(
-            (found for one in holders if (found := getattr(one, "patch_size", None)) is not None), None
-        )
+        patches = (getattr(holder, "patch_size", None) for holder in holders)
+        patch = next((size for size in patches if size is not None), None)
         if patch is None:
             kernels = (part.stride for part in model.modules() if isinstance(part, nn.Conv2d))
             patch = next((stride for stride in kernels if max(stride) > 1), (1, 1))

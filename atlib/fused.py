@@ -385,9 +385,9 @@ def _refuse_second_derivative() -> None:
 
 def takes(student: Seen, teacher: Seen) -> bool:
     """Whether the kernels know these number types and widths."""
-    known = torch.float32, torch.bfloat16, torch.float16
+    dtypes = torch.float32, torch.bfloat16, torch.float16
     parts = student.q, student.k, teacher.q, teacher.k
-    return all(x.dtype in known and x.shape[-1] <= WIDEST for x in parts)
+    return all(x.dtype in dtypes and x.shape[-1] <= WIDEST for x in parts)
 
 
 def _alike(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:

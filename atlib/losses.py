@@ -28,18 +28,18 @@ def attention_cross_entropy(student: Sequence[Seen], teacher: Sequence[Seen], va
     """
     _check_pairs(student, teacher)
     total = 0.0
-    for index, (own, target) in enumerate(zip(student, teacher)):
-        if own.given is not None or target.given is not None:
+    for index, (student_layer, teacher_layer) in enumerate(zip(student, teacher)):
+        if student_layer.given is not None or teacher_layer.given is not None:
             raise ValueError(
                 f"pair {index}: a whole map was given here, so there are no q and k to do without it; "
                 "use dense_attention_cross_entropy"
             )
-        if own.q.shape[:3] != target.q.shape[:3]:
-            maps = [(*seen.q.shape[:3], seen.k.shape[2]) for seen in (own, target)]
+        if student_layer.q.shape[:3] != teacher_layer.q.shape[:3]:
+            maps = [(*seen.q.shape[:3], seen.k.shape[2]) for seen in (student_layer, teacher_layer)]
             raise ValueError(
                 f"pair {index}: the student's map is {maps[0]}, the teacher's {maps[1]} (B, H, N, N)"
             )
-        total = total + map_free_cross_entropy(own, target, value)
+        total = total + map_free_cross_entropy(student_layer, teacher_layer, value)
     return total
 
 
@@ -53,8 +53,8 @@ def dense_attention_cross_entropy(student: Sequence[Seen], teacher: Sequence[See
     """
     _check_pairs(student, teacher)
     return sum(
-        map_cross_entropy(own.scores.log_softmax(-1), target.without(own.mask).map)
-        for own, target in zip(student, teacher)
+        map_cross_entropy(student_layer.scores.log_softmax(-1), teacher_layer.without(student_layer.mask).map)
+        for student_layer, teacher_layer in zip(student, teacher)
     )
 
 
@@ -120,13 +120,15 @@ def hard_distillation(student_logits: Tensor, teacher_logits: Tensor) -> Tensor:
 
 
 def _summed_mse(student: Sequence[Tensor], teacher: Sequence[Tensor], what: str) -> Tensor:
-    for index, (own, target) in enumerate(zip(student, teacher)):
-        if own.shape != target.shape:
+    for index, (of_student, of_teacher) in enumerate(zip(student, teacher)):
+        if of_student.shape != of_teacher.shape:
             raise ValueError(
-                f"pair {index}: the student's {what} is {tuple(own.shape)}, the teacher's"
-                f" {tuple(target.shape)}; a squared error needs equal shapes"
+                f"pair {index}: the student's {what} is {tuple(of_student.shape)}, the teacher's"
+                f" {tuple(of_teacher.shape)}; a squared error needs equal shapes"
             )
-    return sum(F.mse_loss(own, target.detach()) for own, target in zip(student, teacher))
+    return sum(
+        F.mse_loss(of_student, of_teacher.detach()) for of_student, of_teacher in zip(student, teacher)
+    )
 
 
 def _check_pairs(student: Sequence, teacher: Sequence) -> None:

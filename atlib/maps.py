@@ -211,9 +211,9 @@ def place_tokens(map: Tensor, tokens: Sequence[int], number: int) -> Tensor:
     return placed
 
 
-def keep_own(map: Tensor, own: Tensor, queries: Sequence[int], keys: Sequence[int]) -> Tensor:
-    """`map` with parts of `own`, both (B, H, N, N): the rows `queries` are all of `own`; in the other rows
-    the columns `keys` are, and the rest is `map` · (1 - s), where s is what such a row of `own` gives to
+def keep_own(map: Tensor, kept: Tensor, queries: Sequence[int], keys: Sequence[int]) -> Tensor:
+    """`map` with parts of `kept`, both (B, H, N, N): the rows `queries` are all of `kept`; in the other rows
+    the columns `keys` are, and the rest is `map` · (1 - s), where s is what such a row of `kept` gives to
     `keys`.
 
     Rows of `map` are 0 on `keys` and sum to 1, but for those of `queries`, which are not looked at. Gradients
@@ -222,8 +222,8 @@ def keep_own(map: Tensor, own: Tensor, queries: Sequence[int], keys: Sequence[in
     """
     tokens = torch.arange(map.shape[-1], device=map.device)
     is_query, is_key = (torch.isin(tokens, tokens.new_tensor(list(some))) for some in (queries, keys))
-    share = own.where(is_key, 0).sum(-1, keepdim=True)
-    return torch.where(is_query[:, None] | is_key, own, (1 - share) * map)
+    share = kept.where(is_key, 0).sum(-1, keepdim=True)
+    return torch.where(is_query[:, None] | is_key, kept, (1 - share) * map)
 
 
 def _resample_keys(rows: Tensor, grid_from: Grid, grid_to: Grid, prefix_tokens: int) -> Tensor:

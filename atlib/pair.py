@@ -4,7 +4,8 @@ and how the images that the student is given become those that its teacher was t
 import math
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -41,7 +42,7 @@ class Normalisation:
                 says = "finite numbers, one a channel" + (", above 0" if name == "std" else "")
                 raise ValueError(f"Normalisation({name}={value!r}): {name} is {says}, or one for all three")
             if max(map(abs, values)) > LARGEST:
-                in_0_to_1 = ", ".join(f"{each / 255:.3f}" for each in values)
+                in_0_to_1 = ", ".join(f"{value / 255:.3f}" for value in values)
                 raise ValueError(
                     f"Normalisation({name}={value!r}): pixels are numbers from 0 to 1 here, so these must be"
                     f" divided by 255: {in_0_to_1}"
@@ -58,12 +59,12 @@ class Normalisation:
     def of(cls, model: nn.Module) -> "Normalisation | None":
         """How images are normalised for a model, as its `pretrained_cfg` says; None where it says
         nothing, or has numbers for other channels than it takes."""
-        said = getattr(model, "pretrained_cfg", None)
-        read = said.get if isinstance(said, Mapping) else lambda name: getattr(said, name, None)
-        own = None if read("mean") is None or read("std") is None else cls(read("mean"), read("std"))
+        config = config_of(model)
+        if config.get("mean") is None or config.get("std") is None:
+            return None
+        normalisation = cls(config["mean"], config["std"])
         # timm's models of one channel, or of five, have the configuration of those of three
-        fits = own is None or channels_of(model) in (None, len(own.mean))
-        return own if fits else None
+        return normalisation if channels_of(model) in (None, len(normalisation.mean)) else None
 
     @classmethod
     def read(cls, described: Mapping[str, Any] | None) -> "Normalisation | None":
@@ -78,13 +79,17 @@ class Normalisation:
 IMAGENET = Normalisation(IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD)
 
 
+def config_of(model: nn.Module) -> dict[str, Any]:
+    """What timm notes on its models, `pretrained_cfg`, as a dict of its own; {} for others."""
+    config = getattr(model, "pretrained_cfg", None) or {}
+    return dict(config) if isinstance(config, Mapping) else config.to_dict()
+
+
 def attach(model: nn.Module, normalisation: Normalisation | None) -> None:
     """Let a model say how images are normalised for it, in place of what it says; None: it does not say."""
-    said = getattr(model, "pretrained_cfg", None) or {}
-    said = dict(said) if isinstance(said, Mapping) else said.to_dict()
     # without both keys, and not None in them, timm takes its defaults
-    said = {name: value for name, value in said.items() if name not in ("mean", "std")}
-    model.pretrained_cfg = said if normalisation is None else said | vars(normalisation)
+    config = {name: value for name, value in config_of(model).items() if name not in ("mean", "std")}
+    model.pretrained_cfg = config if normalisation is None else config | vars(normalisation)
 
 
 def renormalised(images: Tensor, now: Normalisation | None, then: Normalisation | None) -> Tensor:
@@ -144,20 +149,19 @@ def image_size_of(model: nn.Module) -> tuple[int, int] | None:
 def usual_image_size(model: nn.Module) -> tuple[int, int] | None:
     """Height and width of the images that a model was built for; None where it does not say. timm says it at
     the patch embedding or in `pretrained_cfg`, transformers in a config, others on the model."""
-    said = getattr(model, "pretrained_cfg", None) or {}
     config = getattr(model, "config", None)
-    size = getattr(getattr(model, "patch_embed", None), "img_size", None)
-    for found in (
-        size,
-        (said.get("input_size") or (None,) * 3)[1:] if isinstance(said, Mapping) else said.input_size[1:],
+    embedded = getattr(getattr(model, "patch_embed", None), "img_size", None)
+    for size in (
+        embedded,
+        (config_of(model).get("input_size") or (None,))[1:] or None,
         getattr(config, "image_size", None),
         getattr(getattr(config, "vision_config", None), "image_size", None),
         getattr(model, "image_size", None),
         getattr(model, "img_size", None),
     ):
-        found = (found, found) if isinstance(found, int) else found
-        if found is not None and None not in found:
-            return tuple(found)
+        size = (size, size) if isinstance(size, int) else size
+        if size is not None and None not in size:
+            return tuple(size)
     return None
 
 
@@ -198,13 +202,13 @@ class View(NamedTuple):
 
 
 class Pair(nn.Module, ABC):
-    """A student, which is trained, with the frozen teachers that it learns from; with none, where all that it
-    needs of a teacher is in buffers.
+    """A student, which is trained, with the teachers that it learns from; with none, where all that it needs
+    of a teacher is in buffers.
 
     Only the student is part of the module, with what a method learns beside it: `parameters()`,
-    `state_dict()`, `train()` and DDP never see a teacher. The teachers passed in stay whole. They are frozen
-    in place (eval mode, no gradients), with a warning where one has gradients, which somebody trains, and
-    move with `.to(...)`. Raises `ValueError` for a student that is its own teacher.
+    `state_dict()`, `train()` and DDP never see a teacher. Teachers are the caller's and stay as they are: a
+    pair runs them in eval mode and without gradients (`frozen_teachers`), and moves them with `.to(...)`.
+    Raises `ValueError` for a student that is its own teacher.
 
     Images are given to a pair as to its student. A teacher that says how its own are normalised
     (`Normalisation.of`) gets them normalised anew, and one of another image size gets them resized; where
@@ -227,24 +231,33 @@ class Pair(nn.Module, ABC):
         self._assumed = normalisation is None and self.normalisation is not None  # it was not given
         self._views = tuple(View.of(teacher, student) for teacher in teachers)
         self.student = student
-        if any(weight.grad is not None for teacher in teachers for weight in teacher.parameters()):
-            warnings.warn(
-                "the teacher has gradients, so it was trained until now: it is frozen here, in eval mode;"
-                " pass copy.deepcopy(teacher) to go on training it",
-                stacklevel=3,
-            )
         # A tuple keeps teachers out of nn.Module's registration: they are inputs of the method, not parts.
-        self._teachers = tuple(teacher.eval().requires_grad_(False) for teacher in teachers)
+        self._teachers = teachers
 
     @property
     def teacher(self) -> nn.Module:
-        """The frozen teacher, the first where there are several: the model that was passed in."""
+        """The teacher, the first where there are several: the model that was passed in."""
         return self._teachers[0]
 
     @property
     def teachers(self) -> tuple[nn.Module, ...]:
-        """All frozen teachers."""
+        """All teachers."""
         return self._teachers
+
+    @contextmanager
+    def frozen_teachers(self) -> Iterator[None]:
+        """Within it the teachers are in eval mode, whatever their owner does with them, and nothing keeps a
+        graph: inference mode, or no gradients where torch.compile traces."""
+        training = [part for teacher in self._teachers for part in teacher.modules() if part.training]
+        for part in training:
+            part.training = False
+        try:
+            # torch.compile cannot trace inference mode on parameters
+            with torch.no_grad() if torch.compiler.is_compiling() else torch.inference_mode():
+                yield
+        finally:
+            for part in training:
+                part.training = True
 
     @property
     def views(self) -> tuple[View, ...]:
@@ -270,13 +283,13 @@ class Pair(nn.Module, ABC):
         """In one line, what the first teacher sees."""
         size = image_size_of(self.teacher)
         at = "" if size is None else f", at {size[0]} x {size[1]} px"
-        own = self.teacher_normalisation
-        if own is None:
-            said = "does not say how its images were normalised: it sees the student's as they are"
-            return f"the teacher {said}{at}"
-        anew = "" if own == self.normalisation else f", normalised anew from {self.normalisation}"
+        normalisation = self.teacher_normalisation
+        if normalisation is None:
+            unknown = "does not say how its images were normalised: it sees the student's as they are"
+            return f"the teacher {unknown}{at}"
+        anew = "" if normalisation == self.normalisation else f", normalised anew from {self.normalisation}"
         resized = "" if self._views[0].size is None else ", resized"
-        return f"the teacher sees images of {own}{at}{anew}{resized}"
+        return f"the teacher sees images of {normalisation}{at}{anew}{resized}"
 
     @property
     @abstractmethod
@@ -297,8 +310,8 @@ def stated(normalisation: Normalisation | None, teachers: Sequence[nn.Module]) -
         raise ValueError(f"normalisation={normalisation!r}: give a Normalisation(mean, std)")
     if normalisation is not None:
         return normalisation
-    theirs = [own for teacher in teachers if (own := Normalisation.of(teacher)) is not None]
-    if another := [own for own in theirs if own != IMAGENET]:
+    of_teachers = [one for teacher in teachers if (one := Normalisation.of(teacher)) is not None]
+    if another := [one for one in of_teachers if one != IMAGENET]:
         warnings.warn(
             f"the teacher was trained on images of {another[0]}. It is not said how those of this pair are"
             f" normalised; they are taken to be ImageNet's ({IMAGENET}), and normalised anew for the teacher."
@@ -306,7 +319,7 @@ def stated(normalisation: Normalisation | None, teachers: Sequence[nn.Module]) -
             " normalisation=Normalisation(mean, std)",
             stacklevel=4,
         )
-    return IMAGENET if theirs else None
+    return IMAGENET if of_teachers else None
 
 
 def check_normalisation(model: nn.Module, images: object) -> None:

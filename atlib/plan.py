@@ -78,7 +78,7 @@ class Plan:
                 "average='examples': what a plan makes of an image does not depend on the rest of its batch;"
                 " atlib.baselines.mean_maps.MeanMapCopy copies the mean map of images that you name"
             )
-        for name, known in (
+        for name, choices in (
             ("average", AVERAGES),
             ("rows", ROWS),
             ("unequal_heads", UNEQUAL_HEADS),
@@ -86,7 +86,7 @@ class Plan:
             ("unequal_prefix", UNEQUAL_PREFIX),
         ):
             if getattr(self, name) is not None:
-                require_known(name, getattr(self, name), known)
+                require_known(name, getattr(self, name), choices)
         # frozen: the normal forms are set once, here
         object.__setattr__(self, "layers", _normal_layers(self.layers))
         object.__setattr__(self, "heads", _normal_heads(self.heads))

@@ -13,7 +13,7 @@ from typing import Any
 from timm.layers import GluMlp, Mlp, PatchEmbed, SwiGLU
 from torch import nn
 
-from atlib.pair import channels_of
+from atlib.pair import channels_of, config_of
 
 # What `describe` says of a standard ViT: the student of arXiv 2411.09702 and of most of timm's supervised
 # ViTs.
@@ -126,9 +126,8 @@ def create_student(teacher: nn.Module, num_classes: int, *, drop_path_rate: floa
     """
     from atlib.vit import create_vit  # which not every pair needs
 
-    said, kind = getattr(teacher, "pretrained_cfg", None) or {}, type(teacher).__name__
-    said = said if isinstance(said, Mapping) else said.to_dict()
-    name, arguments = said.get("create_vit") or (said.get("architecture"), None)
+    config, kind = config_of(teacher), type(teacher).__name__
+    name, arguments = config.get("create_vit") or (config.get("architecture"), None)
     if not name:
         raise ValueError(f"this {kind} has no timm name: build its student as you built it")
     if arguments is None:
@@ -160,17 +159,17 @@ def present(part: Any) -> bool:
 def _positions(vit: nn.Module, holder: nn.Module, attn: nn.Module) -> str:
     learned = present(getattr(holder, "pos_embed", None)) or hasattr(holder, "pos_embed_y")
     without_prefix = holder is not vit or getattr(vit, "no_embed_class", False)
-    found = ["learned for patches" if without_prefix else "learned"] if learned else []
+    kinds = ["learned for patches" if without_prefix else "learned"] if learned else []
     if getattr(vit, "rope", None) is not None:
-        found.append(f"rotary ({type(vit.rope).__name__.removeprefix('RotaryEmbedding')})")
+        kinds.append(f"rotary ({type(vit.rope).__name__.removeprefix('RotaryEmbedding')})")
     shared = getattr(vit, "rel_pos_bias", None) or getattr(vit, "shared_rel_pos", None)
     if shared is not None:
-        found.append(f"relative ({type(shared).__name__} for all layers)")
+        kinds.append(f"relative ({type(shared).__name__} for all layers)")
     elif getattr(attn, "relative_position_bias_table", None) is not None:
-        found.append("relative (a bias in each layer)")
+        kinds.append("relative (a bias in each layer)")
     elif getattr(attn, "rel_pos", None) is not None:
-        found.append(f"relative ({type(attn.rel_pos).__name__} in each layer)")
-    return " and ".join(found) or "none"
+        kinds.append(f"relative ({type(attn.rel_pos).__name__} in each layer)")
+    return " and ".join(kinds) or "none"
 
 
 def _biases(attn: nn.Module) -> str:

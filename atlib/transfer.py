@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from atlib.attention import (
     DropPathMasks,
     Instead,
-    Own,
+    Kept,
     Seen,
     Unwalkable,
     Walk,
@@ -50,8 +50,8 @@ class AttentionTransfer(Pair):
 
     Only the student is part of the module (with a learned head mapping, where the plan asks for one):
     `parameters()`, `state_dict()`, `train()` and DDP never see the teacher. The teacher is the caller's and
-    stays whole: it is frozen in place (eval mode, no gradients), moves with `.to(...)`, and is run no further
-    than the last transferred layer's q and k (v, where v is transferred). Copy needs the teacher at inference
+    stays as it is: it is run in eval mode, without gradients, no further than the last transferred layer's q
+    and k (v, where v is transferred), and moves with `.to(...)`. Copy needs the teacher at inference
     too; after Distill, `.student` alone is the result, and evaluation (eval mode, no gradients) runs nothing
     else: `transfer_loss` is then nan, and `walk_with_loss` computes it all the same.
 
@@ -208,10 +208,9 @@ class AttentionTransfer(Pair):
         """
         if self._maps is not None:
             return self._given_layers(images)
-        self.teacher.eval()  # other code may have called .train() on it since
         layers = [of_teacher for _, of_teacher in self.pairing.layers]
         shown = self.for_teacher(images)
-        with without_history():
+        with self.frozen_teachers():
             seen = walk(
                 self.teacher,
                 shown,
@@ -360,11 +359,11 @@ class _WrittenOut(_MapFree):
         self.rows = None if pairing.queries is None else list(pairing.queries)
         self.kept = None
         if self.rows is not None:
-            self.kept = Own(tuple(sorted({*range(self.tokens)} - {*self.rows})), pairing.own_keys)
+            self.kept = Kept(tuple(sorted({*range(self.tokens)} - {*self.rows})), pairing.own_keys)
 
     def instead(self, teacher_layers: Iterable[Seen]) -> list[Instead]:
         return [
-            Instead(map=self._spread(p, heads), heads=heads, own=self.kept)
+            Instead(map=self._spread(p, heads), heads=heads, kept=self.kept)
             for p, heads in zip(self.maps(teacher_layers), self.heads)
         ]
 
@@ -476,19 +475,15 @@ def _refuse_ddp_around(student: nn.Module) -> bool:
     that holds it, whose gradients would never be averaged; True where it is not."""
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
     if distributed and DistributedDataParallel._active_ddp_module is None:
-        holders = (each for each in gc.get_objects() if issubclass(type(each), DistributedDataParallel))
-        if any(each.module is student for each in holders):
+        holders = (
+            wrapper for wrapper in gc.get_objects() if issubclass(type(wrapper), DistributedDataParallel)
+        )
+        if any(wrapper.module is student for wrapper in holders):
             raise ValueError(
                 "the student is in a DistributedDataParallel, which does not see its walk: build the pair"
                 " with the bare student, and wrap the pair"
             )
     return True
-
-
-def without_history():
-    """Inference mode for a teacher's run; under `torch.compile`, which cannot trace that on parameters, only
-    no gradients."""
-    return torch.no_grad() if torch.compiler.is_compiling() else torch.inference_mode()
 
 
 def _one_by_one(layers: list[Seen]) -> Iterator[Seen]:

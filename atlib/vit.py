@@ -18,7 +18,7 @@ from timm.models.vision_transformer import Block, VisionTransformer
 from timm.models.vision_transformer_relpos import VisionTransformerRelPos
 
 from atlib.attention import Unwalkable, Walk, walk
-from atlib.pair import attach
+from atlib.pair import attach, config_of
 
 # Keys are timm's own constructor arguments, so a preset is nothing but a saved set of them.
 PRESETS: dict[str, dict] = {
@@ -162,11 +162,9 @@ def create_vit(name_or_config: str | Mapping, **overrides) -> VisionTransformer 
 def _note(vit: torch.nn.Module, name_or_config: str | Mapping, overrides: Mapping) -> torch.nn.Module:
     """The ViT, which says with what arguments it was created, in its `pretrained_cfg`, where timm's models
     say their name: for `create_student`."""
-    said = getattr(vit, "pretrained_cfg", None) or {}
-    said = dict(said) if isinstance(said, Mapping) else said.to_dict()
     name = name_or_config if isinstance(name_or_config, Mapping) else name_or_config.partition(".")[0]
     built = {key: value for key, value in overrides.items() if key != "pretrained"}
-    vit.pretrained_cfg = said | {"create_vit": (name, built)}
+    vit.pretrained_cfg = config_of(vit) | {"create_vit": (name, built)}
     return vit
 
 
@@ -191,8 +189,8 @@ def _of_name(name: str, overrides: Mapping) -> torch.nn.Module:
     """A model of timm's; it says how images are normalised for it where weights are read or the name has a
     tag."""
     if not _is_in_timm(name):
-        known = [*PRESETS, *timm.list_models(), *timm.list_pretrained()]
-        close = difflib.get_close_matches(name, known, n=5) or sorted(PRESETS)
+        names = [*PRESETS, *timm.list_models(), *timm.list_pretrained()]
+        close = difflib.get_close_matches(name, names, n=5) or sorted(PRESETS)
         raise ValueError(
             f"no ViT is called {name!r}. Close names: {', '.join(close)}. Presets of the book:"
             f" {', '.join(PRESETS)}."
@@ -338,12 +336,12 @@ class Architecture(NamedTuple):
         return create_classifier(self.name, **self.overrides)
 
     @classmethod
-    def read(cls, said: object) -> "Architecture":
+    def read(cls, described: object) -> "Architecture":
         """The architecture that a file names, which may be a stranger's. Raises `ValueError` for anything but
         a model's name, plain arguments of its constructor, and sizes that a ViT has; nothing is built."""
-        if not isinstance(said, Mapping) or not {"name"} <= said.keys() <= {"name", "overrides"}:
-            raise ValueError(f"{_short(said)}: an architecture has a name and overrides")
-        name, overrides = said["name"], said.get("overrides", {})
+        if not isinstance(described, Mapping) or not {"name"} <= described.keys() <= {"name", "overrides"}:
+            raise ValueError(f"{_short(described)}: an architecture has a name and overrides")
+        name, overrides = described["name"], described.get("overrides", {})
         if isinstance(name, Mapping):
             arguments = {**name}
         elif isinstance(name, str) and (name in PRESETS or _is_in_timm(name)):
@@ -368,8 +366,8 @@ class Architecture(NamedTuple):
             return
         needed = sum(value.numel() for value in model.state_dict().values())
         if needed > numbers:
-            said = _short(dict(self.overrides) or self.name)
-            raise ValueError(f"{said} has {needed:,} weights, its file {numbers:,}")
+            short = _short(dict(self.overrides) or self.name)
+            raise ValueError(f"{short} has {needed:,} weights, its file {numbers:,}")
         if (beside := sum(buffer.numel() for buffer in model.buffers())) > 2**28:
             raise ValueError(f"it would keep {beside:,} numbers beside its weights: at most {2**28:,}")
 
@@ -411,5 +409,5 @@ def _numbers(value: Any) -> list[float]:
 
 
 def _short(value: object) -> str:
-    said = repr(value)
-    return said if len(said) <= 60 else f"{said[:57]}..."
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -12,7 +12,7 @@ from atlib.attention import walk
 from atlib.losses import feature_mse, hard_distillation, soft_distillation
 from atlib.pair import Normalisation, Pair
 from atlib.plan import Plan
-from atlib.transfer import Transferred, without_history
+from atlib.transfer import Transferred
 from atlib.vit import check_timm
 
 
@@ -30,7 +30,6 @@ class Distillation(Pair):
         if not self.training:
             logits = self.student(images)
             return Transferred(logits, logits.new_zeros(()))
-        self.teacher.eval()
         return self.transferred(images)
 
     @abstractmethod
@@ -79,7 +78,7 @@ class FeatureDistillation(Distillation):
     def transferred(self, images: Tensor) -> Transferred:
         """Student logits and the squared error between the residual streams."""
         last = max(self.layers)
-        with without_history():
+        with self.frozen_teachers():
             shown = self.for_teacher(images)
             if last + 1 < len(self.teacher.blocks):
                 theirs = walk(self.teacher, shown, stop_after=last + 1).stream
@@ -116,7 +115,7 @@ class TokenDistillation(Distillation):
 
     def transferred(self, images: Tensor) -> Transferred:
         """Student logits and the squared error of its projected tokens."""
-        with without_history():
+        with self.frozen_teachers():
             theirs = self._tokens(images)
         own = self.student.forward_features(images)
         if own.shape[1] != theirs.shape[1]:
@@ -156,7 +155,7 @@ class LogitDistillation(Distillation):
     def transferred(self, images: Tensor) -> Transferred:
         """Student logits and the distillation loss. Raises `ValueError` when the teacher predicts other
         classes."""
-        with without_history():
+        with self.frozen_teachers():
             theirs = self.teacher(self.for_teacher(images))
         logits, theirs = self.student(images), theirs.clone()
         if self.hard:

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atlib import create_vit, walk
-from atlib.attention import Instead, Own
+from atlib.attention import Instead, Kept
 from tests import longhand
 from tests.helpers import Adapted, random_images, randomise, set_fused
 
@@ -236,7 +236,7 @@ WRONG = [
     *(({part: (2, 3, 17, 8), "scale": 0.5}, "layer 1: scale=0.5") for part in ("q", "k", "v")),
     ({"map": (2, 3, 17, 17), "scale": 0.5}, "scale=0.5"),
     ({"scale": 0.5}, "scale=0.5"),
-    ({"own": Own((0,), ())}, r"layer 1: .*queries=\(0,\).*give map="),
+    ({"kept": Kept((0,), ())}, r"layer 1: .*queries=\(0,\).*give map="),
     ({"map": (2, 1, 17, 17), "heads": [3]}, r"heads \[3\].* 0 to 2"),
     ({"map": (2, 1, 17, 17), "heads": [-1]}, r"heads \[-1\]"),
     ({"map": (2, 2, 17, 17), "heads": [1, 1]}, r"heads \[1, 1\]"),

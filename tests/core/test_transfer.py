@@ -102,16 +102,17 @@ def test_the_teacher_is_no_part_of_the_module(small_vit):
     assert list(pair.state_dict()) == [f"student.{name}" for name in pair.student.state_dict()]
 
 
-def test_the_teacher_stays_in_eval_mode(small_vit):
+def test_the_teacher_is_asked_in_eval_mode(small_vit):
     teacher, student = small_vit(seed=1, proj_drop_rate=0.5), small_vit(seed=2)
-    pair, images = AttentionTransfer(teacher.train(), student, Plan()), random_images(2, 3, 32, 32)
+    pair, images = AttentionTransfer(teacher.eval(), student, Plan()), random_images(2, 3, 32, 32)
     expected = pair.eval()(images).logits
-    assert not teacher.training
     pair.train()
     assert not teacher.training and pair.student.training
-    teacher.train()  # its owner may do that at any time
+    teacher.train()
+    teacher.blocks[1].eval()
+    modes = [part.training for part in teacher.modules()]
     assert torch.equal(pair(images).logits, expected)
-    assert not teacher.training
+    assert [part.training for part in teacher.modules()] == modes
 
 
 def test_the_teacher_follows_to_another_dtype(small_vit):
@@ -171,11 +172,18 @@ def test_the_teacher_stays_whole_and_can_teach_again(small_vit, how):
     assert again(images.double()).transfer_loss > 0
 
 
-def test_a_teacher_that_is_still_trained_is_not_frozen_without_a_word(small_vit):
-    teacher, images = small_vit(seed=1), random_images(2, 3, 32, 32)
-    teacher(images).sum().backward()
-    with pytest.warns(UserWarning, match="has gradients.*frozen"):
-        AttentionTransfer(teacher, small_vit(seed=2), Plan())
+@pytest.mark.parametrize("how", ["copy", "distill"])
+def test_a_teacher_goes_on_being_trained_by_its_owner(small_vit, how):
+    teacher, images = small_vit(seed=1, proj_drop_rate=0.5).train(), random_images(3, 3, 32, 32)
+    teacher.blocks[0].requires_grad_(False)
+    before = {name: (p.requires_grad, None) for name, p in teacher.named_parameters()}
+    pair = AttentionTransfer(teacher, small_vit(seed=2), Plan(how=how))
+    output = pair(images)
+    (cross_entropy(output.logits, LABELS) + output.transfer_loss).backward()
+    assert {name: (p.requires_grad, p.grad) for name, p in teacher.named_parameters()} == before
+    assert all(part.training for part in teacher.modules())
+    cross_entropy(teacher(images), LABELS).backward()
+    assert all((p.grad is not None) == p.requires_grad for p in teacher.parameters())
 
 
 def test_evaluation_runs_the_student_alone_after_distill(small_vit):
