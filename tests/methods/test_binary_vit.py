@@ -13,7 +13,7 @@ from torch import nn
 from atfamily.binary import TokenNorm
 from atfamily.binary_vit import BinaryViT, PatchMerging, PoolingBranches, binary_deit, from_published
 from atlib import AttentionTransfer, Plan, create_vit, walk
-from atlib.attention import Instead, Unwalkable
+from atlib.attention import Instead
 from atlib.baselines.distillation import LogitDistillation
 from atlib.data import Images
 from atlib.train.loop import train
@@ -118,15 +118,6 @@ def test_merging_of_full_precision_equals_the_published_one():
     torch.testing.assert_close(layer(GOLDEN["merging.x"].double()), GOLDEN["merging.y"], rtol=0, atol=1e-10)
 
 
-def test_defaults_are_the_papers_network():
-    with torch.device("meta"):
-        model, deit = BinaryViT(), binary_deit()
-    assert [len(stage) for stage in model.stages] == [3, 4, 8, 4]
-    assert [stage[0].attn.grid for stage in model.stages] == [(56, 56), (28, 28), (14, 14), (7, 7)]
-    assert [stage[0].fc1.linear.out_features for stage in model.stages] == [512, 1024, 1024, 2048]
-    assert len(deit.stages[0]) == 12 and deit.stages[0][0].attn.heads == 6 and deit.pos_embed.shape[1] == 196
-
-
 # --- What is of one bit
 
 
@@ -139,19 +130,6 @@ def test_maps_are_zero_or_one_share_and_scores_count_bits(images):
         assert torch.allclose(agreeing, agreeing.round(), atol=1e-5)
         used = block.attn.mix(layer.map, torch.eye(17).expand(3, 3, 17, 17))
         assert used.unique().tolist() == [0.0, block.attn.share.item()]
-
-
-def test_every_activation_between_two_linear_layers_is_its_sign(images):
-    """A change that turns no sign changes nothing that a layer of bits says."""
-    layer = small().stages[0][0].fc1.linear
-    x = random_images(2, 3, 24)
-    assert torch.equal(layer(x), layer(3 * x)) and not torch.equal(layer(x), layer(-x))
-
-
-def test_shares_start_at_even_maps():
-    assert binary_deit(32, 8, 5, 24, 1, 3).stages[0][0].attn.share.item() == pytest.approx(1 / 16)
-    pyramid = BinaryViT(64, 4, 5, (8, 8, 16, 16), **PYRAMID)
-    assert [stage[0].attn.share.item() for stage in pyramid.stages] == pytest.approx([1 / 16] * 3 + [1 / 4])
 
 
 # --- Its other parts
@@ -172,44 +150,6 @@ def test_pooling_branches_are_means_of_neighbours_with_zeros_beyond():
     assert torch.allclose(added[:, 1:].view(2, 3, 5, 4), expected, atol=1e-6)
 
 
-def test_branches_start_at_nothing(images):
-    torch.manual_seed(5)
-    plain = binary_deit(32, 8, 5, 24, 2, 3, branches=()).eval()
-    torch.manual_seed(5)
-    branched = binary_deit(32, 8, 5, 24, 2, 3).eval()
-    state = branched.state_dict()
-    plain.load_state_dict({key: state[key] for key in plain.state_dict()})
-    assert torch.equal(plain(images), branched(images))
-
-
-def test_layer_norm_in_place_of_batch_norm(images):
-    model = small(norm=nn.LayerNorm).train()
-    together, alone = model(images), model(images[:1])
-    assert torch.allclose(together[:1], alone, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    "options, named", [({"img_size": 33}, "33"), ({"heads": 5}, r"24.*5"), ({"branches": (3, 4)}, "4")]
-)
-def test_sizes_that_do_not_fit(options, named):
-    with pytest.raises(ValueError, match=named):
-        small(**options)
-
-
-@pytest.mark.parametrize(
-    "options, named",
-    [
-        ({"depths": (1, 1)}, "depths"),
-        ({"class_token": True}, "class_token"),
-        ({"reductions": (3, 2, 1, 1)}, "3"),
-        ({"img_size": 40}, r"\(10, 10\)"),
-    ],
-)
-def test_pyramids_that_do_not_fit(options, named):
-    with pytest.raises(ValueError, match=named):
-        BinaryViT(**{"img_size": 64, "num_classes": 5, "widths": (8, 8, 16, 16)} | PYRAMID | options)
-
-
 # --- Its walk, and a teacher's maps
 
 
@@ -218,19 +158,6 @@ def test_the_walk_is_exact(images, options):
     model = small(**options).eval()
     with torch.no_grad():
         assert torch.equal(walk(model, images).logits, model(images))
-
-
-def test_the_walk_is_exact_in_training_and_counts_its_norms_once(images):
-    model, again = small().train(), small().train()
-    assert torch.equal(walk(model, images).logits, again(images))
-    for own, other in zip(model.buffers(), again.buffers(), strict=True):
-        assert torch.equal(own, other)
-
-
-def test_a_pyramid_is_not_walked(images):
-    pyramid = BinaryViT(64, 4, 5, (8, 8, 16, 16), **PYRAMID)
-    with pytest.raises(Unwalkable, match="pyramid"):
-        walk(pyramid, images)
 
 
 @pytest.mark.parametrize("rounded", [True, False])
@@ -265,12 +192,6 @@ def test_a_distilled_map_is_the_softmax_before_it_is_rounded(images):
     weight = student.stages[0][0].attn.q.linear.weight  # through two signs
     assert weight.grad.abs().max() > 0
     assert student.stages[0][-1].attn.share.grad is None
-
-
-def test_maps_reach_a_student_without_a_class_token(images):
-    teacher, student = vit(), small(class_token=False)
-    pair = AttentionTransfer(teacher, student, Plan(mismatched=True, unequal_prefix="drop"))
-    assert pair(images).logits.shape == (3, 5)
 
 
 def test_a_map_that_is_put_in_leaves_the_shortcuts_of_queries_and_keys(images):

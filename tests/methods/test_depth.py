@@ -1,19 +1,13 @@
 """Factors on residual branches: where they start, what they compute, what is left when they are folded in,
 and how loud branches are, against timm's modules."""
 
-import math
-
 import pytest
 import torch
 from timm.layers import LayerScale
-from timm.models.vision_transformer import VisionTransformer
 
 from atfamily import depth
-from atfamily.depth import branch_ratios, fold_scales, published_start
+from atfamily.depth import branch_ratios, fold_scales
 from atlib import AttentionTransfer, Plan, create_vit, walk
-from atlib.attention import Unwalkable
-from atlib.train import make_optimizer
-from atlib.train.recipe import Recipe
 from tests.helpers import DROPS, SMALL_VIT, assert_same_logits, random_images, randomise, same, state_of
 
 IMAGES = random_images(3, 3, 32, 32)
@@ -58,52 +52,6 @@ def test_uniform_factors_have_the_mean_and_the_rest_is_layer_scale():
     assert vit.state_dict().keys() == plain.state_dict().keys()
 
 
-def test_frozen_factors_are_the_trained_ones_and_the_rest_is_fresh():
-    trained, plain = randomise(depth.layer_scale(fresh(1)), 3), fresh()
-    vit = depth.frozen_factors(fresh(), trained)
-    for ours, learned in zip(factors(vit), factors(trained), strict=True):
-        assert torch.equal(ours, learned) and ours is not learned and not ours.requires_grad
-    rest = {name: value for name, value in vit.state_dict().items() if not name.endswith("gamma")}
-    assert same(rest, plain.state_dict())
-    assert all(w.requires_grad for name, w in vit.named_parameters() if not name.endswith("gamma"))
-
-
-@pytest.mark.parametrize(
-    "trained",
-    [fresh(), depth.layer_scale(fresh(depth=2)), depth.rezero(fresh())],
-    ids=["none", "2", "scalar"],
-)
-def test_factors_of_another_shape_are_refused(trained):
-    with pytest.raises(ValueError, match=r"3 layers with factors of the shape \(24,\)"):
-        depth.frozen_factors(fresh(), trained)
-
-
-@pytest.mark.parametrize(
-    "name, count, start",
-    [
-        ("layer scale", 24, 1e-5),
-        ("one scalar", 1, 0.1),
-        ("rezero", 1, 0.0),
-        ("skip-init", 1, 1 / math.sqrt(6)),
-        ("fixup", 1, 1.0),
-    ],
-)
-def test_factors_and_their_start(name, count, start):
-    vit = SCALED[name](fresh())
-    for gamma in factors(vit):
-        assert gamma.requires_grad and torch.equal(gamma.detach(), torch.full((count,), start))
-    decayed = make_optimizer(vit, Recipe(weight_decay=0.1)).param_groups
-    by_id = {id(p): group["weight_decay"] for group in decayed for p in group["params"]}
-    assert {by_id[id(gamma)] for gamma in factors(vit)} == {0.0}, "a factor is not pulled to 0"
-
-
-def test_where_layer_scale_starts_by_depth():
-    assert [published_start(depth) for depth in (12, 18, 24, 36, 48)] == [0.1, 0.1, 1e-5, 1e-6, 1e-6]
-    vit = depth.layer_scale(fresh(depth=20, embed_dim=6, num_heads=1))
-    assert all((gamma == 1e-5).all() for gamma in factors(vit))
-    assert (depth.layer_scale(fresh(), 0.0).blocks[0].ls1.gamma == 0).all(), "0 is a start, not no factors"
-
-
 @pytest.mark.parametrize("name", SCALED)
 def test_all_are_walked_and_trained(name):
     vit = SCALED[name](fresh(**DROPS)).train()
@@ -111,15 +59,6 @@ def test_all_are_walked_and_trained(name):
     assert_same_logits(vit, IMAGES)
     vit(IMAGES).sum().backward()
     assert all(parameter.grad is not None for parameter in vit.parameters())
-
-
-@pytest.mark.parametrize("name", ["rezero", "fixup"])
-def test_branches_that_begin_silent(name):
-    vit = SCALED[name](fresh()).eval()
-    walked, start = walk(vit, IMAGES), walk(vit, IMAGES, stop_after=0).tokens
-    assert all(torch.equal(tokens, start) for tokens in walked.stream)
-    for ratio in branch_ratios(vit, IMAGES):
-        assert torch.equal(ratio, torch.zeros(3))
 
 
 def test_fixup_by_its_formula():
@@ -159,29 +98,6 @@ def test_t_fixup_by_its_formula():
         assert torch.equal(value, plain[name]) == untouched, name
 
 
-@pytest.mark.parametrize("name", SCALED)
-def test_what_has_factors_gets_no_others(name):
-    vit = fresh(init_values=0.1)
-    before = state_of(vit)
-    with pytest.raises(ValueError, match="layer 0 .*init_values="):
-        SCALED[name](vit)
-    assert same(before, vit.state_dict())
-
-
-@pytest.mark.parametrize("name", SCALED)
-def test_other_models_are_refused(name):
-    with pytest.raises(ValueError, match="Eva"):
-        SCALED[name](create_vit("vit_small_patch16_dinov3", **SMALL_VIT))
-    with pytest.raises(Unwalkable, match="Linear"):
-        SCALED[name](torch.nn.Linear(2, 2))
-
-
-@pytest.mark.parametrize("of", [fold_scales, lambda vit: branch_ratios(vit, random_images(1, 3, 32, 32))])
-def test_where_there_are_no_such_branches(of):
-    with pytest.raises(ValueError, match="Eva"):
-        of(create_vit("vit_small_patch16_dinov3", **SMALL_VIT).eval())
-
-
 # --- Folded in
 
 
@@ -198,11 +114,6 @@ def test_factors_can_be_folded_into_the_last_weights(name, options):
     plain = create_vit(SMALL_VIT | options).double()
     plain.load_state_dict(folded.state_dict())
     assert torch.equal(plain.eval()(images), folded(images)), "it is a plain ViT"
-
-
-def test_a_vit_without_factors_is_folded_already():
-    vit = randomise(fresh())
-    assert same(fold_scales(vit).state_dict(), vit.state_dict())
 
 
 # --- How loud
@@ -275,41 +186,4 @@ def test_ratios_of_a_copying_student_are_those_with_the_teachers_maps(small_vit)
         x = x + branch
 
 
-def test_ratios_need_eval_mode():
-    with pytest.raises(ValueError, match="training=True"):
-        branch_ratios(fresh().train(), IMAGES)
-
-
 # --- A deep student
-
-
-@pytest.mark.parametrize("how", ["copy", "distill"])
-def test_four_layers_teach_twenty_four(how):
-    """Every six layers of the student share the maps of one of the teacher's, with layer scale or without."""
-    teacher = randomise(create_vit(SMALL_VIT | {"depth": 4}))
-    for student, options in (
-        (fresh(depth=24), {}),
-        (depth.layer_scale(fresh(depth=24)), {"mismatched": True}),
-    ):
-        plan = Plan(how=how, layers={i: i // 6 for i in range(24)}, **options)
-        pair = AttentionTransfer(teacher, student, plan).train()
-        maps, seen = [seen_t.map for seen_t in walk(pair.teacher, IMAGES).layers], pair.walk(IMAGES).layers
-        for layer in range(24):
-            same_map = (seen[layer].map - maps[layer // 6]).abs().max() <= 1e-6
-            assert bool(same_map) == (how == "copy")
-        output = pair(IMAGES)
-        (output.logits.sum() + output.transfer_loss).backward()
-        assert all((block.attn.qkv.weight.grad[48:] != 0).any() for block in student.blocks)
-        if how == "copy":
-            assert all((block.attn.qkv.weight.grad[:48] == 0).all() for block in student.blocks)
-        else:
-            assert (student.blocks[23].attn.qkv.weight.grad[:48] != 0).any()
-    with pytest.raises(ValueError, match="layer_scale"):
-        AttentionTransfer(
-            teacher, depth.layer_scale(fresh(depth=24)), Plan(layers={i: i // 6 for i in range(24)})
-        )
-
-
-def test_it_is_the_same_model_that_comes_back():
-    vit = fresh()
-    assert depth.layer_scale(vit, 0.1) is vit and isinstance(vit, VisionTransformer)

@@ -48,12 +48,6 @@ def test_before_it_joins_the_patches_are_alone(insert_at):
     assert all((parameter.grad != 0).any() for parameter in vit.parameters())
 
 
-@pytest.mark.parametrize("insert_at", [0, 2])
-def test_its_features_are_those_that_its_head_reads(insert_at):
-    vit = late(insert_at)
-    assert torch.equal(vit.forward_head(vit.forward_features(IMAGES)), vit(IMAGES))
-
-
 def test_checkpointing_changes_no_gradient():
     gradients = []
     for checkpointing in (False, True):
@@ -72,17 +66,3 @@ def test_a_walk_sees_its_layers_and_a_pair_refuses_them():
     assert [layer.map.shape[-1] for layer in seen.layers] == [16, 17, 17]
     with pytest.raises(Unwalkable, match="LateClassViT"):
         AttentionTransfer(vit, late(1), Plan())
-
-
-@pytest.mark.parametrize("insert_at", [-1, 3])
-def test_a_layer_that_does_not_exist(insert_at):
-    with pytest.raises(ValueError, match=rf"insert_at={insert_at}: .* 0 to 2, "):
-        late(insert_at)
-
-
-@pytest.mark.parametrize(
-    "options", [{"reg_tokens": 2}, {"class_token": False, "global_pool": "avg"}], ids=str
-)
-def test_other_prefix_tokens(options):
-    with pytest.raises(ValueError, match="prefix tokens"):
-        late(1, **options)

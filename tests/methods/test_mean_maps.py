@@ -80,32 +80,8 @@ def test_its_walk_shows_the_maps_that_are_used(small_vit, images):
     torch.testing.assert_close(streamed.layers[0].map[0], maps[0][parity(blank)][0])
 
 
-def test_a_group_without_images_is_refused(small_vit, images):
-    with pytest.raises(ValueError, match=r"0 to 3 .*\[.*, 0\]"):
-        MeanMapCopy(small_vit(seed=1), small_vit(seed=2), images, parity, 4)
-    with pytest.raises(ValueError, match="0 to 1 "):
-        MeanMapCopy(small_vit(seed=1), small_vit(seed=2), images, parity, 2)
-
-
-def test_the_vit_is_left_in_its_mode(small_vit):
-    vit = small_vit(drop_path_rate=0.5).train()
-    images = random_images(6, 3, 32, 32)
-    assert all(map(torch.equal, mean_maps(vit, images), mean_maps(vit, images))), "it runs in eval mode"
-    assert all(part.training for part in vit.modules())
-
-
 def test_stored_maps_say_what_images_they_are_for(small_vit, tmp_path):
     told, vit = Normalisation(0.3, 0.2), Architecture("glyphs", {"depth": 2})
     model = MeanMapCopy(vit.build(), vit.build(), random_images(4, 3, 32, 32), normalisation=told)
     path = save_stored_maps(tmp_path / "maps.safetensors", model, vit)
     assert load_stored_maps(path).normalisation == told
-
-
-def test_maps_of_two_groups_are_not_saved(small_vit, tmp_path):
-    """A file has no function that says to which group an image belongs: all would be the first's."""
-    images = random_images(6, 3, 32, 32)
-    halves = lambda batch: torch.arange(len(batch)) % 2  # noqa: E731
-    model = MeanMapCopy(small_vit(), small_vit(), images, halves, 2)
-    with pytest.raises(ValueError, match="maps of 2 groups"):
-        save_stored_maps(tmp_path / "maps.safetensors", model, Architecture("glyphs", {}))
-    assert not list(tmp_path.iterdir())

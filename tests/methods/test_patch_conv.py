@@ -1,29 +1,16 @@
 """PatchConvNet against the published code, its pool against a loop, and a ViT's class row in such a pool."""
 
 import pytest
-import timm
 import torch
 from safetensors.torch import load_file
 
-from atfamily.locality import localise_attention
-from atfamily.patch_conv import (
-    AttentionPool,
-    AveragePool,
-    ConvBlock,
-    ConvStem,
-    PatchConvNet,
-    PoolTransfer,
-    from_published,
-    with_attention_pool,
-)
+from atfamily.patch_conv import AttentionPool, ConvBlock, PatchConvNet, PoolTransfer, from_published
 from atlib import create_vit, walk
-from atlib.attention import Unwalkable
 from atlib.data import Images
 from atlib.maps import aggregate_heads
-from atlib.pair import Pair
 from atlib.train.loop import train
 from atlib.train.recipe import Recipe
-from tests.helpers import ROOT, SMALL_VIT, random_images, randomise, same, state_of
+from tests.helpers import ROOT, SMALL_VIT, random_images, randomise
 
 GOLDEN = ROOT / "tests" / "golden" / "patch_conv.safetensors"
 
@@ -64,29 +51,6 @@ def test_equals_the_published_network(name, pool):
     assert torch.equal(model(golden["images"].double()), look.logits) and look.grid == (4, 4)
 
 
-def test_defaults_are_the_papers_s60():
-    with torch.device("meta"):
-        model = PatchConvNet()
-    millions = sum(parameter.numel() for parameter in model.parameters()) / 1e6
-    assert len(model.trunk) == 61 and round(millions, 1) == 25.2
-    assert model.trunk(torch.zeros(1, 3, 224, 224, device="meta")).shape == (1, 384, 14, 14)
-
-
-@pytest.mark.parametrize("patch_size", [2, 4, 8, 16, 32])
-def test_the_stem_divides_by_what_it_is_told(patch_size):
-    """The published one always divides by 16."""
-    stem = ConvStem(32, patch_size)
-    assert stem(torch.zeros(1, 3, 64, 96)).shape == (1, 32, 64 // patch_size, 96 // patch_size)
-    widths = [layer.out_channels for layer in stem if isinstance(layer, torch.nn.Conv2d)]
-    assert widths == [32 // 2**i for i in reversed(range(len(widths)))]
-
-
-@pytest.mark.parametrize("width, patch_size, named", [(16, 12, "12"), (16, 1, "1"), (12, 16, "12")])
-def test_stems_that_cannot_be_are_refused(width, patch_size, named):
-    with pytest.raises(ValueError, match=rf"={named}\b"):
-        ConvStem(width, patch_size)
-
-
 def test_a_block_sees_its_neighbours_on_a_grid_that_is_not_square():
     block = randomise(ConvBlock(8).double(), 2)
     block.mix[4] = torch.nn.Identity()  # squeeze-excite sees everything
@@ -99,13 +63,6 @@ def test_a_block_sees_its_neighbours_on_a_grid_that_is_not_square():
     assert torch.equal(changed, expected)
 
 
-def test_any_number_of_classes_has_its_queries():
-    """In the published code 1,000 is the only one that runs."""
-    for classes in (2, 7):
-        look = small(num_classes=classes, pool="per class").look(random_images(2, 3, 32, 32))
-        assert look.logits.shape == (2, classes) and look.map.shape == (2, 1, classes, 16)
-
-
 def test_with_a_query_a_class_each_logit_has_its_own(images):
     model = small(pool="per class").double()
     logits = model(images.double())
@@ -113,11 +70,6 @@ def test_with_a_query_a_class_each_logit_has_its_own(images):
         model.pool.queries[:, 2] += torch.arange(16)
     changed = (model(images.double()) - logits).abs().amax(0) > 1e-9
     assert changed.tolist() == [False, False, True, False, False]
-
-
-def test_an_unknown_pool():
-    with pytest.raises(ValueError, match="'maximum'"):
-        small(pool="maximum")
 
 
 # --- Pools
@@ -161,36 +113,6 @@ def test_a_given_map_replaces_the_pools_own():
     assert torch.equal(pool(patches, only)[0], pool(other, only)[0])
     pool(patches, only)[0].sum().backward()
     assert pool.q.weight.grad is None and pool.k.weight.grad is None
-
-
-def test_the_average_pool_is_the_mean():
-    patches = random_images(2, 6, 8, dtype=torch.float64)
-    gathered, p = AveragePool()(patches)
-    torch.testing.assert_close(gathered[:, 0], patches.mean(1))
-    assert torch.equal(p, torch.full_like(p, 1 / 6)) and p.shape == (2, 1, 1, 6)
-    weights = torch.tensor([0.0, 1, 0, 0, 0, 0], dtype=torch.float64).expand(2, 1, 1, 6)
-    assert torch.equal(AveragePool()(patches, weights)[0][:, 0], patches[:, 1])
-
-
-@pytest.mark.parametrize("name", ["resnet10t", "convnext_atto", "efficientnet_lite0"])
-def test_a_pool_for_any_convolutional_network(name):
-    network = timm.create_model(name, num_classes=3).train()
-    before = state_of(network)
-    model = with_attention_pool(network, 7)
-    assert same(network.state_dict(), before) and network.training and model.trunk.training
-    assert same(model.trunk.state_dict(), {key: before[key] for key in model.trunk.state_dict()})
-    look = model.eval().look(torch.zeros(2, 3, 64, 96))
-    assert look.grid == (2, 3) and look.map.shape == (2, 1, 1, 7) and look.logits.shape == (2, 7)
-
-
-def test_a_network_without_a_patch_grid_at_its_end_is_refused():
-    with pytest.raises(ValueError, match="VisionTransformer"):
-        with_attention_pool(create_vit(SMALL_VIT | {"img_size": 64}), 5)
-
-
-def test_a_convolutional_network_is_not_walked(images):
-    with pytest.raises(Unwalkable, match="PatchConvNet.* look"):
-        walk(small(), images)
 
 
 # --- A ViT's class row
@@ -244,18 +166,6 @@ def test_distill_is_a_divergence_by_hand(images, pool, first):
     assert pair.eval()(images).transfer_loss == 0
 
 
-def test_the_teacher_is_no_part_of_the_pair(images):
-    teacher, student = vit(), small()
-    pair = PoolTransfer(teacher, student)
-    assert isinstance(pair, Pair)
-    assert {name.split(".")[0] for name in pair.state_dict()} == {"student"}
-    teacher.train()
-    expected = expected_row(vit(), images, 10.0, range(17))
-    torch.testing.assert_close(pair.teacher_row(images), expected)
-    assert teacher.training
-    assert pair.double().teacher_row(images.double()).dtype == torch.float64
-
-
 def test_another_grid_is_resampled_only_when_asked_for(images):
     teacher, student = vit(), small(patch_size=4)
     with pytest.raises(ValueError, match=r"\(4, 4\).*\(8, 8\)"):
@@ -265,33 +175,6 @@ def test_another_grid_is_resampled_only_when_asked_for(images):
     assert row.shape == (3, 1, 1, 65)
     torch.testing.assert_close(row.sum(-1), torch.ones(3, 1, 1))
     torch.testing.assert_close(row[..., 0], own[..., 0])  # the class token's own share stays
-
-
-@pytest.mark.parametrize(
-    "teacher, student, options, named",
-    [
-        ({}, {}, {"temperature": 0.0}, "temperature=0.0"),
-        ({}, {}, {"layer": 3}, "layer=3"),
-        ({}, {}, {"layer": -4}, "layer=-4"),
-        ({"class_token": False, "global_pool": "avg"}, {}, {}, "class_token"),
-        ({}, {"pool": "average"}, {}, "average"),
-    ],
-)
-def test_pairs_that_cannot_be(teacher, student, options, named):
-    with pytest.raises(ValueError, match=named):
-        PoolTransfer(vit(**teacher), small(**student), **options)
-
-
-def test_a_teacher_whose_class_token_must_not_look_at_itself():
-    teacher = vit()
-    localise_attention(teacher)
-    with pytest.raises(ValueError, match="the teacher has LocalityAttention, .*layer="):
-        PoolTransfer(teacher, small())
-
-
-def test_only_a_vit_has_a_class_row():
-    with pytest.raises(Unwalkable):
-        PoolTransfer(small(), small())
 
 
 def test_it_trains_by_the_one_loop(images):

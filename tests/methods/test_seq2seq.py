@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from atfamily.seq2seq import (
-    BEGIN,
     PAD,
     Attention,
     DecoderLayer,
@@ -173,14 +172,6 @@ def test_sine_positions_by_the_formula():
             assert found[place, 2 * i + 1].item() == pytest.approx(math.cos(angle), abs=1e-7)
 
 
-@pytest.mark.parametrize("positions, learned", [("sine", 0), ("learned", 1)])
-def test_positions_are_fixed_or_learned(positions, learned):
-    model = small(positions=positions)
-    assert ("positions" in model.state_dict()) == bool(learned)
-    flipped = SOURCE[1:2].flip(1)
-    assert not torch.allclose(model(SOURCE[1:2], TARGET[:1]), model(flipped, TARGET[:1]))
-
-
 # --- What must not be seen
 
 
@@ -266,29 +257,3 @@ def test_a_static_decoder_is_triangular_and_learns_that_alone():
 
 
 # --- What cannot be meant
-
-
-@pytest.mark.parametrize(
-    "source, target, replace, named",
-    [
-        (SOURCE.float(), TARGET, Maps(), "source: .*float32"),
-        (SOURCE[0], TARGET, Maps(), r"source: .*\(6,\)"),
-        (SOURCE, TARGET[:2], Maps(), "3 sources, but 2 targets"),
-        (SOURCE, torch.ones(3, 9).long(), Maps(), "target: 9 words.*longest=9"),
-        (SOURCE.flip(1), TARGET, Maps(), "source: .*begins with padding"),
-        (SOURCE, TARGET, Maps(cross={2: random_maps(3, 1, 5, 6)}), "cross layer 2 does not exist.*0 to 1"),
-        (SOURCE, TARGET, Maps(encoder={0: random_maps(3, 2, 6, 6)}), r"encoder layer 0.*\(3, 2, 6, 6\)"),
-        (SOURCE, TARGET, Maps(decoder={1: random_maps(3, 1, 6, 6)}), r"decoder layer 1.*\(3, 3, 5, 5\)"),
-    ],
-)
-def test_bad_input_is_named(source, target, replace, named):
-    with pytest.raises(ValueError, match=named):
-        walk_sequences(small(), source, target, replace=replace)
-
-
-def test_bad_sizes_are_named():
-    with pytest.raises(ValueError, match="width=24.*heads=5"):
-        EncoderDecoder(9, 10, width=24, heads=5)
-    with pytest.raises(ValueError, match="'sines'.*'sine'"):
-        EncoderDecoder(9, 10, positions="sines")
-    assert BEGIN == TARGET[0, 0]

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from atfamily.seq2seq import PAD, Maps, walk_sequences
-from atfamily.sequence_transfer import How, OracleTransfer, SequenceTransfer
+from atfamily.sequence_transfer import OracleTransfer, SequenceTransfer
 from atlib.pair import student_of
 from tests.helpers import random_maps
 from tests.methods.test_seq2seq import HEADS, SOURCE, TARGET, TOLERANCE, small
@@ -90,17 +90,3 @@ def test_of_two_sources_the_second_is_shown_to_the_teacher():
     expected = walk_sequences(transfer.student, SOURCE, TARGET, replace=replace).logits
     found = transfer(torch.stack([SOURCE, other], 1), TARGET).logits
     torch.testing.assert_close(found, expected, **TOLERANCE)
-
-
-def test_what_cannot_be_told_is_named():
-    with pytest.raises(ValueError, match="nothing is told"):
-        pair()
-    with pytest.raises(ValueError, match="'copied'.*'copy'"):
-        pair(cross="copied")
-    with pytest.raises(ValueError, match="teacher .2, 2, 3, False., student .2, 2, 2, False."):
-        SequenceTransfer(small(), small(heads=2), cross="copy")
-    with pytest.raises(ValueError, match="static"):
-        SequenceTransfer(small(1, static=True), small(static=True), decoder="distill")
-    assert SequenceTransfer(small(1, static=True), small(static=True), decoder="copy").how == How(
-        decoder="copy"
-    )

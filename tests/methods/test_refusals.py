@@ -1,0 +1,249 @@
+"""Bad inputs of the methods of `atfamily` and of the baselines: each is refused."""
+
+import math
+from functools import partial
+
+import pytest
+import torch
+from timm.models.cait import Cait
+from torch import nn
+
+from atfamily import depth
+from atfamily.attndistill import AttnDistill
+from atfamily.binary_vit import BinaryViT, binary_deit
+from atfamily.cait import CaitTransfer, walk_cait
+from atfamily.distillation_token import DistillationToken
+from atfamily.late_class import LateClassViT
+from atfamily.layer_reserve import keep_first
+from atfamily.locality import LocalityAttention, ShiftedPatches, localise_attention, shift_patches
+from atfamily.patch_conv import ConvStem, PatchConvNet, PoolTransfer, with_attention_pool
+from atfamily.resmlp import StaticMapDistill, copy_static_maps, resmlp
+from atfamily.seq2seq import EncoderDecoder, Maps, walk_sequences
+from atfamily.sequence_transfer import SequenceTransfer
+from atlib import AttentionTransfer, Plan, create_vit, walk
+from atlib.attention import Seen, Unwalkable
+from atlib.baselines.distillation import FeatureDistillation, LogitDistillation, TokenDistillation
+from tests.helpers import SMALL_VIT, random_images, random_maps, randomise, same, state_of
+from tests.methods.test_seq2seq import SOURCE, TARGET
+from tests.methods.test_seq2seq import small as small_sequences
+
+IMAGES = random_images(3, 3, 32, 32)
+BARE = {"class_token": False, "global_pool": "avg"}
+EVA = partial(create_vit, "vit_small_patch16_dinov3", **SMALL_VIT)
+PYRAMID = {"img_size": 64, "depths": (1, 1, 2, 1), "heads": (1, 2, 2, 2), "mlp_ratios": (2, 2, 2, 4)}
+PYRAMID |= {"reductions": (4, 2, 1, 1), "num_classes": 5, "widths": (8, 8, 16, 16)}
+
+
+def vit(seed=1, **options):
+    return randomise(create_vit(SMALL_VIT | options), seed).eval()
+
+
+def convnet(**options):
+    return PatchConvNet(**{"num_classes": 5, "width": 16, "depth": 2, "patch_size": 8} | options)
+
+
+def cait():
+    return Cait(**SMALL_VIT, depth_token_only=2).eval()
+
+
+def distilled():
+    return create_vit(SMALL_VIT, distilled=True)
+
+
+def binary(**options):
+    return binary_deit(**{"img_size": 32, "patch_size": 8, "width": 24, "depth": 1, "heads": 3} | options)
+
+
+def gated():
+    attn = vit().blocks[0].attn
+    attn.gate = nn.Linear(24, 24)
+    return LocalityAttention(attn)
+
+
+ONE, LOCAL = vit(), localise_attention(vit())
+SCALES = [
+    partial(depth.layer_scale, start=1e-5),
+    partial(depth.one_scalar, start=0.1),
+    depth.rezero,
+    depth.skip_init,
+    depth.fixup,
+    depth.t_fixup,
+]
+BAD = {
+    "attndistill": [
+        *(
+            lambda teacher=teacher, student=student: AttnDistill(vit(**teacher), vit(**student))
+            for teacher, student in (
+                ({"patch_size": 4}, {}), ({"reg_tokens": 4}, {}), ({"img_size": 64}, {}), (BARE, {}),
+                ({}, BARE),
+            )
+        ),
+        *(
+            lambda name=name, value=value: AttnDistill(vit(), vit(), **{name: value})
+            for name, value in (
+                ("temperature", 0), ("temperature", math.nan), ("attention_weight", -0.1),
+                ("attention_weight", math.inf), ("hidden_width", 0), ("projector_layers", 0),
+            )
+        ),
+        lambda: AttnDistill(vit(), LOCAL),
+        lambda: AttnDistill(LOCAL, vit()),
+    ],
+    "binary": [
+        lambda: binary(img_size=33), lambda: binary(heads=5), lambda: binary(branches=(3, 4)),
+        lambda: BinaryViT(**PYRAMID | {"depths": (1, 1)}),
+        lambda: BinaryViT(**PYRAMID | {"class_token": True}),
+        lambda: BinaryViT(**PYRAMID | {"reductions": (3, 2, 1, 1)}),
+        lambda: BinaryViT(**PYRAMID | {"img_size": 40}),
+    ],
+    "cait": [
+        *(
+            lambda which=which, layer=layer, shape=shape: walk_cait(
+                cait(), IMAGES, **{which: {layer: Seen(None, None, None, 1.0, torch.zeros(shape))}}
+            )
+            for which, layer, shape in (
+                ("replace", 3, (3, 3, 16, 16)), ("replace", 0, (3, 3, 17, 17)),
+                ("replace", 0, (3, 2, 16, 16)),
+                ("replace_class", 2, (3, 3, 1, 17)), ("replace_class", 0, (3, 3, 17, 17)),
+            )
+        ),
+        *(
+            lambda teacher=teacher, options=options: CaitTransfer(vit(**teacher), cait(), **options)
+            for teacher, options in (
+                ({"num_heads": 6}, {"patches": "copy"}), ({"patch_size": 4}, {"class_rows": "copy"}),
+                ({"img_size": 64}, {"class_rows": "copy"}), ({"depth": 4}, {"patches": "copy"}),
+                (BARE, {"class_rows": "distill"}), ({}, {"patches": "copy", "layers": {0: 0, 3: 0}}),
+                ({}, {"class_rows": "copy", "class_layers": {0: 3}}), ({"depth": 1}, {"class_rows": "copy"}),
+                ({}, {"patches": "copy", "layers": {}}), ({}, {"class_rows": "copy", "layers": {0: 1}}),
+                ({}, {"patches": "copy", "class_layers": {0: 1}}), ({}, {"patches": "copies"}), ({}, {}),
+            )
+        ),
+    ],
+    "depth": [
+        *(lambda trained=trained: depth.frozen_factors(vit(), trained) for trained in (
+            vit(), depth.layer_scale(vit(depth=2)), depth.rezero(vit()),
+        )),
+        *(lambda scale=scale: scale(vit(init_values=0.1)) for scale in SCALES),
+        *(lambda scale=scale: scale(EVA()) for scale in SCALES),
+        lambda: depth.fold_scales(EVA()), lambda: depth.branch_ratios(EVA().eval(), IMAGES),
+        lambda: depth.branch_ratios(vit().train(), IMAGES),
+    ],
+    "distillation": [
+        lambda: TokenDistillation(vit(reg_tokens=2), vit(2)).train()(IMAGES),
+        *(
+            lambda teacher=teacher, options=options: FeatureDistillation(vit(**teacher), vit(2), **options)
+            for teacher, options in (
+                ({"depth": 4}, {}), ({"embed_dim": 36}, {}), ({"reg_tokens": 1}, {}), ({"patch_size": 4}, {}),
+                ({}, {"layers": [3]}), ({}, {"layers": []}), ({}, {"layers": [-1]}), ({}, {"layers": {0: 1}}),
+            )
+        ),
+        lambda: LogitDistillation(vit(num_classes=7), vit(2)).train()(IMAGES),
+        *(lambda T=T: LogitDistillation(vit(), vit(2), temperature=T) for T in (0, -1.0, math.nan)),
+        *(lambda kind=kind: kind(ONE, ONE) for kind in (
+            LogitDistillation, FeatureDistillation, TokenDistillation, AttnDistill,
+        )),
+    ],
+    "distillation token": [
+        lambda: DistillationToken(vit(), vit(2)),
+        *(lambda T=T: DistillationToken(vit(), distilled(), temperature=T) for T in (0, -1.0, math.nan)),
+        *(lambda w=w: DistillationToken(vit(), distilled(), maps_weight=w) for w in (-1.0, math.nan)),
+        lambda: DistillationToken(vit(), distilled(), maps=AttentionTransfer(
+            vit(), distilled(), Plan(how="distill", unequal_prefix="own", mismatched=True))),
+        lambda: DistillationToken(same := distilled(), same),
+        lambda: DistillationToken(vit(num_classes=7), distilled()).train()(IMAGES),
+    ],
+    "late class token": [
+        lambda: LateClassViT(-1, **SMALL_VIT), lambda: LateClassViT(3, **SMALL_VIT),
+        lambda: LateClassViT(1, **SMALL_VIT, reg_tokens=2), lambda: LateClassViT(1, **SMALL_VIT, **BARE),
+    ],
+    "locality": [
+        lambda: ShiftedPatches(30, 8), lambda: ShiftedPatches(32, (8, 5)),
+        lambda: ShiftedPatches(32, 8, dynamic_img_pad=True),
+        lambda: ShiftedPatches(32, 8)(torch.zeros(1, 3, 16, 64)),
+        lambda: shift_patches(vit(dynamic_img_size=True)),
+        lambda: shift_patches(vit(embed_norm_layer=nn.LayerNorm)),
+        lambda: shift_patches(vit(embed_layer=ShiftedPatches)), lambda: localise_attention(LOCAL), gated,
+        lambda: AttentionTransfer(vit(), shift_patches(vit(2)), Plan()),
+    ],
+    "patch conv": [
+        lambda: ConvStem(16, 12), lambda: ConvStem(16, 1), lambda: ConvStem(12, 16),
+        lambda: convnet(pool="maximum"), lambda: with_attention_pool(vit(img_size=64), 5),
+        *(lambda options=options: PoolTransfer(vit(), convnet(), **options) for options in (
+            {"temperature": 0.0}, {"layer": 3}, {"layer": -4},
+        )),
+        lambda: PoolTransfer(vit(**BARE), convnet()), lambda: PoolTransfer(vit(), convnet(pool="average")),
+        lambda: PoolTransfer(LOCAL, convnet()),
+    ],
+    "resmlp": [
+        lambda: resmlp(mixing="attention"), lambda: resmlp(pooling="token"), lambda: resmlp(30, 8),
+        *(
+            lambda put=put, shape=shape: put(resmlp(32, 8, 8, 3, 5), list(random_maps(*shape).float()))
+            for put in (StaticMapDistill, copy_static_maps) for shape in ((2, 16, 16), (3, 64, 64))
+        ),
+    ],
+    "sequences": [
+        *(
+            lambda source=source, target=target, maps=maps: walk_sequences(
+                small_sequences(), source, target, replace=Maps(**maps)
+            )
+            for source, target, maps in (
+                (SOURCE.float(), TARGET, {}), (SOURCE[0], TARGET, {}), (SOURCE, TARGET[:2], {}),
+                (SOURCE, torch.ones(3, 9).long(), {}), (SOURCE.flip(1), TARGET, {}),
+                (SOURCE, TARGET, {"cross": {2: random_maps(3, 1, 5, 6)}}),
+                (SOURCE, TARGET, {"encoder": {0: random_maps(3, 2, 6, 6)}}),
+                (SOURCE, TARGET, {"decoder": {1: random_maps(3, 1, 6, 6)}}),
+            )
+        ),
+        lambda: EncoderDecoder(9, 10, width=24, heads=5), lambda: EncoderDecoder(9, 10, positions="sines"),
+        lambda: SequenceTransfer(small_sequences(1), small_sequences()),
+        lambda: SequenceTransfer(small_sequences(1), small_sequences(), cross="copied"),
+        lambda: SequenceTransfer(small_sequences(), small_sequences(heads=2), cross="copy"),
+        lambda: SequenceTransfer(
+            small_sequences(1, static=True), small_sequences(static=True), decoder="distill"
+        ),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_values(kind):
+    for index, call in enumerate(BAD[kind]):
+        try:
+            call()
+        except ValueError as refused:
+            assert not isinstance(refused, Unwalkable), (kind, index)
+        else:
+            pytest.fail(f"{kind}, row {index}: nothing was raised")
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: AttnDistill(nn.Linear(2, 2), vit()),
+        lambda: AttnDistill(vit(), nn.Linear(2, 2)),
+        lambda: FeatureDistillation(nn.Linear(1, 1), vit()),
+        lambda: walk_cait(vit(), IMAGES),
+        lambda: walk_cait(type("Own", (Cait,), {})(**SMALL_VIT), IMAGES),
+        lambda: walk(cait(), IMAGES),
+        lambda: walk(BinaryViT(**PYRAMID), random_images(1, 3, 64, 64)),
+        lambda: walk(resmlp(32, 8, 8, 1, 5), IMAGES),
+        lambda: walk(convnet(), IMAGES),
+        lambda: depth.rezero(nn.Linear(2, 2)),
+        lambda: PoolTransfer(convnet(), convnet()),
+    ],
+)
+def test_models_that_cannot_be_walked(call):
+    with pytest.raises(Unwalkable):
+        call()
+
+
+@pytest.mark.parametrize(
+    "changes, number",
+    [({}, 4), ({}, -1), ({"depth": 2}, 1), ({"embed_dim": 48}, 0), (BARE, 1), ({"reg_tokens": 1}, 1)],
+    ids=str,
+)
+def test_layers_that_cannot_be_kept(changes, number):
+    fresh = vit(2, **changes)
+    before = state_of(fresh)
+    with pytest.raises(ValueError):
+        keep_first(vit(), fresh, number)
+    assert same(before, fresh.state_dict())
