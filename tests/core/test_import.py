@@ -54,10 +54,6 @@ def test_heavy_libraries_wait_until_they_are_used():
     assert "matplotlib" in found["plots"] and "ipywidgets" not in found["plots"]
 
 
-def test_the_names_at_the_top():
-    assert all(callable(getattr(atlib, name)) for name in atlib.__all__)
-
-
 def test_no_package_exports_anything_else_under_the_name_of_its_own_module():
     """`import atlib.x as x` binds what the package has under that name: it must be the module."""
     packages = [atlib] + [

@@ -14,7 +14,6 @@ from atlib.losses import (
     dense_attention_cross_entropy,
     feature_mse,
     hard_distillation,
-    map_cross_entropy,
     projection_mse,
     soft_distillation,
 )
@@ -69,22 +68,6 @@ def test_equals_three_loops(shape, depth, seed):
         assert found.item() == pytest.approx(three_loops(student, teacher), rel=1e-12)
 
 
-def test_layers_are_summed_and_the_rest_is_averaged():
-    student, teacher = layer(2, 3, 5, 4, seed=1), layer(2, 3, 5, 4, seed=2)
-    once = attention_cross_entropy([student], [teacher])
-    assert attention_cross_entropy([student] * 4, [teacher] * 4).item() == pytest.approx(4 * once.item())
-
-    def doubled(seen, axis):
-        return Seen(
-            torch.cat([seen.q] * 2, axis), torch.cat([seen.k] * 2, axis), torch.cat([seen.v] * 2, axis), SCALE
-        )
-
-    for axis in (0, 1):  # the same batch twice, the same heads twice
-        assert attention_cross_entropy(
-            [doubled(student, axis)], [doubled(teacher, axis)]
-        ).item() == pytest.approx(once.item())
-
-
 def test_teacher_and_student_of_different_head_width():
     student, teacher = layer(2, 3, 5, 2, seed=1), layer(2, 3, 5, 7, seed=2)
     assert attention_cross_entropy([student], [teacher]).item() == pytest.approx(
@@ -100,12 +83,6 @@ def test_smallest_where_the_maps_are_equal_and_then_the_entropy(seed, size):
     at_minimum = attention_cross_entropy([teacher], [teacher]).item()
     assert at_minimum == pytest.approx(entropy([teacher]), rel=1e-12)
     assert attention_cross_entropy([student], [teacher]).item() > at_minimum
-
-
-def test_gradient_is_zero_at_the_minimum():
-    teacher = layer(2, 2, 4, 3)
-    attention_cross_entropy([teacher], [teacher]).backward()
-    assert teacher.q.grad.abs().max() <= 1e-15 and teacher.k.grad.abs().max() <= 1e-15
 
 
 def test_gradient_is_the_difference_of_the_maps():
@@ -138,28 +115,6 @@ def test_sharp_maps_stay_finite():
     assert found.item() == pytest.approx(1000.0)
     found.backward()
     assert student.q.grad.isfinite().all()
-
-
-@pytest.mark.parametrize("students, teachers", [(1, 2), (2, 1), (0, 0)])
-def test_numbers_of_layers_that_differ(students, teachers):
-    with pytest.raises(ValueError, match=f"{students} .*{teachers} of"):
-        attention_cross_entropy([layer(1, 1, 2, 1)] * students, [layer(1, 1, 2, 1)] * teachers)
-
-
-@pytest.mark.parametrize("shape", [(2, 3, 5, 4), (2, 1, 4, 4), (1, 3, 4, 4)], ids=str)
-def test_shapes_that_differ_are_both_named(shape):
-    """Also those that would broadcast silently."""
-    student = [layer(2, 3, 4, 4)] * 2
-    teacher = [layer(2, 3, 4, 4), layer(*shape)]
-    of_teacher = rf"\({shape[0]}, {shape[1]}, {shape[2]}, {shape[2]}\)"
-    with pytest.raises(ValueError, match=rf"pair 1: .*\(2, 3, 4, 4\).*{of_teacher}"):
-        attention_cross_entropy(student, teacher)
-    for call in (
-        lambda: dense_attention_cross_entropy(student, teacher),
-        lambda: map_cross_entropy(student[1].map.log(), teacher[1].map),
-    ):
-        with pytest.raises(ValueError, match=rf"\(2, 3, 4, 4\).*{of_teacher}"):
-            call()
 
 
 # --- squared errors
@@ -196,15 +151,6 @@ def test_squared_error_of_features():
     assert found.item() == pytest.approx(sum(map(mean_square, students, teachers)), rel=1e-12)
     found.backward()
     assert all(x.grad.any() for x in students) and all(x.grad is None for x in teachers)
-
-
-def test_squared_errors_need_equal_shapes():
-    with pytest.raises(ValueError, match=r"pair 1: .* q is \(2, 3, 4, 5\), .*\(2, 1, 4, 5\)"):
-        projection_mse([layer(2, 3, 4, 5)] * 2, [layer(2, 3, 4, 5), layer(2, 1, 4, 5)], "q")
-    with pytest.raises(ValueError, match=r"pair 0: .*\(2, 5, 6\).*\(2, 5, 7\)"):
-        feature_mse([torch.zeros(2, 5, 6)], [torch.zeros(2, 5, 7)])
-    with pytest.raises(ValueError, match="1 of the student.*2"):
-        projection_mse([layer(1, 1, 2, 1)], [layer(1, 1, 2, 1)] * 2, "v")
 
 
 # --- class predictions
@@ -244,12 +190,3 @@ def test_distilled_predictions_give_the_teacher_no_gradient_and_stay_finite():
         )
         loss(own, target).backward()
         assert own.grad.isfinite().all() and own.grad.any() and target.grad is None
-
-
-def test_wrong_predictions_and_temperatures():
-    for loss in (lambda own, target: soft_distillation(own, target, 3.0), hard_distillation):
-        with pytest.raises(ValueError, match=r"\(2, 3\).*\(2, 4\)"):
-            loss(torch.zeros(2, 3), torch.zeros(2, 4))
-    for temperature in (0.0, -1.0, float("nan")):
-        with pytest.raises(ValueError, match=f"temperature .*{temperature}"):
-            soft_distillation(torch.zeros(2, 3), torch.zeros(2, 3), temperature)

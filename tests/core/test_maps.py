@@ -2,7 +2,6 @@
 nothing is lost."""
 
 import math
-import re
 
 import numpy as np
 import pytest
@@ -128,27 +127,6 @@ def test_averages_equal_loops_and_averaging_again_changes_nothing(what):
                     np.testing.assert_allclose(found[b, h, i].numpy(), sum(same) / len(same), rtol=1e-12)
 
 
-def test_layers_of_other_shapes_are_averaged_each_by_itself():
-    found = average_over([random_map(2, 3, 4, 4), random_map(2, 5, 6, 6)], "heads")
-    assert [tuple(map.shape) for map in found] == [(2, 3, 4, 4), (2, 5, 6, 6)]
-
-
-@pytest.mark.parametrize(
-    "shapes, what, named",
-    [
-        ([(2, 2, 3, 3)], "example", "'example'.*'examples'"),
-        ([], "heads", "no maps"),
-        ([(2, 2, 3, 3), (1, 2, 3, 3)], "examples", '"examples".*layer 1 is 1'),
-        ([(2, 2, 3, 3)], "layers", '"layers".*one'),
-        ([(2, 2, 3, 3), (1, 2, 3, 3)], "layers", r"\(2, 2, 3, 3\), \(1, 2, 3, 3\)"),
-        ([(2, 2, 3, 3), (2, 3, 4)], "heads", r"layer 1: .*\(2, 3, 4\)"),
-    ],
-)
-def test_averages_that_cannot_be(shapes, what, named):
-    with pytest.raises(ValueError, match=named):
-        average_over([random_map(*shape) for shape in shapes], what)
-
-
 # Heads
 
 
@@ -164,11 +142,6 @@ def test_mean_and_aggregate_equal_loops():
             )
             product = (plain[b, 0, i] * plain[b, 1, i] * plain[b, 2, i]) ** (1 / 5)
             np.testing.assert_allclose(merged[b, 0, i].numpy(), product / product.sum(), rtol=1e-12)
-
-
-def test_one_head_at_temperature_one_is_itself():
-    map = random_map(2, 1, 4, 4)
-    torch.testing.assert_close(aggregate_heads(map, 1.0), map, rtol=1e-12, atol=0)
 
 
 def test_the_temperature_is_ten_unless_given():
@@ -201,11 +174,6 @@ def test_map_scores_logs_and_joined_heads_agree(H, N, d, seed, T):
     )
 
 
-def test_rows_alone_are_aggregated_as_in_the_whole():
-    map = random_map(2, 3, 4, 4)
-    assert torch.equal(aggregate_heads(map[:, :, :1]), aggregate_heads(map)[:, :, :1])
-
-
 def test_underflow_leaves_values_and_gradients_finite():
     """Probabilities of 1e-87 and below are 0 in float32: exact from the scores, finite from the map."""
     scores = torch.tensor([0.0, -200.0, -400.0, 1.0]).repeat(1, 2, 4, 1).requires_grad_()
@@ -231,20 +199,6 @@ def test_gradients_of_averages_and_heads():
         *(lambda m, what=what: average_over([m], what)[0] for what in ("examples", "heads", "queries")),
     ):
         assert torch.autograd.gradcheck(function, (map,))
-
-
-def test_heads_that_cannot_be_merged():
-    map = random_map(1, 2, 3, 3)
-    for options in ({}, {"map": map, "scores": map}):
-        with pytest.raises(ValueError, match="map.*scores"):
-            aggregate_heads(**options)
-    for temperature in (0, -1.0, float("nan")):
-        with pytest.raises(ValueError, match=f"temperature={temperature}"):
-            aggregate_heads(map, temperature)
-    with pytest.raises(ValueError, match=r"got \(2, 3, 3\)"):
-        aggregate_heads(map[0])
-    with pytest.raises(ValueError, match=r"got \(1, 2, 3, 2\)"):
-        mean_heads(map[..., :2])
 
 
 # Grids
@@ -273,13 +227,6 @@ def test_resampled_class_attention_equals_loops(grids, n):
                 found[b, h].numpy(), resampled_row(attention[b, h].numpy(), table, n), rtol=0, atol=1e-12
             )
     assert torch.equal(found[..., :n], attention[..., :n]) and sums_to_one(found)
-
-
-def test_class_attention_is_the_class_row_of_the_whole_map():
-    map = random_map(2, 3, 17, 17)
-    torch.testing.assert_close(
-        resample(map, (4, 4), (3, 3), 1)[:, :, 0], resample_class_attention(map[:, :, 0], (4, 4), (3, 3))
-    )
 
 
 def test_equal_grids_change_nothing():
@@ -317,29 +264,6 @@ def test_rows_of_one_token_only_never_vanish(before, after, n, seed):
     assert sums_to_one(resample(map, before, after, n))
 
 
-def test_every_pixel_counts_in_every_resize():
-    """What makes the test above hold: in no resize does a pixel's total weight fall to 0 or below."""
-    for before in range(1, 25):
-        for after in range(1, 25):
-            assert (weights(before, after).sum(0) > 0).all(), (before, after)
-
-
-def test_round_trip_of_a_smooth_map():
-    """Up to a finer grid and back: a map of broad bumps returns, and the share of the class token exactly
-    so."""
-    y, x = np.meshgrid(np.arange(8), np.arange(8), indexing="ij")
-    near = np.exp(
-        -((y.reshape(-1, 1) - y.reshape(1, -1)) ** 2 + (x.reshape(-1, 1) - x.reshape(1, -1)) ** 2) / 18
-    )
-    map = np.zeros((65, 65))
-    map[0, 0], map[0, 1:], map[1:, 0] = 0.2, 0.8 * near[27] / near[27].sum(), 0.3
-    map[1:, 1:] = 0.7 * near / near.sum(1, keepdims=True)
-    map = torch.tensor(map).reshape(1, 1, 65, 65)
-    back = resample(resample(map, (8, 8), (16, 16), 1), (16, 16), (8, 8), 1)
-    torch.testing.assert_close(back[..., 0], map[..., 0], rtol=1e-12, atol=0)
-    assert (back - map).abs().sum(-1).max() < 0.05
-
-
 def test_gradients_of_resampling():
     # flat enough that nothing is clamped, where there is no derivative
     map = random_map(1, 2, 7, 7, size=0.3).requires_grad_()
@@ -347,30 +271,6 @@ def test_gradients_of_resampling():
     assert torch.autograd.gradcheck(
         lambda a: resample_class_attention(a, (2, 3), (3, 2)), (map.detach()[:, :, 0].requires_grad_(),)
     )
-
-
-@pytest.mark.parametrize(
-    "dtype, tolerance", [(torch.float32, 1e-6), (torch.bfloat16, 1e-2), (torch.float16, 2e-3)], ids=str
-)
-def test_resampling_in_less_precision(dtype, tolerance):
-    map = random_map(1, 2, 17, 17)
-    found = resample(map.to(dtype), (4, 4), (2, 2), 1)
-    assert found.dtype == dtype
-    torch.testing.assert_close(found.double(), resample(map, (4, 4), (2, 2), 1), rtol=0, atol=tolerance)
-
-
-def test_grids_that_do_not_fit():
-    map = random_map(1, 2, 17, 17)
-    for call in (lambda *a: resample(map, *a, 1), lambda *a: resample_class_attention(map[:, :, 0], *a)):
-        with pytest.raises(ValueError, match=r"grid_from=\(4, 5\).*20.*17.* 1 .*16"):
-            call((4, 5), (2, 2))
-        for wrong in ((2, 0), (2,), (2, 2.0), (True, 2)):
-            with pytest.raises(ValueError, match=re.escape(f"grid_to={wrong}")):
-                call((4, 4), wrong)
-    with pytest.raises(ValueError, match="17.*-1.*18"):
-        resample(map, (3, 6), (2, 2), -1)
-    with pytest.raises(ValueError, match=r"got \(1, 2, 17, 17\)"):
-        resample_class_attention(map, (4, 4), (2, 2))
 
 
 # Tokens
@@ -390,24 +290,6 @@ def test_kept_tokens_equal_loops_and_the_map_of_kept_queries_and_keys():
     torch.testing.assert_close(
         found, Seen(q[:, :, tokens], k[:, :, tokens], None, 0.5).map, rtol=1e-12, atol=0
     )
-
-
-def test_keeping_all_tokens_changes_nothing():
-    map = random_map(1, 2, 4, 4)
-    assert torch.equal(keep_tokens(map, range(4)), map)
-
-
-def test_tokens_that_cannot_be_kept():
-    map = random_map(2, 2, 4, 4)
-    with pytest.raises(ValueError, match=r"\[4, -1\].* 4 tokens"):
-        keep_tokens(map, [0, 4, -1])
-    for wrong in ([0, 0], []):
-        with pytest.raises(ValueError, match=re.escape(f"got {wrong}")):
-            keep_tokens(map, wrong)
-    map[1, 0, 2] = torch.tensor([0.0, 1.0, 0.0, 0.0])
-    with pytest.raises(ValueError, match="batch 1, head 0, row 2"):
-        keep_tokens(map, [0, 2, 3])
-    assert sums_to_one(keep_tokens(map, [0, 1, 2]))
 
 
 def test_placed_tokens_equal_loops():
@@ -458,10 +340,3 @@ def test_pooled_heads_equal_loops(how, pick, queries):
         for i in range(queries):
             row = [pick([map[b, h, i, j].item() for h in range(3)]) for j in range(5)]
             np.testing.assert_allclose(found[b, 0, i].numpy(), np.array(row) / sum(row), rtol=1e-12)
-
-
-def test_heads_that_cannot_be_pooled():
-    with pytest.raises(ValueError, match="'median'.*'max', 'mean', 'min'"):
-        pool_heads(random_map(1, 2, 3, 3), "median")
-    with pytest.raises(ValueError, match=r"got \(2, 3, 3\)"):
-        pool_heads(random_map(2, 3, 3), "max")

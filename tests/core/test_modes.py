@@ -17,7 +17,7 @@ from atlib.train import make_optimizer, student_loss
 from atlib.train.recipe import Recipe
 from atlib.vit import Architecture
 from tests import longhand
-from tests.helpers import SMALL_VIT, mine, random_images, randomise, same, state_of
+from tests.helpers import SMALL_VIT, mine, random_images, randomise
 
 LABELS = torch.tensor([0, 3, 1])
 LAMBDA = 3.0
@@ -79,7 +79,7 @@ def straight(layers):
 
 
 @all_modes
-@pytest.mark.parametrize("layers", [None, range(2)], ids=["all layers", "all but the last"])
+@pytest.mark.parametrize("layers", [None, range(2), [0]], ids=str)
 @pytest.mark.parametrize("options", [CLASS_TOKEN, AVERAGE], ids=["class token", "average"])
 def test_all_eight_modes(small_vit, what, how, layers, options):
     pair = pair_of(small_vit, Plan(what=what, how=how, layers=layers), **options)
@@ -119,13 +119,6 @@ def test_some_heads(small_vit, what, how, kind):
     pair = pair_of(small_vit, Plan(what=what, how=how, heads=heads))
     assert_equal(pair, straight(range(3)), chosen=chosen)
     assert pair.path == "map-free"
-
-
-@pytest.mark.parametrize("how", ["copy", "distill"])
-def test_some_heads_of_a_wider_teacher(small_vit, how):
-    pair = pair_of(small_vit, Plan(how=how, heads=[0, 2], layers=[1]), teacher={"embed_dim": 36})
-    assert_equal(pair, {1: 1}, chosen={1: [0, 2]})
-    assert pair.path == ("dense" if how == "copy" else "map-free")
 
 
 # --- maps that are changed on the way
@@ -197,14 +190,6 @@ def test_another_number_of_heads(small_vit, how, remedy, teacher):
     pair = pair_of(small_vit, Plan(how=how, unequal_heads=remedy, layers=layers), teacher=teacher)
     assert_equal(pair, pairs, teacher_heads=teacher["num_heads"], **merged_heads(how, remedy))
     assert pair.path == ("dense" if remedy == "average" else "map-free")
-
-
-@pytest.mark.parametrize("how", ["copy", "distill"])
-@pytest.mark.parametrize("remedy", ["aggregate", "average"])
-def test_a_remedy_changes_nothing_where_heads_agree(small_vit, how, remedy):
-    pair = pair_of(small_vit, Plan(how=how, unequal_heads=remedy))
-    assert_equal(pair, straight(range(3)))
-    assert pair.path == "map-free"
 
 
 def learned(small_vit):
@@ -414,16 +399,6 @@ def test_rows_of_some_heads_of_some_layers(small_vit, how):
     assert_partly(pair, [0], [], chosen=[0, 2])
 
 
-@pytest.mark.parametrize("how", ["copy", "distill"])
-def test_tokens_of_its_own_are_none_where_both_have_the_same(small_vit, how):
-    """Bit for bit what a plan without it computes."""
-    plain, asked = (
-        measured(pair_of(small_vit, Plan(how=how, unequal_prefix=prefix), reg_tokens=2), images_of())
-        for prefix in (None, "own")
-    )
-    assert same(plain, asked)
-
-
 def test_to_distill_tokens_of_its_own_are_a_weight_and_a_constant(small_vit):
     """(1 - s) times the row's cross-entropy without these tokens, plus the entropy of (s, 1 - s)."""
     own, drop = (
@@ -461,18 +436,6 @@ def test_rows_on_another_patch_grid(small_vit, how):
         own = longhand.layers(of_class.student.state_dict(), images_of(), 3)[1][0]["map"]
         expected = -(p[:, :, 0] * own[:, :, 0].log()).sum(-1).mean().item()
         assert measured(of_class, images_of())["loss"].item() == pytest.approx(expected, rel=1e-12)
-
-
-@pytest.mark.parametrize("how", ["copy", "distill"])
-def test_the_class_token_of_the_teacher_is_dropped(small_vit, how):
-    pair = pair_of(
-        small_vit,
-        Plan(how=how, unequal_prefix="drop", mismatched=True),
-        teacher={"global_pool": "token", "class_token": True},
-        **AVERAGE,
-    )
-    assert_equal(pair, straight(range(3)), target=lambda maps: [longhand.without(p, [0]) for p in maps])
-    assert pair.mismatched.keys() == {"pooling"}
 
 
 @pytest.mark.parametrize("how", ["copy", "distill"])
@@ -591,36 +554,6 @@ def test_a_copy_of_a_pair_learns_its_own_mapping_of_heads(small_vit, copied):
     with torch.no_grad():
         again.head_mapping[0].zero_()
     assert again(images).transfer_loss.item() != before == pair(images).transfer_loss.item()
-
-
-def test_maps_of_a_plan_without_maps_are_refused(small_vit):
-    pair = pair_of(small_vit, Plan(what="v"))
-    with pytest.raises(ValueError, match="'v'.*what='map'"):
-        pair.teacher_maps(pair.teacher_layers(images_of()))
-
-
-def test_after_distilling_with_a_learned_mapping_the_student_is_kept_alone(small_vit, tmp_path):
-    pair = learned(small_vit).float().eval()
-    named = [Architecture("vit_tiny_patch16_224", SMALL_VIT | change) for change in ({}, {"num_heads": 4})]
-    found = load_bundle(save_bundle(tmp_path / "bundle.safetensors", pair, *named))
-    assert same(found.state_dict(), pair.student.state_dict())
-
-
-@pytest.mark.parametrize("how", ["copy", "distill"])
-def test_mix_and_match(small_vit, how):
-    """The student starts from a third model's weights; the maps come from the teacher; neither of the two
-    models changes."""
-    third = small_vit(seed=7)
-    student = copy.deepcopy(third).double()
-    teacher = small_vit(seed=1).double()
-    kept = state_of(teacher)
-    pair = AttentionTransfer(teacher, student, Plan(how=how)).train()
-    assert same(pair.student.state_dict(), third.double().state_dict())
-    assert_equal(pair, straight(range(3)))
-    optimizer = make_optimizer(pair, Recipe(lr=0.1))
-    student_loss(pair, images_of(), LABELS, Recipe()).backward()
-    optimizer.step()
-    assert same(state_of(teacher), kept) and not same(pair.student.state_dict(), third.state_dict())
 
 
 def test_a_copied_student_may_be_of_another_kind_than_its_teacher():

@@ -13,8 +13,7 @@ from safetensors.torch import save_file
 from atfamily.detection.files import load_detector
 from atlib import create_vit, load_teacher
 from atlib.baselines.mean_maps import load_stored_maps
-from atlib.checkpoint import load_bundle, load_vit, save_vit
-from atlib.data.generated import require_installed
+from atlib.checkpoint import load_bundle, load_vit
 from atlib.vit import Architecture
 from atrun.__main__ import main
 from atrun.config import read_config, write_config
@@ -118,22 +117,6 @@ def test_a_config_beside_weights_is_read_so_too(attack, tmp_path, pickled):
         load_teacher(tmp_path)
 
 
-@pytest.mark.parametrize(
-    "name", ["hf-hub:a/b", "local-dir:/tmp", "../vit", "", 3, None, ["a"], {"checkpoint_path": "x"}], ids=str
-)
-def test_a_name_is_one_of_timms(name):
-    with pytest.raises(ValueError):
-        Architecture.read({"name": name})
-
-
-@pytest.mark.parametrize(
-    "said", [None, [], "glyphs", {}, {"overrides": {}}, {"name": "glyphs", "more": 1}], ids=str
-)
-def test_other_forms_are_refused(said):
-    with pytest.raises(ValueError):
-        Architecture.read(said)
-
-
 def test_what_honest_files_say_is_read():
     for name, overrides in (
         ("glyphs", {"depth": 2}),
@@ -144,13 +127,6 @@ def test_what_honest_files_say_is_read():
         (NAME, {"act_layer": "quick_gelu", "init_values": None, "global_pool": ""}),
     ):
         assert Architecture.read({"name": name, "overrides": overrides}) == (name, overrides)
-
-
-def test_what_could_not_be_read_is_not_written(tmp_path):
-    vit = create_vit("glyphs")
-    with pytest.raises(ValueError, match="cache_dir"):
-        save_vit(tmp_path / "vit.safetensors", vit, Architecture("glyphs", {"cache_dir": "x"}))
-    assert not list(tmp_path.iterdir())
 
 
 # --- a run's folder ---
@@ -178,7 +154,7 @@ def named(folder, data):
     return folder
 
 
-@pytest.mark.parametrize("data", ["helper:made", "sklearn:made", "os:abort", "no_such_package:made"])
+@pytest.mark.parametrize("data", ["helper:made", "os:abort"])
 def test_a_runs_folder_names_no_function_of_the_working_folder(data, elsewhere):
     run = named(elsewhere / "its", data)
     for read in (read_config, resume):
@@ -186,8 +162,3 @@ def test_a_runs_folder_names_no_function_of_the_working_folder(data, elsewhere):
             read(run)
     assert main(["evaluate", str(run)]) == 2
     assert read_config(run, trust_data=True).data == data  # and runs nothing yet
-
-
-def test_a_run_of_an_installed_function_goes_on(elsewhere):
-    assert read_config(named(elsewhere / "its", "atbook.worlds:marked_glyphs")).data.startswith("atbook")
-    require_installed("cifar10"), require_installed("torchvision.datasets:FakeData")

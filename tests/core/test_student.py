@@ -4,12 +4,9 @@ import pytest
 import timm
 import torch
 from timm.layers import LayerScale, SwiGLUPacked
-from timm.models.deit import VisionTransformerDistilled
-from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
-from atlib import create_student, create_vit, walk
-from atlib.attention import Instead
+from atlib import create_student, create_vit
 from atlib.student import COMPONENTS, STANDARD, describe, differences
 from tests.helpers import SMALL_VIT, random_images, randomise
 
@@ -54,8 +51,6 @@ TEACHERS = {
         {"layer_scale", "registers", "positions", "norm", "mlp", "activation", "qk_norm", "grouped_queries"},
     ),
 }
-# What an Eva has and a VisionTransformer cannot have.
-ONLY_EVA = {"positions", "grouped_queries"}
 
 
 def teacher_of(name, **options):
@@ -71,37 +66,6 @@ def shapes(vit):
     return {name: value.shape for name, value in vit.state_dict().items() if not name.startswith("head")}
 
 
-def single_changes(pairs):
-    return [
-        (name, component)
-        for name, (_, own) in TEACHERS.items()
-        for component in sorted(own)
-        if pairs(name, component)
-    ]
-
-
-@pytest.mark.parametrize("name", TEACHERS)
-def test_a_native_student_is_the_teacher_freshly_initialised(name):
-    teacher = randomise(teacher_of(name))
-    student = create_student(teacher, 7)
-    assert type(student) is type(teacher)
-    assert shapes(student) == shapes(teacher)
-    assert describe(student) == describe(teacher) and differences(teacher, student) == {}
-    for key, value in student.state_dict().items():
-        # biases of zero and scales of one start the same for everybody, but randomise() left none in the
-        # teacher
-        assert key.startswith("head") or not torch.equal(value, teacher.state_dict()[key]), key
-    images = random_images(2, 3, *teacher.patch_embed.img_size)
-    student.eval()
-    assert student(images).shape == (2, 7)
-    torch.testing.assert_close(walk(student, images).logits, student(images))
-    replace = {
-        i: Instead(q=seen.q, k=seen.k, scale=seen.scale)
-        for i, seen in enumerate(walk(teacher.eval(), images, stop_after=1).layers)
-    }
-    assert walk(student, images, replace=replace).logits.shape == (2, 7)
-
-
 @pytest.mark.parametrize("name", TEACHERS)
 def test_the_computation_is_the_teachers_too(name):
     """With the teacher's weights the student computes the teacher's features: activations, eps and poolings
@@ -111,31 +75,11 @@ def test_the_computation_is_the_teachers_too(name):
     student.load_state_dict(teacher.state_dict())
     images = random_images(2, 3, *teacher.patch_embed.img_size)
     torch.testing.assert_close(student(images), teacher(images), rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("name", TEACHERS)
-def test_components_are_read_off_the_modules(name):
-    found = describe(teacher_of(name))
-    assert tuple(found) == COMPONENTS == tuple(STANDARD)
-    assert {component for component in COMPONENTS if found[component] != STANDARD[component]} == TEACHERS[
-        name
-    ][1]
-
-
-def test_descriptions():
-    dino = describe(teacher_of("vit_small_patch14_reg4_dinov2"))
-    assert (dino["layer_scale"], dino["registers"], dino["positions"]) == (
-        "attention and MLP",
-        4,
-        "learned for patches",
+    assert type(student) is type(teacher) and differences(teacher, student) == {}
+    found = describe(teacher)
+    assert {component for component in COMPONENTS if found[component] != STANDARD[component]} == (
+        TEACHERS[name][1]
     )
-    clip = describe(teacher_of("vit_base_patch16_clip_quickgelu_224"))
-    assert (clip["pre_norm"], clip["activation"], clip["norm"]) == (True, "QuickGELU", "LayerNorm 1e-05")
-    assert describe(teacher_of("vit_base_patch16_siglip_224"))["pooling"] == "map, no class token"
-    assert describe(create_vit(SMALL, act_layer="gelu_tanh"))["activation"] != "GELU"
-    eva = describe(teacher_of("eva02_tiny_patch14_224"))
-    assert (eva["positions"], eva["mlp"], eva["qkv_bias"]) == ("learned and rotary (Cat)", "gated", "q v")
-    assert describe(create_vit("glyphs")) == dict(STANDARD)
 
 
 def test_a_student_starts_as_timms_constructor_starts_it():
@@ -158,43 +102,6 @@ def test_drop_path_is_the_students_own_matter():
     assert student.blocks[1].drop_path1.drop_prob == pytest.approx(0.2)
     assert student.head_drop.p == 0 and student.blocks[0].attn.attn_drop.p == 0
     assert isinstance(create_student(teacher, 7).blocks[1].drop_path1, nn.Identity)
-
-
-@pytest.mark.parametrize("hidden", [24, 31, 50, 61, 96, 97])
-def test_every_width_of_the_mlp_is_met(hidden):
-    teacher = create_vit(SMALL, mlp_ratio=(hidden + 0.5) / 24)
-    assert teacher.blocks[0].mlp.fc1.out_features == hidden
-    assert create_student(teacher, 7).blocks[0].mlp.fc1.out_features == hidden
-
-
-def test_the_distilled_deit():
-    assert (
-        type(create_student(teacher_of("deit_tiny_distilled_patch16_224"), 7)) is VisionTransformerDistilled
-    )
-
-
-def test_a_model_that_timm_built_says_its_name_alone():
-    teacher = timm.create_model("vit_tiny_patch16_224", depth=2, img_size=64)
-    assert shapes(create_student(teacher, 7)) == shapes(teacher)
-    hybrid = timm.create_model("vit_tiny_r_s16_p8_224", depth=2)
-    assert describe(create_student(hybrid, 7)) == describe(hybrid)
-    other = timm.create_model("vit_tiny_patch16_224", depth=2, qk_norm=True)
-    with pytest.raises(ValueError, match="build its student as you built it"):
-        create_student(other, 7)
-
-
-def test_what_does_not_say_how_it_was_built_is_refused_and_not_guessed():
-    for model in (VisionTransformer(**SMALL), nn.Linear(3, 3)):
-        with pytest.raises(ValueError, match="no timm name: build its student as you built it"):
-            create_student(model, 7)
-    changed = create_vit(SMALL)
-    changed.blocks[0].extra = nn.Parameter(torch.zeros(3))
-    with pytest.raises(ValueError, match="blocks.0.extra"):
-        create_student(changed, 7)
-    mixed = create_vit(SMALL)
-    mixed.blocks[0].mlp.act = nn.ReLU()
-    with pytest.raises(ValueError, match="activation"):
-        create_student(mixed, 7)
 
 
 def test_models_of_other_libraries_differ_in_what_can_be_told():

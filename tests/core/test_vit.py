@@ -44,10 +44,6 @@ def test_presets(name, size, tokens, width, depth, heads, classes):
     assert vit(torch.zeros(1, 3, size, size)).shape == (1, classes)
 
 
-def test_all_presets_are_tested():
-    assert set(PRESETS) == {"glyphs", "scenes", "cifar-small", "cifar"}
-
-
 def test_overrides_go_to_timm_and_leave_the_preset_alone():
     before = {name: dict(options) for name, options in PRESETS.items()}
     vit = create_vit("glyphs", depth=2, num_classes=3, drop_path_rate=0.2)
@@ -63,59 +59,6 @@ def test_a_timm_name_is_timms_own_model():
     torch.manual_seed(3)
     found = create_vit("vit_tiny_patch16_224.augreg_in21k", depth=2, num_classes=7)
     assert type(found) is type(expected) and same(found.state_dict(), expected.state_dict())
-
-
-def test_a_mapping_is_a_configuration():
-    config = {"img_size": 16, "patch_size": 4, "embed_dim": 12, "depth": 1, "num_heads": 2, "num_classes": 3}
-    vit = create_vit(config, num_classes=4)
-    assert vit.pos_embed.shape == (1, 17, 12) and vit.head.out_features == 4
-    assert config["num_classes"] == 3
-
-
-@pytest.mark.parametrize(
-    "name, close",
-    [
-        ("vit_tny_patch16_224", TINY),
-        ("glyph", "glyphs"),
-        ("cifar-smal", "cifar-small"),
-        ("vit_base_patch16_224.may", "vit_base_patch16_224.mae"),
-        ("nothing like it", "cifar"),
-    ],
-)
-def test_unknown_names_list_the_close_ones(name, close):
-    with pytest.raises(ValueError, match=f"'{name}'.*{close}.*glyphs"):
-        create_vit(name)
-
-
-@pytest.mark.parametrize(
-    "name, kind", [("resnet18", "ResNet"), ("swin_tiny_patch4_window7_224", "SwinTransformer")]
-)
-def test_other_models_are_refused_by_name(name, kind):
-    with pytest.raises(ValueError, match=f"'{name}' .*{kind}"):
-        create_vit(name)
-
-
-def test_unknown_constructor_arguments_are_timms_error():
-    for name in ("glyphs", TINY):
-        with pytest.raises(TypeError, match="'dept'"):
-            create_vit(name, dept=3)
-
-
-@pytest.mark.parametrize("what", ["glyphs", {"img_size": 32}], ids=str)
-def test_presets_have_no_published_weights(what):
-    with pytest.raises(ValueError, match="atlib.train.pretrain"):
-        create_vit(what, pretrained=True)
-
-
-def test_no_network_says_what_and_where_to_put_it(weights_folder):
-    with pytest.raises(WeightsUnavailable) as caught:
-        create_vit(TINY, pretrained=True)
-    for named in (
-        f"https://huggingface.co/timm/{TINY}.augreg_in21k_ft_in1k/resolve/main/model.safetensors",
-        str(weights_folder.parent / "hub"),  # the cache
-        str(weights_folder / f"{TINY}.safetensors"),  # where a file goes
-    ):
-        assert named in str(caught.value)
 
 
 @pytest.fixture
@@ -154,19 +97,6 @@ def test_weights_in_the_hubs_cache_need_no_network(connections):
     (of_timm / "refs" / "main").write_text("0")
     save_file(state_of(donor), of_timm / "snapshots" / "0" / "model.safetensors")
     assert same(create_vit(TINY, pretrained=True).state_dict(), donor.state_dict())
-
-
-def test_weights_outside_the_hub_are_named_by_their_address(weights_folder):
-    name = "vit_huge_patch14_gap_224.in1k_ijepa"
-    published = timm.get_pretrained_cfg(name)
-    assert not published.hf_hub_id, "this test needs a model that is not on the hub"
-    with pytest.raises(WeightsUnavailable, match="https://dl.*/ijepa/"):
-        create_vit(name, pretrained=True, depth=1, embed_dim=16, num_heads=2)
-
-
-def test_models_that_were_never_trained(weights_folder):
-    with pytest.raises(WeightsUnavailable, match="'vit_base_patch16_xp_224'"):
-        create_vit("vit_base_patch16_xp_224", pretrained=True, depth=1)
 
 
 @since_timm_31

@@ -2,7 +2,6 @@
 differs."""
 
 import copy
-import json
 import warnings
 from functools import partial
 
@@ -18,12 +17,8 @@ from atlib import AttentionTransfer, Plan, create_student, create_vit
 from atlib.baselines.distillation import FeatureDistillation, LogitDistillation, TokenDistillation
 from atlib.baselines.mean_maps import MeanMapCopy
 from atlib.checkpoint import load_bundle, load_vit, read_header, save_bundle, save_vit, write_tensors
-from atlib.data.images import Images
-from atlib.pair import IMAGENET, Normalisation, Pair, attach, check_images
-from atlib.train.evaluate import evaluate
-from atlib.train.loop import train
+from atlib.pair import IMAGENET, Normalisation, Pair, attach
 from atlib.train.pretrain import MaskedAutoencoder
-from atlib.train.recipe import Recipe
 from atlib.vit import Architecture
 from tests.helpers import random_images, randomise
 
@@ -139,13 +134,6 @@ def test_images_are_resized_for_a_teacher_of_the_same_grid(kind):
     assert seen.shape == (2, 3, 64, 64) and torch.allclose(seen[0], torch.ones(3, 64, 64), atol=1e-5)
 
 
-def test_a_pair_of_images_is_made_ready_for_the_teacher_alone():
-    pair = AttentionTransfer(*vits(), Plan(), normalisation=IMAGENET)
-    images = white(IMAGENET)
-    both = torch.stack([images, images.flip(0)], 1)
-    assert torch.allclose(first_seen(pair, both)[1], torch.ones(3, 32, 32), atol=1e-6)
-
-
 def test_copy_sees_the_same_after_it_was_saved(tmp_path):
     teacher, student = vits()
     pair = AttentionTransfer(teacher, student, Plan(), normalisation=IMAGENET).eval()
@@ -175,44 +163,6 @@ def test_random_weights_without_a_tag_were_trained_on_nothing():
     assert Normalisation.of(create_vit("vit_tiny_patch16_224", depth=1)) is None
     assert Normalisation.of(create_vit("vit_tiny_patch16_224.augreg_in21k", depth=1)) == HALF
     assert Normalisation.of(create_vit("glyphs")) is None
-
-
-def test_images_that_say_another_normalisation_are_refused():
-    pixels, labels = torch.randint(256, (8, 3, 32, 32), dtype=torch.uint8), torch.arange(8) % 4
-    images = Images(pixels, labels)  # mean 0.5, std 0.25
-    pair = AttentionTransfer(*vits(), Plan(how="distill"), normalisation=IMAGENET)
-    recipe = Recipe(steps=1, batch_size=4)
-    for use in (lambda: train(pair, images, recipe, cpu=True), lambda: evaluate(pair, images)):
-        with pytest.raises(ValueError, match="std 0.25 0.25 0.25.*mean 0.485 0.456 0.406.*normalisation="):
-            use()
-    told = AttentionTransfer(*vits(), Plan(how="distill"), normalisation=images.normalisation)
-    assert train(told, images, recipe, cpu=True, progress=None) and evaluate(told, images).count == 8
-
-
-@pytest.mark.parametrize(
-    "mean, std, named",
-    [((0.5, 0.5), 0.5, "mean="), (0.5, 0.0, "std=0.0"), ("x", 1, "mean='x'"), (0.5, (1, 1, -1), "-1")],
-)
-def test_values_that_cannot_be_meant(mean, std, named):
-    with pytest.raises(ValueError, match=named):
-        Normalisation(mean, std)
-
-
-def test_it_goes_to_json_and_back():
-    assert Normalisation.read(json.loads(json.dumps(IMAGENET.describe()))) == IMAGENET
-
-
-def test_images_of_another_number_of_channels_are_named():
-    pair = AttentionTransfer(*vits(), Plan(), normalisation=IMAGENET)
-    with pytest.raises(ValueError, match="images of 1 channels"):
-        pair.for_teacher(torch.zeros(2, 1, 32, 32))
-
-
-def test_a_hybrid_sees_three_channels_and_not_those_of_its_last_convolution():
-    hybrid = create_vit("vit_small_r26_s32_224", depth=1, img_size=64, num_classes=2)
-    check_images(hybrid, torch.zeros(1, 3, 64, 64))
-    with pytest.raises(ValueError, match="takes 3 channels"):
-        check_images(hybrid, torch.zeros(1, 1, 64, 64))
 
 
 @pytest.mark.parametrize("channels", [1, 4, 5])
