@@ -9,8 +9,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
 from atlib import AttentionTransfer, Plan, create_vit, walk
-from atlib.analysis import accounting
-from atlib.analysis.accounting import Memory, method_costs, method_memory, step_memory, transferred_numbers
+from atlib.analysis.accounting import Memory, method_costs, step_memory, transferred_numbers
 from atlib.losses import dense_attention_cross_entropy
 from atlib.transfer import Transferred
 from tests.helpers import random_images, randomise, set_fused
@@ -119,14 +118,6 @@ def test_costs_with_a_wider_teacher_against_the_flop_counter():
     assert costs["copy"].parameters_kept == both
 
 
-def test_parameters_kept_are_those_of_the_models_that_inference_needs():
-    costs = {cost.method: cost.parameters_kept for cost in method_costs("cifar-small")}
-    alone = sum(value.numel() for value in create_vit("cifar-small").state_dict().values())
-    assert costs["scratch"] == costs["fine-tune"] == alone
-    for how in ("copy", "distill"):
-        assert costs[how] == (1 + pair(how, "cifar-small").needs_teacher) * alone
-
-
 def test_costs_of_vit_large():
     costs = {cost.method: cost for cost in method_costs("vit_large_patch16_224", batch=1)}
     # twice the multiply-adds that timm publishes for this model, 61.6 G, less the norms and element-wise work
@@ -139,16 +130,6 @@ def test_costs_of_vit_large():
     assert larger.inference_flops > 4 * costs["fine-tune"].inference_flops, (
         "attention grows with the square of the tokens"
     )
-
-
-def test_what_cannot_be_counted_is_refused():
-    for name, value in (("batch", 0), ("layers", 0), ("layers", 5)):
-        with pytest.raises(ValueError, match=f"{name}={value}"):
-            method_costs(CONFIG, **{name: value})
-    with pytest.raises(ValueError, match="its class"):
-        method_costs("eva02_tiny_patch14_224")
-    with pytest.raises(ValueError, match="attention pooling"):
-        accounting.shape_of(create_vit({**CONFIG, "global_pool": "map"}))
 
 
 # --- memory
@@ -240,21 +221,3 @@ def test_what_is_kept_is_what_the_allocator_has_not_got_back(how, layers):
     assert step_memory(model, images).saved - known == pytest.approx(still_there, abs=32), (
         "apart from the losses themselves, single numbers"
     )
-
-
-def test_memory_of_models_that_are_never_made():
-    images = torch.zeros(BATCH, 3, 24, 24)
-    alone = step_memory(create_vit(CONFIG).train(), images)
-    pairs = {how: step_memory(pair(how, CONFIG, range(3)), images) for how in ("copy", "distill")}
-    by_method = method_memory(CONFIG, batch=BATCH, layers=3)
-    assert by_method == {"scratch": alone, "fine-tune": alone, **pairs}
-    with pytest.raises(ValueError, match="layers=5"):
-        method_memory(CONFIG, layers=5)
-
-
-def test_memory_is_counted_of_plain_training_steps():
-    checkpointed = create_vit(SIZE).train()
-    checkpointed.set_grad_checkpointing()
-    for bad in (create_vit(SIZE).eval(), checkpointed):
-        with pytest.raises(ValueError, match="set_grad_checkpointing"):
-            step_memory(bad, torch.zeros(1, 3, 16, 16))

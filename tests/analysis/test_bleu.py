@@ -25,13 +25,6 @@ def test_of_a_corpus_counts_are_added_up_first():
     assert bleu([SAID, right], [MEANT, right]) == pytest.approx(expected, abs=1e-15)
 
 
-def test_its_ends():
-    assert bleu([MEANT], [MEANT]) == 1
-    assert bleu([MEANT[:5]], [MEANT]) == pytest.approx(math.exp(1 - 8 / 5)), "all right, and too short"
-    assert bleu([MEANT[::-1]], [MEANT]) == 0, "no pair is right"
-    assert bleu([[]], [MEANT]) == 0
-
-
 def test_with_another_library():
     metric = pytest.importorskip("torchmetrics.functional.text")
     rng = np.random.default_rng(0)
@@ -40,10 +33,3 @@ def test_with_another_library():
     text = [[" ".join(map(str, words)) for words in sentences] for sentences in (said, meant)]
     expected = metric.bleu_score(text[0], [[one] for one in text[1]]).item()
     assert 0.2 < expected < 0.9 and bleu(said, meant) == pytest.approx(expected, abs=1e-6)
-
-
-def test_what_cannot_be_compared_is_named():
-    with pytest.raises(ValueError, match="1 translations, but 2 references"):
-        bleu([SAID], [MEANT, MEANT])
-    with pytest.raises(ValueError, match="0 references"):
-        bleu([], [])

@@ -10,7 +10,7 @@ import torch
 from scipy.spatial.distance import jensenshannon
 from scipy.special import rel_entr
 
-from atlib import AttentionTransfer, Plan, walk
+from atlib import walk
 from atlib.analysis import (
     PAIRINGS,
     StreamingDivergence,
@@ -66,20 +66,6 @@ def test_jensen_shannon_equals_scipy_and_is_bounded():
     )
 
 
-@pytest.mark.parametrize(
-    "p, q, named",
-    [
-        ([0.5, 0.2], [0.5, 0.5], "^p .*0.7"),
-        ([0.5, 0.5], [1.5, -0.5], "^q .*-0.5"),
-        ([0.5, 0.5], [math.nan, 0.5], "^q .*NaN"),
-        ([0.5, 0.5], [1.0], r"\(2,\) and \(1,\)"),
-    ],
-)
-def test_jensen_shannon_of_what_is_no_distribution(p, q, named):
-    with pytest.raises(ValueError, match=named):
-        jensen_shannon(torch.tensor(p), torch.tensor(q))
-
-
 def test_jensen_shannon_at_zeros():
     one, other = torch.eye(3)[0], torch.eye(3)[2]
     assert jensen_shannon(one, other).item() == pytest.approx(math.log(2), rel=1e-12)
@@ -103,26 +89,6 @@ def test_pairings_equal_the_longhand(pairing, heads):
     )
 
 
-def test_heads_are_averaged_before_they_are_paired():
-    """Two heads that swap places from image to image are no pair in either order; pairing image by image
-    would find none apart."""
-    looks_left, looks_right = torch.eye(4).roll(-1, 1), torch.eye(4).roll(1, 1)
-    maps_a = torch.stack([torch.stack([looks_left, looks_right])] * 2)
-    maps_b = torch.stack([maps_a[0], maps_a[0].flip(0)])
-    for pairing in ("direct", "bipartite", "minimum"):
-        assert head_divergence(maps_a, maps_b, pairing) == pytest.approx(math.log(2) / 2)
-    assert head_divergence(maps_a, maps_b, "average") == 0
-
-
-def test_pairings_are_ordered():
-    maps_a, maps_b = random_maps(H=5), random_maps(H=5)
-    by_pairing = {pairing: head_divergence(maps_a, maps_b, pairing) for pairing in PAIRINGS}
-    assert by_pairing["minimum"] < by_pairing["bipartite"] < by_pairing["direct"]
-    assert by_pairing["average"] < by_pairing["direct"], "the divergence is convex"
-    several = torch.cat([maps_b[:, :1], maps_b], 1)  # two heads of a have the same nearest head
-    assert head_divergence(several, maps_b, "minimum") == head_divergence(maps_b, several, "minimum") == 0
-
-
 @pytest.mark.parametrize("sizes", [[5], [1] * 5, [3, 2]], ids=str)
 def test_streaming_is_the_same_for_any_batches(sizes):
     maps_a, maps_b = random_maps(H=2), random_maps(H=3)
@@ -133,14 +99,6 @@ def test_streaming_is_the_same_for_any_batches(sizes):
     np.testing.assert_allclose(streaming.matrix(), longhand_matrix(maps_a, maps_b), rtol=1e-9)
     for pairing in ("bipartite", "minimum", "average"):
         assert streaming.value(pairing) == pytest.approx(longhand_value(maps_a, maps_b, pairing), rel=1e-9)
-
-
-def test_low_precision_maps():
-    maps_a, maps_b = random_maps(dtype=torch.float32), random_maps(dtype=torch.float32)
-    exact = head_divergence(maps_a.double(), maps_b.double(), "bipartite")
-    assert head_divergence(maps_a, maps_b, "bipartite") == pytest.approx(exact, rel=1e-6)
-    half = maps_a.bfloat16(), maps_b.bfloat16()
-    assert head_divergence(*half, "bipartite") == pytest.approx(exact, rel=0.05)
 
 
 @pytest.mark.parametrize("layers", [None, {2: 0, 0: 1}], ids=str)
@@ -160,26 +118,6 @@ def test_layers_of_two_models(small_vit, glyphs64, layers):
             )
 
 
-def test_copied_layers_have_the_teachers_maps(small_vit, glyphs64):
-    teacher = small_vit(seed=1)
-    pair = AttentionTransfer(teacher, small_vit(seed=2), Plan(how="copy", layers=[1]))
-    direct = [divergence.value("direct") for divergence in compare_layers(pair, teacher, glyphs64)]
-    assert direct[1] == pytest.approx(0, abs=1e-6) and direct[0] > 0.01 and direct[2] > 0.01
-
-
-def test_layers_that_cannot_be_paired(small_vit, glyphs64):
-    shallow, registers, broken = small_vit(depth=2), small_vit(reg_tokens=1), small_vit(seed=1)
-    broken.blocks[1].attn.qkv.bias.data[:] = torch.nan
-    for b, layers, named in (
-        (shallow, None, "a .*3, b 2"),
-        *((shallow, layers, f"layers={layers}") for layers in ({0: 2}, {3: 0}, {-1: 0}, {})),
-        (registers, None, "0 of a and 0 of b"),
-        (broken, {0: 0, 2: 1}, "b: layer 1: head 0"),
-    ):
-        with pytest.raises(ValueError, match=named):
-            compare_layers(small_vit(), b, glyphs64, layers)
-
-
 def test_three_models_do_the_same_with_other_maps():
     layers = three_models()
     A, B, C = (layers[name] for name in "ABC")
@@ -195,53 +133,3 @@ def test_three_models_do_the_same_with_other_maps():
     for name, layer in (("B", B), ("C", C)):
         expected = {pairing: longhand_value(A.maps, layer.maps, pairing) for pairing in PAIRINGS}
         assert by_model[name] == pytest.approx(expected, rel=1e-9, abs=1e-12)
-
-
-def spoilt(value, b=1, h=2, i=3):
-    maps = random_maps(dtype=torch.float32)
-    maps[b, h, i, 0] = value
-    return maps
-
-
-@pytest.mark.parametrize(
-    "value, named", [(torch.nan, "nan"), (torch.inf, "inf"), (-0.25, "-0.25"), (1.5, "to 1")]
-)
-def test_rows_that_are_no_distributions(value, named):
-    maps = spoilt(value)
-    for call, where in (
-        (lambda: check_maps(maps, 7), "layer 7: head 2: .*3 .*1"),
-        (lambda: head_divergence(maps, random_maps(), "direct"), "a: head 2"),
-        (lambda: StreamingDivergence().update(random_maps(), maps, (4, 5)), "b: layer 5: head 2"),
-    ):
-        with pytest.raises(ValueError, match=f"^{where}.*{named}"):
-            call()
-
-
-@pytest.mark.parametrize(
-    "maps, named",
-    [
-        (torch.arange(16.0).view(1, 1, 4, 4) - 8, "logits"),
-        (torch.full((2, 3, 4, 5), 0.2), r"^layer 0: .*\(2, 3, 4, 5\)"),
-        (torch.zeros(0, 3, 4, 4), r"\(0, 3, 4, 4\)"),
-        (torch.eye(4, dtype=torch.int64).expand(1, 1, 4, 4), "torch.int64"),
-        (torch.full((1, 1, 4, 4), 0.2), "keep_tokens"),
-    ],
-)
-def test_maps_that_are_none(maps, named):
-    check_maps(random_maps())
-    check_maps(random_maps(dtype=torch.float32).half(), 3)
-    with pytest.raises(ValueError, match=named):
-        check_maps(maps, 0)
-
-
-def test_other_bad_input():
-    streaming = StreamingDivergence()
-    streaming.update(random_maps(), random_maps())
-    for call, named in (
-        (lambda: head_divergence(random_maps(), random_maps(), "bipartit"), "'bipartit'.*'bipartite'"),
-        (lambda: head_divergence(random_maps(), random_maps()[:4], "direct"), r"\(4, 3, 6, 6\)"),
-        (lambda: StreamingDivergence().value("direct"), "update"),
-        (lambda: streaming.update(random_maps(), random_maps(H=2)), r"\(3, 3\) heads.*\(3, 2\)"),
-    ):
-        with pytest.raises(ValueError, match=named):
-            call()

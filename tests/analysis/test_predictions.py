@@ -51,20 +51,6 @@ def test_calibration_equals_the_longhand():
     assert expected_calibration_error(p, labels) == pytest.approx(expected, rel=1e-6)
 
 
-def test_calibration_in_closed_form():
-    p = torch.tensor([[0.8, 0.2]]).repeat(10, 1)
-    labels, zeros = torch.tensor([0] * 8 + [1] * 2), torch.zeros(10, dtype=torch.long)
-    assert expected_calibration_error(p, labels) == pytest.approx(0, abs=1e-7)
-    assert expected_calibration_error(p, zeros) == pytest.approx(0.2, rel=1e-6), "one class is enough here"
-    assert expected_calibration_error(torch.eye(2)[labels], 1 - labels) == 1
-    mixed = torch.cat([p, 1 - p]), torch.cat([zeros, zeros])  # right at 0.8 and wrong at 0.8: 0.5 on average
-    assert expected_calibration_error(*mixed) == pytest.approx(0.3, rel=1e-6)
-    # + 0.2 and - 0.6: they cancel only within a bin
-    sharper = torch.tensor([[0.8, 0.2], [0.6, 0.4]]), torch.tensor([0, 1])
-    assert expected_calibration_error(*sharper, bins=2) == pytest.approx(0.2, rel=1e-6)
-    assert expected_calibration_error(*sharper, bins=15) == pytest.approx(0.4, rel=1e-6)
-
-
 def test_the_paired_bootstrap_equals_scipys():
     correct_a = torch.rand(400) < 0.8
     correct_b = torch.where(torch.rand(400) < 0.7, correct_a, torch.rand(400) < 0.6)
@@ -82,58 +68,3 @@ def test_the_paired_bootstrap_equals_scipys():
     assert interval.mean == pytest.approx((correct_a.sum() - correct_b.sum()).item() / 400)
     assert (interval.low, interval.high) == pytest.approx(tuple(expected.confidence_interval), abs=0.003)
     assert interval.low < interval.mean < interval.high
-
-
-def test_the_paired_bootstrap_in_closed_form():
-    correct = torch.arange(10_000) % 2 == 0
-    other = correct.clone()
-    other[:1000] = ~other[:1000]  # 500 gained, 500 lost: variance of a difference 0.1
-    interval = paired_bootstrap(correct, other, samples=20_000)
-    half = 1.96 * (0.1 / 10_000) ** 0.5
-    assert interval == pytest.approx((0, -half, half), rel=0.05)
-    assert paired_bootstrap(correct, correct) == (0, 0, 0), "what both get right or wrong is no uncertainty"
-    again = paired_bootstrap(correct, other, samples=20_000)
-    assert interval == again != paired_bootstrap(correct, other, samples=20_000, seed=1)
-    wide, narrow = paired_bootstrap(correct, other, level=0.99), paired_bootstrap(correct, other, level=0.5)
-    assert wide.low < narrow.low < narrow.high < wide.high
-
-
-P, LABELS = probabilities(6), torch.tensor([0, 1, 2, 3, 0, 1])
-NOT_A_NUMBER = P.clone().index_put((torch.tensor(4), torch.tensor(1)), torch.tensor(torch.nan))
-RIGHT = torch.tensor([True, False, True])
-
-
-@pytest.mark.parametrize(
-    "compute, arguments, named",
-    [
-        (disagreement, (P, NOT_A_NUMBER), "logits_b .*NaN .* 4"),
-        (disagreement, (P, P[:5]), r"\(6, 4\) and \(5, 4\)"),
-        (disagreement, (P[:0], P[:0]), r"logits_a .*\(0, 4\)"),
-        (ensemble_accuracy, (NOT_A_NUMBER, P, LABELS), "p_a .*NaN .* 4"),
-        (ensemble_accuracy, (P, 2 * P, LABELS), r"p_b .*row 0.*softmax"),
-        (ensemble_accuracy, (P, P, LABELS + 1), "4.*0 to 3"),
-        (ensemble_gain, (P, P.log(), LABELS), r"p_b .*row 0.*softmax"),
-        (ensemble_gain, (P, P, torch.full((6,), 2)), "6 .*class 2"),
-        (expected_calibration_error, (P + torch.tensor([1.0, -1, 0, 0]), LABELS), "^p .*softmax"),
-        (expected_calibration_error, (P, LABELS.float()), r"\(6,\).*torch.float32"),
-        (expected_calibration_error, (P, LABELS, 0), "bins=0"),
-        (paired_bootstrap, (RIGHT, RIGHT[:2]), "correct_a .*3 .*correct_b 2"),
-        (paired_bootstrap, (RIGHT[:1], RIGHT[:1]), "^1 images"),
-        (paired_bootstrap, (RIGHT, torch.tensor([0.3, 1, 0])), "correct_b"),
-        (paired_bootstrap, (RIGHT, torch.tensor([torch.nan, 1, 0])), "correct_b"),
-        (paired_bootstrap, (RIGHT, torch.ones(3, 2)), "correct_b"),
-        (paired_bootstrap, (RIGHT, RIGHT, 0, 2000, 95), "level=95"),
-        (paired_bootstrap, (RIGHT, RIGHT, 0, 0), "samples=0"),
-    ],
-)
-def test_bad_input(compute, arguments, named):
-    with pytest.raises(ValueError, match=named):
-        compute(*arguments)
-
-
-@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
-def test_probabilities_of_a_model_in_half_precision(kind):
-    logits, labels = torch.randn(50, 10), torch.arange(50) % 10
-    p = [(factor * logits).softmax(-1) for factor in (1, 2)]
-    in_half = ensemble_accuracy(*(probabilities.to(kind) for probabilities in p), labels)
-    assert in_half == pytest.approx(ensemble_accuracy(*p, labels), abs=0.05)

@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy.stats import linregress
 
-from atlib.analysis.robustness import AccuracyLine, effective_robustness, fit_line
+from atlib.analysis.robustness import effective_robustness, fit_line
 
 POOL = np.array([0.55, 0.62, 0.7, 0.74, 0.81, 0.86, 0.9])
 
@@ -24,14 +24,6 @@ def on_the_line(accuracy, slope=1.2, intercept=-0.8):
 
 def noisy(seed=0):
     return sigmoid(logit(on_the_line(POOL)) + np.random.default_rng(seed).normal(0, 0.1, len(POOL)))
-
-
-def test_a_line_is_found_again():
-    line = fit_line(POOL, on_the_line(POOL))
-    assert line == pytest.approx((1.2, -0.8), rel=1e-10)
-    assert line.expected(0.77) == pytest.approx(on_the_line(0.77).item(), rel=1e-10)
-    assert AccuracyLine(1, 0).expected(0.3) == pytest.approx(0.3)
-    assert AccuracyLine(0, 0).expected(0.9) == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize("kind", [np.array, list, torch.tensor])
@@ -85,28 +77,3 @@ def test_clip_is_half_an_image():
         effective_robustness(1.0, 0.5, POOL, noisy())
     # Only the line needs logits: a model may fail on every shifted image.
     assert effective_robustness(0.8, 0.0, POOL, noisy()).value < 0
-
-
-@pytest.mark.parametrize("wrong", [71.2, -0.1, float("nan")])
-@pytest.mark.parametrize("place", range(4))
-def test_accuracies_that_are_no_shares(wrong, place):
-    arguments = [0.5, 0.5, POOL, noisy()]
-    arguments[place] = wrong if place < 2 else [*POOL[1:], wrong]
-    with pytest.raises(ValueError, match=f"{wrong} .*0 and 1"):
-        effective_robustness(*arguments)
-
-
-@pytest.mark.parametrize(
-    "call, named",
-    [
-        (lambda: effective_robustness(0.5, 0.5, POOL[:2], POOL[:2]), "pool .*2 .*2 .*3"),
-        (lambda: effective_robustness(0.5, 0.5, [0.7] * 4, POOL[:4]), "4 .*pool .*0.7"),
-        (lambda: effective_robustness(0.5, 0.5, POOL, POOL, level=95), "level=95"),
-        (lambda: fit_line(POOL, POOL[1:]), "pool .*7 .*6 "),
-        (lambda: fit_line([], []), "pool .*0 .* 2 "),
-        (lambda: fit_line(POOL[None], POOL[None]), r"\(1, 7\)"),
-    ],
-)
-def test_bad_input(call, named):
-    with pytest.raises(ValueError, match=named):
-        call()
