@@ -45,10 +45,6 @@ def test_match_can_be_read_off_the_pixels():
         assert read(image) == (key, cell, hue, shape)
 
 
-def test_find_has_no_key():
-    assert (generate("train", 20).key == -1).all()
-
-
 def test_key_target_hue_and_label_are_even_and_independent():
     drawn = generate("unlabelled", 16_000, 0, World(task="match"))
     assert (drawn.key != drawn.cell).all()
@@ -62,13 +58,6 @@ def test_key_target_hue_and_label_are_even_and_independent():
         (drawn.key, drawn.shape, (16, 8)),
     ):
         assert chisquare(np.bincount(left * sizes[1] + right, minlength=sizes[0] * sizes[1])).pvalue > 1e-3
-
-
-def test_fewer_distractors_leave_key_and_target():
-    drawn = generate("train", 50, 0, World(task="match", noise=0, clutter=3))
-    for image in drawn.images:
-        held = [(np.abs(cell.astype(int) - BACKGROUND) > 12).any() for cell in cells_of(image)]
-        assert sum(held) == 5
 
 
 @pytest.mark.parametrize("task", WORLDS)
@@ -102,32 +91,6 @@ def test_what_a_twin_shares(task):
         assert chisquare(np.bincount(left * count + right, minlength=count**2)).pvalue > 1e-3
     if task == "match":
         assert chisquare(np.bincount(scene.key * 16 + message.key, minlength=256)).pvalue > 1e-3
-
-
-def test_distractor_twins_differ_outside_the_named_cell_only():
-    scene, twin = (generate("train", 40, 0, World(), twin) for twin in (None, "distractors"))
-    for own, theirs, cell in zip(scene.images, twin.images, scene.cell):
-        same = [np.array_equal(a, b) for a, b in zip(cells_of(own), cells_of(theirs))]
-        assert same[cell] and sum(same) <= 3
-
-
-def test_the_first_twins_are_the_same_whatever_the_number():
-    few, many = (generate("test", size, 1, WORLDS["match"], "routing") for size in (30, 700))
-    assert np.array_equal(few.images, many.images[:30])
-
-
-@pytest.mark.parametrize(
-    "arguments, value", [({"twin": "evil"}, "evil"), ({"world": {"task": "lose"}}, "lose")]
-)
-def test_unknown_words(arguments, value):
-    with pytest.raises(ValueError, match=value):
-        generate("train", 1, **{k: World(**v) if k == "world" else v for k, v in arguments.items()})
-
-
-@pytest.mark.parametrize("factor, value", [("decoy", 0.5), ("pointer", 1)])
-def test_a_mark_belongs_to_find(factor, value):
-    with pytest.raises(ValueError, match=f"{factor}={value}"):
-        World(task="match", **{factor: value})
 
 
 @pytest.mark.parametrize("steps", [1, 3])

@@ -54,15 +54,6 @@ def test_sentences_are_translated_by_the_rule(language):
     assert drawn.source.shape[1] == language.most_source
 
 
-def test_the_oracle_knows_nothing_of_words():
-    drawn = generate_phrases("test", 50)
-    source, other = torch.from_numpy(drawn.source), torch.from_numpy(drawn.source)
-    words = other >= FIRST_WORD["source"]
-    others = torch.where(words, FIRST_WORD["source"] + (other + 5) % 32, other)
-    assert not torch.equal(source, others) and torch.equal(oracle(source, 9), oracle(others, 9))
-    assert torch.equal(oracle(source, 4), oracle(source, 9)[:, :4]), "nor of how much is translated already"
-
-
 def test_another_order_keeps_words_and_lengths():
     drawn = generate_phrases("train", 60, 2)
     other = generate_phrases("train", 60, 2, other_order=True)
@@ -81,14 +72,3 @@ def test_splits_and_seeds_have_streams_of_their_own():
     assert np.array_equal(generate_phrases("test", 1001).source[:40], first)
     for other in (generate_phrases("validation", 40), generate_phrases("test", 40, 1)):
         assert not np.array_equal(other.source, first)
-
-
-def test_what_cannot_be_meant_is_named():
-    with pytest.raises(ValueError, match="words=0"):
-        Language(words=0)
-    with pytest.raises(ValueError, match="shortest=4, longest=3"):
-        Language(shortest=4, longest=3)
-    with pytest.raises(ValueError, match="'tests'.*'test'"):
-        generate_phrases("tests", 5)
-    with pytest.raises(ValueError, match="at least 1, got 0"):
-        generate_phrases("test", 0)

@@ -10,7 +10,6 @@ from atbook.worlds.pretext import (
     retrieval_images,
     retrieval_loss,
     retrieval_model,
-    unlearned_pixels,
 )
 from atlib.train.recipe import Recipe
 from atlib.vit import create_vit
@@ -47,17 +46,6 @@ def test_the_place_is_asked_for_beside_the_pixels():
     squared = (guess[:, :192] - images.targets[:, :192]).square().mean()
     loss = placed_loss(model, pixels, images.targets, Recipe())
     assert loss.item() == pytest.approx((squared + 0.02 * named).item(), rel=1e-5)
-
-
-def test_the_place_does_not_count_as_learned_pixels():
-    images = placed_images(glyphs.generate("unlabelled", 50, world=glyphs.World(pointer=1)))
-    mean = images.targets[:, :192].mean(0)
-
-    class KnowsThePlace(torch.nn.Linear):
-        def forward(self, pixels):
-            return torch.cat([mean.expand(len(pixels), -1), images.targets[: len(pixels), 192:]], 1)
-
-    assert unlearned_pixels(KnowsThePlace(1, 1), images) == pytest.approx(1, rel=1e-4)
 
 
 def test_retrieval_loss_is_the_mean_squared_error():

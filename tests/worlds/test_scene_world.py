@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from atbook.worlds.glyphs import BITMAPS, SHAPES, SPLITS
-from atbook.worlds.scenes import MOST, SIZE, SceneWorld, class_of_pixels, generate_scenes, scene_images
+from atbook.worlds.glyphs import BITMAPS, SPLITS
+from atbook.worlds.scenes import SceneWorld, class_of_pixels, generate_scenes
 
 CLEAR = SceneWorld(noise=0.0, background=0.2)  # a level of 51, where 0.1 lies between 25 and 26
 FACTORS = [
@@ -93,26 +93,6 @@ def test_the_first_scenes_are_the_same_whatever_the_size_and_streams_differ():
     assert all((left == right).all() for left, right in zip(many, again))
 
 
-def test_classes_and_places_are_even():
-    """Chi-squared over eight classes, and over five fifths of the way across that a lone object has, each
-    below the 99.9 % quantile. (Beside others an object is rather at the edge: there they leave more room.)"""
-    drawn = generate_scenes("train", 2000, world=SceneWorld(fewest=1, most=1))
-    left, right = drawn.boxes[:, 0, 0], drawn.boxes[:, 0, 2]
-    classes = np.bincount(drawn.shape[:, 0], minlength=len(SHAPES))
-    places = np.histogram((left + 0.5) / (SIZE - (right - left) + 1), 5, (0, 1))[0]
-    for counts, quantile in ((classes, 24.3), (places, 18.5)):
-        expected = counts.sum() / len(counts)
-        assert ((counts - expected) ** 2 / expected).sum() < quantile
-
-
-def test_the_label_of_an_image_is_its_largest_object(drawn):
-    images = scene_images(drawn)
-    assert images.pixels.shape == (250, 3, 64, 64) and images.classes == SHAPES
-    areas = (drawn.boxes[..., 2:] - drawn.boxes[..., :2]).prod(-1)
-    for label, shape, area in zip(images.targets, drawn.shape, areas):
-        assert area[shape == label.item()].max() == area.max()
-
-
 def test_the_class_of_every_pixel(drawn):
     pixels = class_of_pixels(drawn)
     assert pixels.shape == (250, 64, 64) and pixels.dtype == torch.int64
@@ -122,26 +102,3 @@ def test_the_class_of_every_pixel(drawn):
             if shape >= 0:
                 by_hand[drawn.instances[number] == i + 1] = shape + 1
         assert (pixels[number].numpy() == by_hand).all()
-
-
-@pytest.mark.parametrize(
-    "factors, named",
-    [
-        ({"noise": -1}, "noise"),
-        ({"most": MOST + 1}, "most"),
-        ({"fewest": 4, "most": 3}, "fewest=4, most=3"),
-        ({"smallest": 30}, "smallest=30, largest=28"),
-        ({"smallest": 12.5}, "whole number"),
-        ({"overlap": 0.5}, "overlap"),
-    ],
-)
-def test_a_world_that_cannot_be_is_refused(factors, named):
-    with pytest.raises(ValueError, match=named):
-        SceneWorld(**factors)
-
-
-def test_no_scenes_and_unknown_splits_are_refused():
-    with pytest.raises(ValueError, match="got 0"):
-        generate_scenes("train", 0)
-    with pytest.raises(ValueError, match="'held-out'"):
-        generate_scenes("held-out", 1)
