@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from atlib import AttentionTransfer, Plan, create_vit, walk
 from atlib.attention import SDPA, Instead, attention, find_projections
-from tests.helpers import SMALL_VIT, random_images, randomise, since_torch_11
+from tests.helpers import SMALL_VIT, random_images, random_maps, randomise, since_torch_11
 
 # Depth, width and image size are cut: what makes a family a family stays as published.
 OF_TIMM = {
@@ -423,6 +423,22 @@ def test_pooling_by_attention_passes_through_and_is_named():
 
 
 # --- what is not computed
+
+
+@pytest.mark.parametrize("build", [create_vit, Eva], ids=["plain", "rotary"])
+def test_rows_that_nobody_reads_are_not_multiplied(build):
+    """Of q and k where a map stands in their place: also where they are rotated after they are projected."""
+    sizes = SMALL_VIT | {"depth": 2}
+    model = randomise(create_vit(sizes) if build is create_vit else Eva(**sizes, **ROPE)).eval()
+    _, projections = find_projections(model, IMAGES)
+    replace = {i: Instead(map=random_maps(2, 3, 17, 17).float()) for i in (0, 1)}
+
+    def counted(**options):
+        with FlopCounterMode(display=False) as counter:
+            walk(model, IMAGES, replace=replace, **options)
+        return counter.get_total_flops()
+
+    assert counted() - counted(projections=projections) == 2 * 2 * (2 * 17) * 24 * 48
 
 
 def test_copy_and_distill_multiply_little_more_than_fine_tuning():

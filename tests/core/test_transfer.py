@@ -5,7 +5,8 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from atlib import AttentionTransfer, Plan, create_vit
+from atlib import AttentionTransfer, Plan, create_vit, walk
+from atlib.attention import Instead, sample_drop_path
 from tests import longhand
 from tests.helpers import mine, random_images, same, state_of, tiny
 
@@ -129,6 +130,23 @@ def drawn(batch, always):
             one = torch.ones(batch, 1, 1, dtype=torch.float64)
             kept[layer, branch] = (one.bernoulli_(1 - rate) / (1 - rate) if always or rate else one).flatten()
     return kept
+
+
+@pytest.mark.parametrize("teacher, layers", [({"depth": 4}, {0: 0}), ({}, {0: 1})], ids=str)
+def test_paths_are_shared_between_equals_alone(small_vit, teacher, layers):
+    pair = pair_of(small_vit, Plan(how="distill", layers=layers), teacher, drop_path_rate=0.5)
+    images = random_images(8, 3, 32, 32)
+    masks = sample_drop_path(pair.student, images)
+    (found,), (expected,) = pair.teacher_layers(images, masks), pair.teacher_layers(images)
+    assert torch.equal(found.q, expected.q) and pair.train()(images).transfer_loss > 0
+
+
+def test_of_a_pair_of_images_the_second_is_the_teachers(small_vit):
+    pair = pair_of(small_vit, Plan()).eval()
+    own, shown = random_images(2, 3, 32, 32), random_images(2, 3, 32, 32, seed=1)
+    maps = {i: Instead(map=seen.map) for i, seen in enumerate(walk(pair.teacher, shown).layers)}
+    expected = walk(pair.student, own, replace=maps).logits
+    torch.testing.assert_close(pair(torch.stack([own, shown], 1)).logits, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("how", ["copy", "distill"])
