@@ -12,7 +12,6 @@ from safetensors.torch import load_file
 from atlib import AttentionTransfer, Plan, _util
 from atlib._util import write_atomically
 from atlib.checkpoint import load_bundle, save_bundle, save_vit
-from atlib.pair import Normalisation, attach, student_of
 from atlib.vit import Architecture
 from tests.helpers import random_images, randomise, same
 
@@ -68,28 +67,6 @@ def test_after_distill_a_bundle_is_the_student_alone(tmp_path):
     torch.testing.assert_close(found(images), pair(images).logits)
 
 
-@pytest.mark.parametrize("how", ["copy", "distill"])
-def test_a_bundles_student_says_how_its_images_are_normalised(tmp_path, how):
-    pair, said = pair_of(how), Normalisation((0.3,) * 3, (0.2,) * 3)
-    attach(pair.student, said)
-    found = load_bundle(save_bundle(tmp_path / "bundle.safetensors", pair, GLYPHS, OTHER))
-    assert Normalisation.of(student_of(found)) == said
-
-
-@pytest.mark.parametrize("broken", ["replace", "fsync"])
-def test_an_interrupted_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch, broken):
-    path = save_vit(tmp_path / "vit.safetensors", vit_of(GLYPHS), GLYPHS)
-    old = path.read_bytes()
-
-    def fail(*arguments):
-        raise OSError("disk full")
-
-    monkeypatch.setattr(_util.os, broken, fail)
-    with pytest.raises(OSError, match="disk full"):
-        save_vit(path, vit_of(GLYPHS, 7), GLYPHS)
-    assert path.read_bytes() == old and list(tmp_path.iterdir()) == [path]
-
-
 def test_writing_never_shows_half_a_file(tmp_path, monkeypatch):
     """Up to the moment of the rename the old content is there, and it is the whole new file that is
     renamed."""
@@ -105,10 +82,3 @@ def test_writing_never_shows_half_a_file(tmp_path, monkeypatch):
     write_atomically(path, b"new content")
     assert seen == [(b"old", b"new content", True)] and path.read_bytes() == b"new content"
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_saving_draws_nothing(tmp_path):
-    vit = GLYPHS.build()
-    state = torch.get_rng_state()
-    save_vit(tmp_path / "vit.safetensors", vit, GLYPHS)
-    assert torch.equal(torch.get_rng_state(), state)

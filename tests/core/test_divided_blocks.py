@@ -70,13 +70,3 @@ def test_a_pair_steps_as_the_whole_one(mesh, how):
         losses.append(loss.item())
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
     torch.testing.assert_close(gradients(student), gradients(plain), rtol=1e-4, atol=1e-5)
-
-
-def test_attention_may_be_divided_by_itself(mesh):
-    plain = randomise(create_vit(SMALL_VIT))
-    vit = copy.deepcopy(plain)
-    fully_shard(vit.blocks[1].attn, mesh=mesh)
-    torch.testing.assert_close(walk(vit, IMAGES).logits, walk(plain, IMAGES).logits)
-    torch.testing.assert_close(
-        walk(vit, IMAGES, stop_after=1).layers[1].map, walk(plain, IMAGES).layers[1].map
-    )

@@ -1,15 +1,11 @@
 """`import atlib` is light: what takes seconds to import is imported where it is used."""
 
-import importlib
 import json
-import pkgutil
 import subprocess
 import sys
-from types import ModuleType
 
 import pytest
 
-import atlib
 from tests.helpers import ROOT
 
 HEAVY = (
@@ -52,20 +48,3 @@ def test_heavy_libraries_wait_until_they_are_used():
         "experiments need no plots"
     )
     assert "matplotlib" in found["plots"] and "ipywidgets" not in found["plots"]
-
-
-def test_no_package_exports_anything_else_under_the_name_of_its_own_module():
-    """`import atlib.x as x` binds what the package has under that name: it must be the module."""
-    packages = [atlib] + [
-        importlib.import_module(found.name)
-        for found in pkgutil.walk_packages(atlib.__path__, "atlib.")
-        if found.ispkg
-    ]
-    assert len(packages) > 3, "the rooms"
-    hidden = [
-        f"{package.__name__}.{module.name}"
-        for package in packages
-        for module in pkgutil.iter_modules(package.__path__)
-        if not isinstance(getattr(package, module.name, package), ModuleType)
-    ]
-    assert hidden == []

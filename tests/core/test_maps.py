@@ -235,35 +235,6 @@ def test_equal_grids_change_nothing():
     assert torch.equal(resample_class_attention(map[:, :, 0], (2, 3), (2, 3)), map[:, :, 0])
 
 
-@MANY
-@given(before=SIDES, after=SIDES, n=st.integers(0, 2), share=st.floats(0, 1))
-def test_constant_maps_stay_constant(before, after, n, share):
-    """Every query gives `share` to the prefix tokens and spreads the rest evenly; so it does on every
-    grid."""
-    share = share if n else 0.0
-
-    def constant(grid):
-        P = grid[0] * grid[1]
-        row = torch.tensor([share / max(n, 1)] * n + [(1 - share) / P] * P, dtype=torch.float64)
-        return row.expand(1, 1, n + P, n + P)
-
-    torch.testing.assert_close(
-        resample(constant(before), before, after, n), constant(after), rtol=1e-9, atol=1e-12
-    )
-
-
-@MANY
-@given(before=SIDES, after=SIDES, n=st.integers(0, 2), seed=st.integers(0, 999))
-def test_rows_of_one_token_only_never_vanish(before, after, n, seed):
-    """The hardest maps for an interpolation: each query attends to a single token. No row may end without
-    mass."""
-    N = n + before[0] * before[1]
-    map = torch.eye(N, dtype=torch.float64)[
-        torch.randint(N, (1, 1, N), generator=torch.Generator().manual_seed(seed))
-    ]
-    assert sums_to_one(resample(map, before, after, n))
-
-
 def test_gradients_of_resampling():
     # flat enough that nothing is clamped, where there is no derivative
     map = random_map(1, 2, 7, 7, size=0.3).requires_grad_()
@@ -323,11 +294,6 @@ def test_what_is_kept_of_its_own_equals_loops(queries, keys):
         for j in range(5):
             expected = own[:, :, i, j] if i in queries or j in keys else left * map[:, :, i, j]
             torch.testing.assert_close(found[:, :, i, j], expected, rtol=1e-12, atol=0)
-
-
-def test_gradients_of_what_is_kept():
-    map, own = (random_map(1, 2, 4, 4, seed=seed).requires_grad_() for seed in (0, 1))
-    assert torch.autograd.gradcheck(lambda p, q: keep_own(p, q, [1], [3]), (map, own))
 
 
 @pytest.mark.parametrize("how, pick", [("max", max), ("min", min), ("mean", lambda x: sum(x) / len(x))])

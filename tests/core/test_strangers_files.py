@@ -14,7 +14,6 @@ from atfamily.detection.files import load_detector
 from atlib import create_vit, load_teacher
 from atlib.baselines.mean_maps import load_stored_maps
 from atlib.checkpoint import load_bundle, load_vit
-from atlib.vit import Architecture
 from atrun.__main__ import main
 from atrun.config import read_config, write_config
 from atrun.configure import configure
@@ -115,18 +114,6 @@ def test_a_config_beside_weights_is_read_so_too(attack, tmp_path, pickled):
     (tmp_path / "config.json").write_text(json.dumps(about))
     with pytest.raises(ValueError):
         load_teacher(tmp_path)
-
-
-def test_what_honest_files_say_is_read():
-    for name, overrides in (
-        ("glyphs", {"depth": 2}),
-        ({"img_size": [32, 48], "patch_size": 8, "embed_dim": 24, "depth": 1, "num_heads": 2}, {}),
-        ("vit_small_patch16_dinov3", {"num_classes": 0, "img_size": 512}),
-        ("vit_7b_patch16_dinov3", {"embed_dim": 4096, "depth": 40, "mlp_ratio": 2}),
-        ("resnet18", {"drop_path_rate": 0.1, "layers": [1, 1, 1, 1]}),
-        (NAME, {"act_layer": "quick_gelu", "init_values": None, "global_pool": ""}),
-    ):
-        assert Architecture.read({"name": name, "overrides": overrides}) == (name, overrides)
 
 
 # --- a run's folder ---

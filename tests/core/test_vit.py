@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from timm.models import VisionTransformer
 
 from atlib import create_vit
-from atlib.vit import PRESETS, WeightsUnavailable, weights_file
+from atlib.vit import WeightsUnavailable, weights_file
 from tests.helpers import randomise, same, since_timm_31, state_of
 
 TINY = "vit_tiny_patch16_224"
@@ -42,23 +42,6 @@ def test_presets(name, size, tokens, width, depth, heads, classes):
     assert vit.pos_embed.shape == (1, tokens, width) and len(vit.blocks) == depth
     assert all(block.attn.num_heads == heads for block in vit.blocks)
     assert vit(torch.zeros(1, 3, size, size)).shape == (1, classes)
-
-
-def test_overrides_go_to_timm_and_leave_the_preset_alone():
-    before = {name: dict(options) for name, options in PRESETS.items()}
-    vit = create_vit("glyphs", depth=2, num_classes=3, drop_path_rate=0.2)
-    assert len(vit.blocks) == 2 and vit.head.out_features == 3
-    assert vit.blocks[1].drop_path1.drop_prob == pytest.approx(0.2)
-    assert create_vit("glyphs", pretrained=False).head.out_features == 8
-    assert PRESETS == before
-
-
-def test_a_timm_name_is_timms_own_model():
-    torch.manual_seed(3)
-    expected = timm.create_model("vit_tiny_patch16_224.augreg_in21k", depth=2, num_classes=7)
-    torch.manual_seed(3)
-    found = create_vit("vit_tiny_patch16_224.augreg_in21k", depth=2, num_classes=7)
-    assert type(found) is type(expected) and same(found.state_dict(), expected.state_dict())
 
 
 @pytest.fixture

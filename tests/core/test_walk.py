@@ -6,37 +6,8 @@ import torch
 
 from atlib import walk
 from atlib.attention import Instead, sample_drop_path
-from atlib.vit import walk_tokens
 from tests import longhand
 from tests.helpers import DROPS, assert_same_logits, mine, random_images, same, set_fused, state_of
-
-OPTIONS = {
-    "query-key norm": {"qk_norm": True},
-    "layer scale": {"init_values": 0.1},
-    "norm inside attention": {"scale_attn_norm": True},
-    "no projection bias": {"qkv_bias": False},
-    "registers": {"reg_tokens": 3, "no_embed_class": True},
-    "average pooling": {"global_pool": "avg", "class_token": False},
-    "norm before the blocks": {"pre_norm": True},
-    "attention-pool head": {"global_pool": "map", "class_token": False},
-    "no head": {"num_classes": 0},
-    "any image size": {"dynamic_img_size": True},
-}
-
-
-@pytest.mark.parametrize("option", ["query-key norm", "layer scale", "registers"])
-def test_from_embedded_tokens_it_is_the_same_walk(small_vit, option):
-    vit, images = small_vit(**OPTIONS[option]), random_images(2, 3, 32, 32)
-    expected = walk(vit, images)
-    tokens = vit.norm_pre(vit._pos_embed(vit.patch_embed(images)))
-    found = walk_tokens(vit, tokens)
-    assert found.logits is None and torch.equal(found.tokens, expected.tokens)
-    for seen, other in zip(found.layers, expected.layers, strict=True):
-        assert torch.equal(seen.scores, other.scores) and torch.equal(seen.v, other.v)
-    short = walk_tokens(vit, tokens, stop_after=1)
-    assert len(short.layers) == 2 and torch.equal(short.layers[1].q, expected.layers[1].q)
-    assert short.layers[1].v is None and torch.equal(short.tokens, expected.stream[0])
-    assert torch.equal(vit.blocks(tokens[:, 3:5]), walk_tokens(vit, tokens[:, 3:5]).tokens), "any tokens"
 
 
 @pytest.mark.parametrize("fused", [True, False])
@@ -69,23 +40,6 @@ def test_gradients_equal_the_models(small_vit, checkpointing):
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(images.grad, of_images, rtol=1e-4, atol=1e-6)
     assert all(gradient.abs().max() > 0 for gradient in found.values())
-
-
-def test_maps_have_the_same_gradients_under_checkpointing(small_vit):
-    vit, images = small_vit(drop_path_rate=0.3).train(), random_images(4, 3, 32, 32)
-
-    def of_maps():
-        torch.manual_seed(1)
-        layers = walk(vit, images).layers
-        vit.zero_grad()
-        sum(layer.map.square().sum() + layer.v.square().sum() for layer in layers).backward()
-        return {name: None if p.grad is None else p.grad.clone() for name, p in vit.named_parameters()}
-
-    expected = of_maps()
-    vit.set_grad_checkpointing()
-    found = of_maps()
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
-    assert found["blocks.2.attn.qkv.weight"].abs().max() > 0 and found["head.weight"] is None
 
 
 def insides(vit):

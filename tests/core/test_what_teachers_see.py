@@ -16,7 +16,7 @@ from atfamily.similarity import CompRess, SimilarityDistillation
 from atlib import AttentionTransfer, Plan, create_student, create_vit
 from atlib.baselines.distillation import FeatureDistillation, LogitDistillation, TokenDistillation
 from atlib.baselines.mean_maps import MeanMapCopy
-from atlib.checkpoint import load_bundle, load_vit, read_header, save_bundle, save_vit, write_tensors
+from atlib.checkpoint import load_bundle, read_header, save_bundle, write_tensors
 from atlib.pair import IMAGENET, Normalisation, Pair, attach
 from atlib.train.pretrain import MaskedAutoencoder
 from atlib.vit import Architecture
@@ -148,21 +148,6 @@ def test_copy_sees_the_same_after_it_was_saved(tmp_path):
 
     old = load_bundle(write_tensors(tmp_path / "old.safetensors", read_tensors(path)[0], header))
     assert old.for_teacher(images) is images
-
-
-def test_a_vit_keeps_what_it_says_and_a_damaged_header_is_named(tmp_path):
-    teacher, _ = vits()
-    path = save_vit(tmp_path / "vit.safetensors", teacher, Architecture(TINY))
-    assert Normalisation.of(load_vit(path)) == HALF
-    bad = save_vit(tmp_path / "bad.safetensors", teacher, Architecture(TINY), {"normalisation": {"mean": 1}})
-    with pytest.raises(OSError, match="bad.safetensors .*std=None"):
-        load_vit(bad)
-
-
-def test_random_weights_without_a_tag_were_trained_on_nothing():
-    assert Normalisation.of(create_vit("vit_tiny_patch16_224", depth=1)) is None
-    assert Normalisation.of(create_vit("vit_tiny_patch16_224.augreg_in21k", depth=1)) == HALF
-    assert Normalisation.of(create_vit("glyphs")) is None
 
 
 @pytest.mark.parametrize("channels", [1, 4, 5])

@@ -1,17 +1,14 @@
 """The study of augmentation: what is changed, what is left, and that nothing else differs."""
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image, ImageOps
+from PIL import ImageOps
 
 from atbook.lab import study as runner
 from atbook.lab.augmented import AUGMENTATION, MIXUP, rand_augment, three_augment
-from atbook.lab.scales import scales
-from atbook.lab.study import Sources, run_study
+from atbook.lab.study import run_study
 from atbook.records import read_file
 from atbook.worlds import glyphs
-from atlib import AttentionTransfer
 from atlib.data.pictures import as_pictures
 from tests import toy
 
@@ -46,30 +43,6 @@ def test_one_of_two_operations_a_picture():
     assert (blurred.flatten(1).std(1) < before.flatten(1).std(1) + 0.1).all(), "levels are whole"
 
 
-def test_variants_differ_in_what_their_names_say(tmp_path, monkeypatch):
-    monkeypatch.setattr(runner, "scales", toy.known)
-    place = toy.place(tmp_path)
-    toy.untrained_models(place)
-    sources = Sources(place, toy.TOY, 0)
-    plain = toy.TOY.labelled(0)
-    for variant in AUGMENTATION.variants:
-        model = variant.build(sources)
-        assert isinstance(model, AttentionTransfer) == (variant.differs["method"] == "copy")
-        mixes = variant.differs["augmentation"] == "mixup"
-        assert variant.changes == ({"mixup": MIXUP} if mixes else {})
-        assert (variant.images is None) == mixes and variant.twin is None
-        if variant.images is not None:
-            images = variant.images(toy.TOY, 0)
-            assert torch.equal(images.pixels, plain.pixels) and images.augment is not None
-
-
-def test_they_search_as_what_they_are_compared_with():
-    find = scales()["find"]
-    for variant in AUGMENTATION.variants:
-        assert variant.choices(find) == find.tuning[variant.differs["method"]]
-        assert variant.like is None
-
-
 def test_a_run_leaves_a_record(tmp_path, monkeypatch):
     monkeypatch.setattr(runner, "scales", toy.known)
     place = toy.place(tmp_path)
@@ -79,27 +52,3 @@ def test_a_run_leaves_a_record(tmp_path, monkeypatch):
     records = read_file(place.records("augmentation"))
     assert [record.method for record in records] == [variant.name for variant in AUGMENTATION.variants]
     assert [record.config["recipe"]["mixup"] for record in records] == [0.0, 0.0, MIXUP, 0.0]
-
-
-def test_pictures_hang_on_the_seed_of_the_image_alone():
-    noisy = as_pictures(lambda picture: Image.fromarray(np.random.randint(0, 255, (32, 32, 3), np.uint8)))
-    torch.manual_seed(3)
-    np.random.seed(3)
-    after = np.random.rand()
-    np.random.seed(3)
-    all_at_once = noisy(SCENES[:8], SEEDS[:8])
-    assert np.random.rand() == after, "the global generator goes on as if nothing had been drawn"
-    assert torch.equal(noisy(SCENES[3:5], SEEDS[3:5]), all_at_once[3:5])
-    assert all_at_once.dtype == torch.uint8 and all_at_once.shape == (8, 3, 32, 32)
-    assert not torch.equal(all_at_once[0], all_at_once[1])
-
-
-def test_pictures_keep_rows_columns_and_channels():
-    assert torch.equal(as_pictures(lambda picture: picture)(SCENES, SEEDS), SCENES)
-    mirrored = as_pictures(ImageOps.mirror)(SCENES, SEEDS)
-    assert torch.equal(mirrored, SCENES.flip(3))
-
-
-def test_pairs_are_no_pictures():
-    with pytest.raises(ValueError, match="pictures have 3 channels, got images .2, 6, 32, 32."):
-        as_pictures(lambda picture: picture)(torch.zeros(2, 6, 32, 32, dtype=torch.uint8), SEEDS[:2])

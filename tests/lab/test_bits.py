@@ -37,22 +37,6 @@ def test_what_each_student_is_told(sources):
             assert model is student
 
 
-def test_all_begin_with_the_same_weights(sources):
-    """But for the shares, which full maps do not have."""
-    (first, *others) = (student_of(variant.build(sources)).state_dict() for variant in BITS.variants)
-    for other in others:
-        for key in first.keys() & other.keys():
-            assert torch.equal(first[key], other[key])
-        assert all(key.endswith(".attn.share") for key in first.keys() ^ other.keys())
-
-
-def test_every_one_has_rates_of_its_own_and_distilled_maps_a_weight(sources):
-    for variant in BITS.variants:
-        settings = {name for trial in variant.trials for name in trial}
-        distilled = variant.differs["told"] == "distilled maps"
-        assert settings == ({"lr", "transfer_weight"} if distilled else {"lr"})
-
-
 def test_a_run_leaves_a_record_that_names_the_student(sources, monkeypatch):
     copied = runner.replace(BITS.variant("copied maps, one-bit maps"), like=None)
     small = runner.replace(BITS, variants=(copied,), only=())

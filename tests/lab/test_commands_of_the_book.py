@@ -46,16 +46,6 @@ def test_an_experiment_writes_records_and_prints_a_table(here, capsys, monkeypat
     assert capsys.readouterr().out.splitlines() == lines
 
 
-def test_records_and_weights_go_where_they_are_sent(here, capsys):
-    asked = "experiment transfer --scale toy --seeds 1 --methods copy --out there --work elsewhere"
-    assert command.main(asked.split()) == 0
-    assert {path.name for path in here.iterdir()} == {"there", "elsewhere"}
-    assert [record.method for record in read_records("transfer", "toy", results=here / "there")] == ["copy"]
-    assert (here / "elsewhere" / "teacher-seed0.safetensors").exists()
-    line, _ = capsys.readouterr().out.splitlines()
-    assert line.startswith("copy ") and line.endswith("(1 seed)") and "±" not in line
-
-
 @pytest.mark.parametrize(
     "asked, named",
     [
@@ -89,25 +79,6 @@ def test_a_teacher_that_failed_its_gate_ends_it_with_1(here, capsys, monkeypatch
     monkeypatch.setattr(study, "scales", lambda data=None: {"toy": gated})
     assert command.main("experiment transfer --scale toy --seeds 1 --methods scratch".split()) == 1
     assert re.search("seed 0 .* 0.01", capsys.readouterr().err) and list(here.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    "asked", ["", "experimnt", "experiment transfer --seeds five", "experiment transfer --sede 1"]
-)
-def test_requests_that_cannot_be_parsed(here, capsys, asked):
-    with pytest.raises(SystemExit) as caught:
-        command.main(asked.split())
-    assert caught.value.code == 2 and "usage: python -m atbook" in capsys.readouterr().err
-    assert list(here.iterdir()) == []
-
-
-def test_help_names_experiments_scales_and_methods(capsys):
-    with pytest.raises(SystemExit) as caught:
-        command.main(["experiment", "--help"])
-    text = " ".join(capsys.readouterr().out.split())
-    assert caught.value.code == 0
-    for name in "transfer distillation match cifar10-cpu copy-fine-tuned --seeds --data --out".split():
-        assert name in text
 
 
 def test_the_module_ends_with_the_code(here, capsys, monkeypatch):

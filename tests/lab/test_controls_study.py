@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from atbook.lab.controls import CONTROLS
-from atbook.lab.scales import UNTIL_LEARNED, scales
 from atbook.worlds import glyphs
-from atlib.analysis.controls import maps_of, mean_map
+from atlib.analysis.controls import maps_of
 from atlib.baselines.distillation import LogitDistillation
 from tests.toy import sources as sources  # a fixture
 
@@ -44,15 +43,6 @@ def test_a_jigsaw_moves_the_patches_of_the_teachers_maps_and_nothing_else(source
             assert same.abs().max() == 0
 
 
-def test_the_mean_map_is_that_of_unlabelled_images(sources):
-    pair = built("distill, mean map", sources)
-    images, _ = sources.scale.labelled(0).take(range(3))
-    some, _ = sources.unlabelled().take(range(len(sources.unlabelled())))
-    expected = mean_map(sources.teacher(), [some])(images)
-    for layer, seen in enumerate(pair.teacher_layers(images)):
-        torch.testing.assert_close(seen.given, expected[layer])
-
-
 @pytest.mark.parametrize("steps", [500, 800])
 def test_answers_are_the_only_labels(sources, steps):
     variant = CONTROLS.variant(f"answers, {steps} steps")
@@ -67,12 +57,3 @@ def test_answers_are_the_only_labels(sources, steps):
     with torch.no_grad():
         labels = model.teacher(inputs).argmax(1)
     torch.testing.assert_close(loss, torch.nn.functional.cross_entropy(logits, labels))
-
-
-def test_in_match_what_may_not_learn_is_searched_until_it_does():
-    tuning = scales()["match"].tuning
-    assert [name for name, choices in tuning.items() if choices is UNTIL_LEARNED] == ["copy-message-twin"]
-    for name in ("copy, jigsaw", "distill, jigsaw", "copy, blank image"):
-        assert CONTROLS.variant(name).trials is UNTIL_LEARNED
-    rates = [recipe["lr"] for recipe in UNTIL_LEARNED]
-    assert min(rates) <= 2.5e-4 and max(rates) >= 2.048

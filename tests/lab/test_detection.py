@@ -1,23 +1,17 @@
 """The study of where things are: backbones, heads and figures are those that its names say, and at toy size
 it runs, chooses and goes on as the other studies do."""
 
-import pickle
 from dataclasses import replace
 
 import pytest
-import torch
 from timm.models.vision_transformer import VisionTransformer
 
-from atbook.lab import commands
 from atbook.lab import scales as schooling
 from atbook.lab import study as runner
 from atbook.lab.detection import DETECTION
-from atbook.lab.evals import COMPARISON, run_examination
-from atbook.lab.scales import LABELLED_SCENES, PAINTED_SCENES, TUNING_SEED, SceneScale, scales
-from atbook.lab.studies import LONG_TAIL, STUDIES
-from atbook.lab.study import CENTRAL, Place, Run, Sources, chosen, make_teacher, run_study, scratch, trained
-from atbook.records import add_record, read_file, records_file
-from atbook.worlds.scenes import SceneWorld, generate_scenes, scene_images
+from atbook.lab.scales import LABELLED_SCENES, PAINTED_SCENES, TUNING_SEED, SceneScale
+from atbook.lab.study import Place, Run, Sources, make_teacher, run_study, scratch, trained
+from atbook.records import read_file
 from atfamily.detection.detector import Detector, FcosHeads, RegionHeads, detect
 from atfamily.detection.precision import SCENE_SIZES, coco_precision
 from atfamily.detection.segment import Segmenter, mean_iou, pixel_images
@@ -72,12 +66,6 @@ def without_head(state):
 # --- What is built
 
 
-def test_names_are_distinct_and_it_is_no_study_of_classifiers():
-    names = [variant.name for variant in DETECTION.variants]
-    assert len(set(names)) == len(names) and DETECTION.name not in STUDIES
-    assert commands.EXPERIMENTS["detection"] is DETECTION and DETECTION.only == ("scenes",)
-
-
 @pytest.mark.parametrize("variant", DETECTION.variants, ids=lambda variant: variant.name)
 def test_a_variant_is_what_its_name_says(variant, sources):
     name, how, of = (variant.differs[field] for field in ("head", "method", "teacher"))
@@ -107,63 +95,7 @@ def test_a_variant_is_what_its_name_says(variant, sources):
     assert any(not name.startswith("backbone") for name in trained)
 
 
-def test_its_runs_travel_to_other_processes(tmp_path):
-    for variant in DETECTION.variants:
-        run = pickle.loads(pickle.dumps(Run(DETECTION, place_in(tmp_path), variant.name, 1)))
-        assert run.key == ("run", variant.name, 1, None)
-
-
-def test_heads_start_alike_on_all_backbones_of_a_seed(sources):
-    starts = {}
-    for variant in DETECTION.variants:
-        model = variant.build(sources)
-        state = {k: v for k, v in model.state_dict().items() if not k.startswith("backbone")}
-        first = starts.setdefault(variant.differs["head"], state)
-        assert len(state) >= 2 and same(state, first), variant.name
-    assert len(starts) == 5
-    other = DETECTION.variant("segment, scratch").build(sources._replace(seed=1)).head.weight
-    assert torch.cosine_similarity(other.flatten(), starts["segment"]["head.weight"].flatten(), 0).abs() < 0.2
-
-
-def test_all_of_one_head_choose_from_the_same_rates_at_the_same_budget(tmp_path):
-    for name in {variant.differs["head"] for variant in DETECTION.variants}:
-        variants = [variant for variant in DETECTION.variants if variant.differs["head"] == name]
-        scale, place = scales()["scenes"], place_in(tmp_path)
-        first = variants[0].base(scale, place), variants[0].choices(scale)
-        assert (first[1].name, first[1].values) == ("lr", (5e-4, 2e-3, 8e-3, 3.2e-2))
-        for variant in variants:
-            assert (variant.base(scale, place), variant.choices(scale)) == first
-            assert variant.measure.figure == ("iou" if name.startswith("segment") else "ap")
-
-
-def test_other_methods_of_scenes_than_their_own_are_refused(tmp_path):
-    scenes, glyphs = place_in(tmp_path), toy.place(tmp_path)
-    for study in (CENTRAL, LONG_TAIL):
-        with pytest.raises(ValueError, match="'scenes'"):
-            run_study(study, scenes, 1)
-    with pytest.raises(ValueError, match="'scenes'"):
-        run_examination(COMPARISON, scenes, 1)
-    with pytest.raises(ValueError, match="'toy'.*'scenes'"):
-        run_study(DETECTION, glyphs, 1)
-    assert list(tmp_path.iterdir()) == []
-    with pytest.raises(ValueError, match="'routing'"):
-        TOY.labelled(0, twin="routing")
-
-
 # --- Teachers and images of scenes
-
-
-def test_scenes_are_drawn_by_split_and_seed():
-    assert torch.equal(
-        TOY.labelled(3).pixels, torch.from_numpy(generate_scenes("train", 8, 3, SceneWorld()).images)
-    )
-    held_out = TOY.held_out("test")
-    assert torch.equal(held_out.pixels, torch.from_numpy(generate_scenes("test", 6).images))
-    assert len(TOY.labelled(0, 5)) == 5 and len(TOY.held_out("validation")) == 4
-    assert torch.equal(
-        TOY.unlabelled_images(1).pixels, scene_images(generate_scenes("unlabelled", 8, 1)).pixels
-    )
-    assert {"validation": 300, "test": 500} == scales()["scenes"].held_out_sizes
 
 
 def test_teachers_of_scenes(tmp_path):
@@ -229,13 +161,6 @@ def test_every_run_and_trial_leaves_a_record_with_its_figures(finished):
         assert not any(name.startswith("test") for name in record.results)
 
 
-def test_a_finished_study_is_not_run_again(finished, monkeypatch):
-    place, records = finished
-    toy.forbid_training(monkeypatch)
-    before = toy.files(place.results)
-    assert run_study(STUDY, place, 1) == records and toy.files(place.results) == before
-
-
 def test_kept_weights_give_the_recorded_figures(finished, monkeypatch):
     place, records = finished
     toy.forbid_training(monkeypatch)
@@ -249,37 +174,3 @@ def test_kept_weights_give_the_recorded_figures(finished, monkeypatch):
         for name, value in found.items():
             if value == value:
                 assert record.results[f"test_{name}"] == pytest.approx(value, abs=1e-9), (record.method, name)
-
-
-def test_trials_are_chosen_by_average_precision(finished, tmp_path):
-    """What else was measured says the opposite."""
-    place = place_in(tmp_path)
-    first = [r for r in read_file(finished[0].records("detection")) if r.kind == "trial"][:2]
-    for values, best in (((0.2, 0.3), 1), ((0.3, 0.2), 0)):
-        for record, value in zip(first, values):
-            results = {"validation_ap": value, "validation_ap50": 1 - value}
-            add_record(place.records("detection"), replace(record, results=results))
-        assert chosen(place, METHODS[0], STUDY) == best
-
-
-def test_its_table_shows_average_precision(finished, capsys):
-    records = [replace(finished[1][0], seed=seed, results={"test_ap": 0.25 + seed / 10}) for seed in (0, 1)]
-    commands._print_table([*records, replace(finished[1][2], results={"test_iou": 0.5})], DETECTION)
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split() == [*METHODS[0].split(), "30.0", "±", "7.1", "ap", "(2", "seeds)"]
-    assert lines[1].split() == [*METHODS[2].split(), "50.0", "iou", "(1", "seed)"]
-
-
-def test_the_list_of_experiments_has_it_at_scenes_alone(tmp_path):
-    lines = commands.overview(tmp_path).splitlines()
-    (at,) = [number for number, line in enumerate(lines) if line.startswith("detection: ")]
-    assert lines[at + 2] == f"    scales:  scenes ({DETECTION.seeds} seeds)"
-    assert sum("scenes" in line for line in lines if line.startswith("    scales:  ")) == 1
-
-
-def test_the_list_of_experiments_adds_up_the_minutes_of_two_cores(finished, tmp_path):
-    path = records_file("detection", "scenes", tmp_path)
-    for seed in (0, 1):
-        add_record(path, replace(finished[1][0], seed=seed, seconds=90.0))
-    add_record(path, replace(finished[1][0], kind="trial", seed=100, trial=0, seconds=60.0))
-    assert "    records: 2 runs at scenes (2 minutes of two cores)" in commands.overview(tmp_path)

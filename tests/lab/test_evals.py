@@ -1,7 +1,6 @@
 """What the book measures on trained models: each figure against the same figure made the long way."""
 
 import math
-import shutil
 from dataclasses import replace
 from functools import partial
 
@@ -11,44 +10,25 @@ from scipy.optimize import linear_sum_assignment
 
 from atbook.lab import evals
 from atbook.lab.evals import (
-    COMPARED,
-    EXAMINATIONS,
     FILTER,
-    TWICE,
-    bare,
     by_class_groups,
     compared,
     compared_with_their_teachers,
     likened_to_the_teacher,
     loudness_of_branches,
-    probed,
     under_shifts,
 )
 from atbook.lab.scales import TUNING_SEED
-from atbook.lab.studies import CENTRAL, HEAD_BY_HEAD, LONG_TAIL, PAINTERS, POOL, STUDIES
-from atbook.lab.study import Place, Sources
-from atbook.records import results_folder
+from atbook.lab.studies import HEAD_BY_HEAD, LONG_TAIL, PAINTERS, POOL
+from atbook.lab.study import Sources
 from atbook.worlds import glyph_images, glyphs
 from atbook.worlds import shifts as ood
 from atbook.worlds.shifts import SHIFTS, all_shifts, shifted
 from atlib import AttentionTransfer, Plan, create_vit, walk
-from atlib.baselines.distillation import FeatureDistillation
-from atlib.baselines.mean_maps import MeanMapCopy
 from atlib.checkpoint import save_vit
 from atlib.vit import Architecture
 from tests import toy
-from tests.helpers import random_images, randomise
-
-
-def test_records_of_a_whole_comparison_are_not_replaced_by_those_of_a_part(tmp_path):
-    shutil.copytree(results_folder() / "comparison", tmp_path / "comparison")
-    before = (tmp_path / "comparison" / "find.jsonl").read_bytes()
-    with pytest.raises(ValueError, match="records of fine-tune would be replaced .*--methods"):
-        evals.run_examination(
-            evals.COMPARISON, Place("find", None, tmp_path, tmp_path), 1, ["fine-tune", "copy-message-twin"]
-        )
-    assert (tmp_path / "comparison" / "find.jsonl").read_bytes() == before
-
+from tests.helpers import randomise
 
 SCALE = replace(toy.TOY, labels=80)
 
@@ -117,31 +97,6 @@ def test_a_probe_reads_shape_and_place_from_maps_that_have_them(sources, monkeyp
     assert found["message"]["shape"] == 1.0 and found["message"]["cell"] < 0.15
 
 
-def test_maps_are_those_of_a_walk(sources):
-    images = toy.TOY.held_out("test").select(range(3))
-    seen = walk(sources.teacher().eval(), images.take(range(3))[0]).layers
-    expected = torch.cat([layer.map.flatten(1) for layer in seen], 1)
-    torch.testing.assert_close(evals._maps_of(sources.teacher().eval(), images), expected)
-
-
-def test_what_is_run_after_training(models):
-    assert bare(models["copy"]) is models["copy"], "Copy needs its teacher"
-    assert (
-        bare(models["distill"]) is models["distill"].student
-        and bare(models["fine-tune"]) is models["fine-tune"]
-    )
-    features = FeatureDistillation(vit(1, 192), vit(2))
-    assert bare(features) is features.student
-    groups = MeanMapCopy(
-        vit(1), vit(2), random_images(8, 3, 32, 32), lambda images: torch.arange(len(images)) % 2, 2
-    )
-    assert bare(groups) is groups, "the maps that it has learned with are kept beside the student"
-    x = SCALE.held_out("test").take(range(4))[0]
-    with torch.no_grad():
-        copied, alone = models["copy"](x).logits, models["copy"].student(x)
-    assert not torch.allclose(copied, alone), "and without it gives something else"
-
-
 # --- shifts
 
 
@@ -173,12 +128,6 @@ def test_under_shifts_by_hand(models, sources, few_shifts, monkeypatch):
             key: share(logits_of(model, images).argmax(1), images.targets) for key, images in sets.items()
         }
     assert 0 < len(wrong) < len(test)
-
-
-def test_the_reference_is_refused_in_its_own_comparison(models, sources, few_shifts, monkeypatch):
-    monkeypatch.setattr(evals, "model_of", lambda *arguments: vit(13))
-    with pytest.raises(ValueError, match="reference model"):
-        under_shifts(models, sources)
 
 
 # --- likeness
@@ -308,13 +257,6 @@ def test_compared_probes_by_hand(found, models, sources):
         )
 
 
-def test_what_pairs_are_probed_for_is_what_is_compared(found, models, sources):
-    again = probed(models, sources)
-    assert set(again) == {*models, "teacher"}
-    for name, probes in again.items():
-        assert probes == {key: found[name][key] for key in ("k-nn", "linear probe")}
-
-
 def test_painters_are_likened_to_the_teacher_before_and_after_by_hand(models, sources, monkeypatch):
     """What is fine-tuned from a painter is stood in for by two models: before is the painter's own file."""
     monkeypatch.setattr(evals, "LOOKED_AT", LOOKED_AT)
@@ -404,30 +346,3 @@ def test_by_class_groups_by_counting(sources):
 
 
 # --- the list
-
-
-def test_examinations_measure_what_their_studies_have():
-    assert not set(EXAMINATIONS) & set(STUDIES), "both have folders in results/"
-    for name, examination in EXAMINATIONS.items():
-        assert examination.name == name and examination.shows and examination.paper
-        studies = {study.name for study in examination.studies}
-        assert {examination.study_of(method).name for method in examination.methods} == studies
-        assert studies <= {CENTRAL.name, *STUDIES}
-        assert len(set(examination.methods)) == len(examination.methods) and FILTER not in examination.methods
-        assert all(examination.seeds <= study.seeds for study in examination.studies)
-    assert {*TWICE, "fine-tune", "copy", "distill", "scratch"} <= set(EXAMINATIONS["comparison"].methods)
-    for method in TWICE:  # there is a first one
-        assert CENTRAL.variant(method.removesuffix(" again").removesuffix("-2"))
-    assert POOL.variant(FILTER).student == {"embed_dim": 32}
-
-
-def test_what_is_examined_under_shifts():
-    """All that is compared, each alone, so that a method can be added; and the pool, but for the filter."""
-    shifts, pool = EXAMINATIONS["shifts"], EXAMINATIONS["shifts-pool"]
-    assert (
-        {examination.measure for examination in (shifts, pool)} == {under_shifts}
-        and shifts.alone
-        and pool.alone
-    )
-    assert set(shifts.methods) == {*COMPARED, "distill-long"} and not set(TWICE) & set(shifts.methods)
-    assert {*pool.methods, FILTER} == {variant.name for variant in POOL.variants}

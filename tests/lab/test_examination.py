@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from safetensors.torch import load_file
 
-from atbook.lab import evals, study
+from atbook.lab import study
 from atbook.lab.evals import Examination, model_of, run_examination
 from atbook.lab.scales import Schooling
 from atbook.lab.study import CENTRAL, Run, Study, Variant, by, run_study, scratch
@@ -95,15 +95,6 @@ def test_models_are_trained_first_and_measured_one_seed_at_a_time(place):
     assert ("copy", 0) not in found(place, "toy study"), "the third variant was not asked for"
 
 
-def test_a_seed_with_a_record_is_not_measured_again(place, monkeypatch):
-    first = run_examination(EXAMINATION, place, 1)
-    second = run_examination(EXAMINATION, place, 2)
-    assert [seed for seed, *_ in MEASURED] == [0, 1] and [r for r in second if r.seed == 0] == first
-    toy.forbid_training(monkeypatch)
-    monkeypatch.setattr(evals, "trained", None)  # not even a model is loaded
-    assert run_examination(EXAMINATION, place, 2) == second and len(MEASURED) == 2
-
-
 def test_kept_models_are_measured_without_training(place, monkeypatch):
     run_study(STUDY, place, 1)
     toy.forbid_training(monkeypatch)
@@ -116,36 +107,6 @@ def test_kept_models_are_measured_without_training(place, monkeypatch):
     assert not first.training and same(first.state_dict(), again.state_dict())
 
 
-def test_only_some_methods(place):
-    records = run_examination(EXAMINATION, place, 1, ["copy"])
-    assert [record.method for record in records] == ["all together", "copy"]
-    assert [list(models) for _, models, _ in MEASURED] == [["copy"]]
-
-
-@pytest.mark.parametrize(
-    "scale, methods, error, named",
-    [
-        ("finds", None, ValueError, "'finds'.*'toy'"),
-        ("toy", ["scratch", "copi"], ValueError, "'copi'.*'copy'"),
-        ("toy", None, FileNotFoundError, "fine-tune .* experiment transfer"),
-    ],
-)
-def test_what_it_cannot_do_is_said(tmp_path, scale, methods, error, named):
-    with pytest.raises(error, match=named):
-        run_examination(EXAMINATION, toy.place(tmp_path)._replace(scale=scale), 1, methods)
-    assert not (tmp_path / "results").exists()
-
-
-def test_models_of_two_studies(place):
-    """Each trained by its own study's rules, all given to the measurement at once."""
-    both = replace(EXAMINATION, studies=(CENTRAL, STUDY), methods=("fine-tune", "copy other"))
-    run_examination(both, place, 1)
-    ((_, models, _),) = MEASURED
-    assert list(models) == ["fine-tune", "copy other"]
-    assert same(models["fine-tune"].state_dict(), model_of(CENTRAL, place, "fine-tune", 0).state_dict())
-    assert ("copy other", 0) in found(place, "toy study")
-
-
 def test_a_failed_measurement_leaves_no_record(place):
     def fails(models, sources):
         raise RuntimeError("in the middle")
@@ -154,13 +115,3 @@ def test_a_failed_measurement_leaves_no_record(place):
         run_examination(replace(EXAMINATION, measure=fails), place, 1)
     assert found(place) == {} and Run(STUDY, place, "scratch", 0).record() is not None
     assert len(run_examination(EXAMINATION, place, 1)) == 3
-
-
-def test_a_model_that_is_measured_alone_can_be_added_later(place):
-    alone = replace(EXAMINATION, alone=True)
-    run_examination(alone, place, 1, ["scratch"])
-    before = found(place)["scratch", 0]
-    MEASURED.clear()
-    run_examination(alone, place, 1)
-    assert [list(models) for _, models, _ in MEASURED] == [["copy other"]]
-    assert found(place)["scratch", 0] == before and ("copy other", 0) in found(place)

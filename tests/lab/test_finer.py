@@ -4,19 +4,14 @@ import pytest
 import torch
 
 from atbook.lab import study as runner
-from atbook.lab.finer import FINER_STUDY, NEIGHBOURS, finer, loss_of_views
+from atbook.lab.finer import FINER_STUDY, finer
 from atbook.lab.study import Sources, run_study
 from atbook.records import read_file
 from atbook.worlds import glyph_images, glyphs
-from atfamily.grafit import Grafit, grafit_loss, snca_loss
-from atlib import AttentionTransfer, create_vit
-from atlib.analysis.probes import features
-from atlib.checkpoint import load_vit
-from atlib.train.objectives import student_loss
-from atlib.train.recipe import Recipe
+from atfamily.grafit import grafit_loss, snca_loss
+from atlib import create_vit
 from atlib.vit import Architecture
 from tests import toy
-from tests.helpers import randomise
 
 
 @pytest.fixture
@@ -39,35 +34,6 @@ def test_nobody_is_told_more_than_coarse_labels(sources):
         assert variant.changes == ({"transfer_weight": 1.0} if variant.loss is grafit_loss else {})
 
 
-def test_what_each_is_made_of(sources):
-    teacher = load_vit(sources.place.teacher(0))
-    for variant in FINER_STUDY.variants:
-        model = variant.build(sources)
-        trunk = model.trunk if isinstance(model, Grafit) else model
-        assert isinstance(trunk, AttentionTransfer) == ("copy" in variant.name)
-        if isinstance(model, Grafit):
-            assert len(model.memory) == toy.TOY.labels
-        if isinstance(trunk, AttentionTransfer):
-            assert trunk.plan.how == "copy"
-            assert torch.equal(trunk.teacher.pos_embed, teacher.pos_embed)
-        elif variant.name == "fine-tune":
-            assert torch.equal(trunk.pos_embed, teacher.pos_embed) and trunk.num_classes == 4
-
-
-def test_the_routing_twin_is_seen_by_its_teacher_alone(sources):
-    twin, plain = (FINER_STUDY.variant(name) for name in ("copy, routing twin", "copy"))
-    assert twin.twin == "routing" and plain.twin is None
-    of_both, own = twin.images(toy.TOY, 0).pixels, plain.images(toy.TOY, 0).pixels
-    assert torch.equal(of_both[:, 0], own) and not torch.equal(of_both[:, 1], own)
-
-
-def test_the_control_sees_views(sources):
-    vit = randomise(create_vit("glyphs", num_classes=4)).eval()
-    images, labels = glyph_images(glyphs.generate("test", 6, 0)).take(range(6))
-    losses = [loss_of_views(vit, images, labels // 2, Recipe()).item() for _ in range(2)]
-    assert losses[0] != losses[1] and student_loss(vit, images, labels // 2, Recipe()).item() not in losses
-
-
 def test_the_measure_by_hand(monkeypatch):
     """With features that are the shape's own, all is found; with those of the coarse class, half of it."""
     images = glyph_images(glyphs.generate("test", 200, 0))
@@ -83,14 +49,6 @@ def test_the_measure_by_hand(monkeypatch):
         else:
             assert 0.4 < figures["map"] < 0.7 and figures["knn"] < 0.7
             assert figures["map_oracle"] == pytest.approx(figures["map"], abs=1e-3)
-
-
-def test_known_classes_bound_the_measure_from_above():
-    vit = randomise(create_vit("glyphs", num_classes=4)).eval()
-    images = glyph_images(glyphs.generate("test", 300, 0))
-    figures = finer(vit, images)
-    assert figures["map"] <= figures["map_oracle"] and figures["map_conditional"] <= figures["map_oracle"]
-    assert features(vit, images).shape == (300, 64) and NEIGHBOURS == 10
 
 
 @pytest.mark.parametrize("name", ["copy, routing twin", "Grafit, copy"])

@@ -7,7 +7,6 @@ from torch import nn
 
 from atbook import records
 from atbook.lab.commands import EXPERIMENTS, recorded
-from atbook.lab.scales import TUNING_SEED
 from atbook.lab.study import Place, run_study
 from atbook.records import read_records, records_file, results_folder
 from tests import toy
@@ -29,9 +28,3 @@ def test_each_record_is_read_once_and_no_model_is_built(name, tmp_path, monkeypa
     files = {records_file(experiment, "find", results) for experiment in ("transfer", name)}
     assert calls == {"parsed": sum(len(file.read_bytes().splitlines()) for file in files)}
     assert list(tmp_path.iterdir()) == []
-
-
-def test_all_asks_for_no_run_of_the_tuning_seed():
-    """The model that filters test images is one, and it is recorded."""
-    asked = recorded(results_folder())
-    assert ("pool", "find", 5) in asked and all(1 <= seeds <= TUNING_SEED for *_, seeds in asked)

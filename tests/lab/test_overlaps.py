@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from atbook.lab.class_rows import read_class_rows
 from atbook.lab.overlaps import overlap, partners_of, right_by_partner, right_where
-from atbook.records import read_records, results_folder, unpack_bits
+from atbook.records import read_records, unpack_bits
 from tools.sentences import functions
 
 BLANK = "copy, blank image"
@@ -57,15 +56,6 @@ def test_shares_are_those_of_a_loop_over_pairs(scale, methods, studies):
     assert found.mean == pytest.approx(by_loops(some, only, but))
     assert found.low < found.mean < found.high
     assert functions()["overlap"](scale, *methods, *studies) == 100 * overlap(scale, *methods, *studies).mean
-
-
-def test_partners_have_the_same_label_and_are_no_image_itself():
-    digits = (results_folder() / "real" / "real-cifar10.labels").read_text().strip()
-    known = read_class_rows().test_labels.tolist()
-    assert [int(digit) for digit in digits[: len(known)]] == known and len(digits) == 5000
-    partners = partners_of("real-cifar10")
-    assert all(digits[place] == digits[partner] for place, partner in enumerate(partners))
-    assert (partners != np.arange(5000)).all() and len(set(partners)) > 2500
 
 
 def test_a_partners_map_that_is_read_rightly():

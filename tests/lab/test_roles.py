@@ -3,7 +3,6 @@
 from dataclasses import replace
 from itertools import combinations
 
-import numpy as np
 import pytest
 import torch
 
@@ -12,10 +11,7 @@ from atbook.lab import study
 from atbook.lab.scales import CENTRAL_METHODS, scales
 from atbook.lab.study import CENTRAL, Place, Sources, again, scratch, untrained_maps, with_new_head
 from atlib.data import Images
-from atlib.data.rng import ROLES, seed_for
 from atlib.pair import student_of
-from atrun.build import build
-from atrun.configure import configure
 from tests import toy
 from tests.helpers import same
 
@@ -81,32 +77,3 @@ def test_one_seed_gives_every_method_the_same_student(tmp_path, monkeypatch):
             continue
         student = student_of(CENTRAL.variant(method).build(sources))
         assert same(student.state_dict(), scratch(sources).state_dict()), method
-
-
-def test_streams_differ_by_seed_role_and_repeat():
-    seeds = {seed_for(s, r, a) for s in range(20) for r in ROLES for a in range(3)}
-    assert len(seeds) == 20 * len(ROLES) * 3 and seed_for(0, "student") == seed_for(0, "student")
-    assert all(0 <= seed < 2**32 for seed in seeds)
-    with pytest.raises(ValueError, match="pupil"):
-        seed_for(0, "pupil")
-
-
-def test_images_of_labels_and_teacher_are_drawn_apart(untrained, monkeypatch):
-    asked = []
-    monkeypatch.setattr(schooling, "load", lambda *a, **o: asked.append((o["split"], o["seed"])) or NUMBERS)
-    scale = scales()["cifar10-cpu"]
-    scale.make_teacher(0), scale.labelled(0), scale.held_out("test")
-    assert len(set(asked)) == 3
-
-
-def test_a_run_does_not_start_a_student_from_its_teachers_first_weights():
-    teacher, student = (
-        build(configure(recipe, "atbook.worlds:marked_glyphs", changes={"model": "glyphs"}, seed=5), 8).model
-        for recipe in ("mae", "find-scratch")
-    )
-    assert likeness(drawn(teacher.vit), drawn(student)) < 0.2
-
-
-def test_the_random_parts_are_even():
-    ranks = np.array([seed_for(seed, "student") for seed in range(2000)]) / 2**32
-    assert abs(ranks.mean() - 0.5) < 0.03 and abs(ranks.std() - 12**-0.5) < 0.02

@@ -3,13 +3,7 @@
 import json
 from itertools import groupby
 
-import pytest
-
-from atbook.lab.scales import scales
-from atbook.lab.searches import CLASSES, all_searches, did_not_learn, near_guessing_table, searches
-from atbook.lab.shown import percent, study_table
-from atbook.lab.studies import STUDIES
-from atbook.lab.verdicts import accuracies
+from atbook.lab.searches import CLASSES, all_searches, near_guessing_table
 from atbook.records import results_folder
 
 # Those in which nothing left guessing on 28 November 2026: the list can only become shorter, and a new search
@@ -52,11 +46,6 @@ KNOWN = {
 }
 
 
-def test_classes_are_those_of_the_students():
-    known = scales()
-    assert {name: known[name].student.build().num_classes for name in CLASSES} == CLASSES
-
-
 def trials_of_files():
     """{(study, scale, method): [(accuracy, rate)]} of what is reported, read line by line."""
     trials, reported = {}, set()
@@ -87,28 +76,6 @@ def test_no_other_search_ended_where_nothing_left_guessing():
     unlearned = sorted((one.study, one.scale, one.method) for one in all_searches() if not one.learned)
     for place, some in groupby(unlearned, lambda one: one[:2]):
         assert {method for *_, method in some} <= KNOWN.get(place, set()), place
-
-
-def test_what_did_not_learn_is_shown_as_such():
-    unlearned = did_not_learn("one-softmax", "match")
-    trials = {one.method: one.trials for one in searches("one-softmax", "match")}
-    assert unlearned and all(trials[method] == number for method, number in unlearned.items())
-    shown = accuracies("one-softmax", "match")
-    rows = {
-        row.split(" | ")[0].strip("| "): row
-        for row in study_table(STUDIES["one-softmax"], "match").splitlines()
-    }
-    for method, estimate in shown.items():
-        words = f"did not learn in {trials.get(method)} trials"
-        assert (percent(estimate) == words) == (method in unlearned), method
-        assert any(words in row for name, row in rows.items() if name.startswith(method)) or (
-            method not in unlearned
-        )
-
-
-@pytest.mark.parametrize("scale", ["scenes", "phrases"])
-def test_where_no_accuracy_is_searched_for_nothing_is_listed(scale):
-    assert searches("detection", scale) == []
 
 
 def test_the_table_has_what_is_near_guessing():

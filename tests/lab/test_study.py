@@ -1,23 +1,18 @@
 """Studies: tuned on validation images, reported on test images, repeatable, resumed where they stopped; the
 central experiment first, then one that starts from it."""
 
-import json
 import multiprocessing
-import pickle
 import shutil
 import signal
 import time
 from dataclasses import replace
-from functools import partial
 
 import pytest
-import torch
 from safetensors.torch import load_file
 
 from atbook.lab import scales as schooling
 from atbook.lab import study as runner
 from atbook.lab.scales import CENTRAL_METHODS, TUNING_SEED, Schooling
-from atbook.lab.studies import AVERAGES, FAMILY, LONG_TAIL
 from atbook.lab.study import (
     CENTRAL,
     Run,
@@ -28,23 +23,20 @@ from atbook.lab.study import (
     by,
     chosen,
     fine_tuning,
-    make_models,
     make_teacher,
     run_each,
     run_study,
     scratch,
     trained,
 )
-from atbook.lab.tuning import Range, grid
+from atbook.lab.tuning import Range
 from atbook.records import add_record, read_file
 from atbook.worlds import glyphs
 from atlib import AttentionTransfer
 from atlib.checkpoint import load_vit
 from atlib.checkpoint import load_weights as load
-from atlib.data.rng import seed_for
 from atlib.plan import Plan
 from atlib.train.evaluate import evaluate
-from atlib.train.loop import train
 from tests import toy
 from tests.helpers import made_once, mark, same, wait
 
@@ -159,31 +151,6 @@ def test_every_method_leaves_a_record(finished):
     assert found(place)["teacher", "teacher", 0, None].results["pretraining_loss"] > 0
 
 
-def test_recipes_are_chosen_on_validation(finished):
-    place, records, _ = finished
-    for record in records:
-        trials = [found(place)["trial", record.method, TUNING_SEED, trial] for trial in range(2)]
-        for trial, expected in zip(trials, toy.TRIALS, strict=True):
-            assert set(trial.results) == {"validation_accuracy", "validation_loss"}
-            assert trial.config["recipe"]["lr"] == expected["lr"]
-        scores = [trial.results["validation_accuracy"] for trial in trials]
-        assert record.config["recipe"]["lr"] == toy.TRIALS[scores.index(max(scores))]["lr"]
-
-
-def test_only_reported_runs_meet_test_images(finished):
-    """Fine-tuning goes first, for a method is built on it: its trials, its run; then the trials of all
-    others, then their runs."""
-    others = len(CENTRAL_METHODS) - 1
-    assert finished[2] == ["validation"] * 2 + ["test"] + ["validation"] * 2 * others + ["test"] * others
-
-
-def test_tuning_alone_asks_for_no_test_image(tmp_path):
-    toy.SPLITS.clear()
-    assert run_study(CENTRAL, toy.place(tmp_path), 0, ["copy"]) == []
-    assert toy.SPLITS == ["validation"] * 2
-    assert ("teacher", "teacher", 0, None) not in found(toy.place(tmp_path))
-
-
 def test_the_best_trial_is_chosen_and_the_first_of_equals(place):
     for values, best in (((0.2, 0.3), 1), ((0.3, 0.2), 0), ((0.3, 0.3), 0)):
         score(place, CENTRAL, "copy", *values)
@@ -193,42 +160,6 @@ def test_the_best_trial_is_chosen_and_the_first_of_equals(place):
         chosen(place, "copy")
 
 
-def test_trials_of_recipes_that_the_scale_no_longer_has_are_refused(place, monkeypatch, tmp_path):
-    moved = replace(toy.TOY, tuning=toy.TOY.tuning | {"copy": grid(lr=(1e-3, 2e-2))})
-    monkeypatch.setattr(runner, "scales", lambda data=None: {"toy": moved})
-    before = toy.files(tmp_path)
-    for attempt in (lambda: chosen(place, "copy"), lambda: run_study(CENTRAL, place, 2, ["copy"])):
-        with pytest.raises(ValueError, match="toy.jsonl: trial 1 of copy .*0.02"):
-            attempt()
-    fewer = replace(toy.TOY, tuning=toy.TOY.tuning | {"copy": grid(lr=(1e-3,), clip=(0.5,))})
-    monkeypatch.setattr(runner, "scales", lambda data=None: {"toy": fewer})
-    with pytest.raises(ValueError, match="trial 0 of copy"):
-        run_study(CENTRAL, place, 2, ["copy"])
-    assert toy.files(tmp_path) == before
-
-
-def test_a_run_of_another_recipe_is_not_taken_for_done(place, monkeypatch, tmp_path):
-    """One that keeps its tuning, but has another number of steps."""
-    longer = replace(toy.TOY, training=replace(toy.TOY.training, steps=3))
-    monkeypatch.setattr(runner, "scales", lambda data=None: {"toy": longer})
-    before = toy.files(tmp_path)
-    with pytest.raises(ValueError, match="toy.jsonl: copy, seed 0,"):
-        run_study(CENTRAL, place, 1, ["copy"])
-    assert toy.files(tmp_path) == before
-
-
-@pytest.mark.parametrize(
-    "changed", [{"labels": 48}, {"unlabelled": 48}], ids=lambda changed: next(iter(changed))
-)
-def test_a_run_of_another_scale_is_not_taken_for_done(place, monkeypatch, tmp_path, changed):
-    """One with the same recipe, from before its scale was changed."""
-    monkeypatch.setattr(runner, "scales", lambda data=None: {"toy": replace(toy.TOY, **changed)})
-    before = toy.files(tmp_path)
-    with pytest.raises(ValueError, match=f"copy, seed 0, was run with {next(iter(changed))} "):
-        run_study(CENTRAL, place, 1, ["copy"])
-    assert toy.files(tmp_path) == before
-
-
 def test_a_teacher_of_fewer_images_is_not_taken_for_one_of_more(place, monkeypatch, tmp_path):
     monkeypatch.setattr(runner, "scales", lambda data=None: {"toy": replace(toy.TOY, unlabelled=48)})
     before = toy.files(tmp_path)
@@ -236,25 +167,6 @@ def test_a_teacher_of_fewer_images_is_not_taken_for_one_of_more(place, monkeypat
         ValueError, match="teacher, seed 0, learned from 16 images, not 48: move .*teacher-seed0"
     ):
         make_teacher(place, 0)
-    assert toy.files(tmp_path) == before
-
-
-def test_a_run_from_before_recipes_had_a_setting_is_taken_for_done(place, tmp_path, monkeypatch):
-    path = place.records(CENTRAL.name)
-    older = [json.loads(line) for line in path.read_text().splitlines()]
-    for record in older:
-        assert record["config"]["recipe"].pop("milestones", None) is None, "its default"
-    path.write_text("".join(json.dumps(record) + "\n" for record in older))
-    toy.forbid_training(monkeypatch)
-    before = toy.files(tmp_path)
-    assert len(run_study(CENTRAL, place, 1)) == len(CENTRAL_METHODS) and toy.files(tmp_path) == before
-
-
-def test_running_again_does_nothing(place, tmp_path, monkeypatch):
-    first = run_study(STUDY, place, 1)
-    toy.forbid_training(monkeypatch)
-    before = toy.files(tmp_path)
-    assert len(run_study(CENTRAL, place, 1)) == len(CENTRAL_METHODS) and run_study(STUDY, place, 1) == first
     assert toy.files(tmp_path) == before
 
 
@@ -302,78 +214,7 @@ def test_an_interrupted_study_goes_on(finished, tmp_path, monkeypatch):
     assert not [name for name in toy.files(tmp_path) if "tmp" in name]
 
 
-def test_a_damaged_record_is_named_before_anything_is_run(place, tmp_path, monkeypatch):
-    path = place.records("transfer")
-    path.write_bytes(path.read_bytes()[:-30])
-    before = toy.files(tmp_path)
-    toy.forbid_training(monkeypatch)
-    with pytest.raises(OSError, match=f"toy.jsonl, line {len(before and path.read_bytes().splitlines())},"):
-        run_study(CENTRAL, place, 2)
-    assert toy.files(tmp_path) == before
-
-
-def test_copy_fine_tuned_takes_its_own_seeds_fine_tuned_teacher(place):
-    """In tuning: the chosen trial's; in a reported run: the reported run's."""
-    best, build = chosen(place, "fine-tune"), CENTRAL.variant("copy-fine-tuned").build
-    for seed, name in ((0, "fine-tune-seed0"), (TUNING_SEED, f"fine-tune-trial{best}")):
-        taken = build(Sources(place, toy.TOY, seed)).teacher.state_dict()
-        assert same(taken, load_file(place.work / "transfer" / f"{name}.safetensors"))
-
-
-def test_copy_fine_tuned_alone_fine_tunes_first(tmp_path):
-    place = toy.place(tmp_path)
-    (record,) = run_study(CENTRAL, place, 1, ["copy-fine-tuned"])
-    assert record.method == "copy-fine-tuned"
-    assert {key[1] for key in found(place)} == {"teacher", "fine-tune", "copy-fine-tuned"}
-
-
-def test_students_start_from_what_their_method_says(tmp_path):
-    place = toy.place(tmp_path)
-    toy.untrained_models(place)
-    sources = Sources(place, toy.TOY, 0)
-    teacher, fine_tuned = (vit.state_dict() for vit in (sources.teacher(), sources.fine_tuned()))
-    built = {method: CENTRAL.variant(method).build(sources) for method in CENTRAL_METHODS}
-    pairs = {method: student for method, student in built.items() if method not in ("scratch", "fine-tune")}
-    for method, pair in pairs.items():  # one seed, one initialisation, whatever the method
-        assert isinstance(pair, AttentionTransfer) and pair.layers == (0, 1, 2, 3)
-        assert same(pair.student.state_dict(), built["scratch"].state_dict())
-        assert pair.plan.how == ("distill" if method == "distill" else "copy")
-        assert pair.plan.what == ("q" if method == "copy-q" else "map")
-    for method in ("copy", "copy-q", "distill"):
-        assert same(pairs[method].teacher.state_dict(), teacher)
-    assert same(pairs["copy-fine-tuned"].teacher.state_dict(), fine_tuned)
-    untrained = pairs["copy-untrained"].teacher.state_dict()
-    for other in (teacher, built["scratch"].state_dict()):
-        assert not torch.equal(untrained["blocks.0.attn.qkv.weight"], other["blocks.0.attn.qkv.weight"])
-    tuned = built["fine-tune"]
-    body = {name: value for name, value in tuned.state_dict().items() if not name.startswith("head")}
-    assert same(body, {name: teacher[name] for name in body})
-    assert tuned.head.out_features == 8 and all(p.requires_grad for p in tuned.parameters())
-    other = CENTRAL.variant("scratch").build(sources._replace(seed=8))
-    assert not same(other.state_dict(), built["scratch"].state_dict())
-
-
-def test_a_teacher_is_kept_with_its_weights(tmp_path):
-    make_teacher(toy.place(tmp_path), 3)
-    teacher = load_vit(tmp_path / "work" / "teacher-seed3.safetensors")
-    assert teacher.head.out_features == 192
-    assert same(teacher.state_dict(), toy.TOY.make_teacher(3)[0].state_dict())
-    assert not same(teacher.state_dict(), toy.TOY.make_teacher(4)[0].state_dict())
-
-
 # --- A study that starts from it
-
-
-def test_a_study_starts_from_the_chosen_recipe(place):
-    records = run_study(STUDY, place, 2)
-    assert [(r.method, r.seed) for r in records] == [
-        (v.name, seed) for v in STUDY.variants for seed in (0, 1)
-    ]
-    for record in records[:2]:
-        recipe = record.config["recipe"]
-        assert record.experiment == "toy study" and set(record.results) == RESULTS
-        assert (recipe["lr"], recipe["transfer_weight"]) == (toy.TRIALS[1]["lr"], 7.0)
-        assert recipe["steps"] == 2 and recipe["plan"]["how"] == "distill"
 
 
 def test_trials_of_a_study_are_chosen_on_the_validation_split(place):
@@ -385,35 +226,6 @@ def test_trials_of_a_study_are_chosen_on_the_validation_split(place):
     (record,) = run_study(STUDY, place, 1, ["tuned"])
     assert record.config["recipe"]["lr"] == LR[2]["lr"] and record.config["labels"] == 8
     assert record.config["student"]["overrides"] == {"num_heads": 2}
-
-
-@pytest.mark.parametrize(
-    "study, scale, seeds, methods, error, named",
-    [
-        (STUDY, "toy", 1, None, FileNotFoundError, "distill .*toy.jsonl"),
-        (AVERAGES, "toy", 1, None, ValueError, "'toy'.*'find'"),
-        (LONG_TAIL, "toy", 1, ["copi"], ValueError, "'copi'.*'copy'"),
-        (CENTRAL, "toy", 1, ["scratch", "copi"], ValueError, "'copi'.*'copy'"),
-        (CENTRAL, "toi", 1, None, ValueError, "'toi'.*'toy'"),
-        (CENTRAL, "toy", 101, None, ValueError, "101"),
-        (Study("s", "", "", (Variant("one", scratch, "copy-x"),)), "toy", 1, None, ValueError, "'copy-x'"),
-    ],
-)
-def test_what_cannot_be_done_is_named_before_anything_is_run(
-    tmp_path, study, scale, seeds, methods, error, named
-):
-    with pytest.raises(error, match=named):
-        run_study(study, toy.place(tmp_path)._replace(scale=scale), seeds, methods)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_scale_with_one_recipe_a_method_tunes_nothing(tmp_path, monkeypatch):
-    one = replace(toy.TOY, tuning={method: ({"lr": 3e-3},) for method in toy.TOY.tuning})
-    monkeypatch.setattr(runner, "scales", lambda data=None: {"toy": one})
-    for study, method in ((CENTRAL, "copy"), (STUDY, "tuned")):
-        (record,) = run_study(study, toy.place(tmp_path), 1, [method])
-        assert (record.config["recipe"]["lr"], record.config["recipe"]["steps"]) == (3e-3, 2)
-        assert not any(kind == "trial" for kind, *_ in found(toy.place(tmp_path), study))
 
 
 # --- Weights that are kept, teachers and images of the study's own
@@ -453,11 +265,6 @@ def test_records_and_weights_are_made_again_when_either_is_asked_for(place, monk
     assert not run.weights.exists()
 
 
-def test_a_teacher_is_not_made_for_variants_that_do_not_need_it(place):
-    run_study(TAUGHT, place, 1, ["two classes"])
-    assert not place.teacher(0, INVERTED).exists() and place.teacher(0).exists()
-
-
 def test_a_teacher_of_the_study_is_made_once(place, monkeypatch):
     made, train = [], schooling.train
     monkeypatch.setattr(
@@ -483,54 +290,6 @@ def test_a_teacher_of_the_study_is_made_once(place, monkeypatch):
     forget(place, TAUGHT, ("run", "copy", 0, None))
     run_study(TAUGHT, place, 1)
     assert len(made) == 3 and same(load_vit(weights).state_dict(), expected)
-
-
-def test_images_of_its_own(place, monkeypatch):
-    given, train = [], runner.train
-    monkeypatch.setattr(
-        runner,
-        "train",
-        lambda model, images, *rest, **options: (
-            given.append(images) or train(model, images, *rest, **options)
-        ),
-    )
-    trained(Run(TAUGHT, place, "two classes", 0))
-    drawn = glyphs.generate("train", 16, 0)
-    assert given[0].targets.tolist() == [label for label in drawn.shape.tolist() if label < 2]
-    trained(Run(STUDY, place, "tuned", TUNING_SEED, trial=0))
-    assert given[1].targets.tolist() == glyphs.generate("train", 8, TUNING_SEED).shape.tolist()
-
-
-def test_a_world_of_its_own(place, monkeypatch):
-    seen, taught = [], runner.teach
-    monkeypatch.setattr(
-        runner,
-        "teach",
-        lambda model, images, recipe, seed, sets, *rest: (
-            seen.append((images, sets)) or taught(model, images, recipe, seed, sets, *rest)
-        ),
-    )
-    trained(Run(TAUGHT, place, "inverted", 0))
-    ((images, sets),) = seen
-    expected = {split: glyphs.generate(split, 16, 0, INVERTED.world).images for split in ("train", "test")}
-    assert torch.equal(images.pixels, torch.from_numpy(expected["train"])) and sets.keys() == {"test"}
-    assert torch.equal(sets["test"].pixels[:16], torch.from_numpy(expected["test"]))
-
-
-def test_only_the_models_that_variants_need_are_made(monkeypatch, tmp_path):
-    made = []
-    monkeypatch.setattr(runner, "make_teacher", lambda place, seed: made.append(("teacher", seed)))
-    monkeypatch.setattr(runner, "make_run", lambda run: made.append((run.method, run.seed)))
-
-    def wanted(name):
-        made.clear()
-        make_models(FAMILY, [FAMILY.variant(name)], toy.place(tmp_path), [0, 1], 1)
-        return made
-
-    teachers = [("teacher", 0), ("teacher", 1)]
-    assert wanted("copy again") == teachers
-    assert wanted("copy into another teacher's weights") == [*teachers, ("teacher", TUNING_SEED)]
-    assert wanted("soft predictions") == [*teachers, ("fine-tune", 0), ("fine-tune", 1)]
 
 
 def squared_loss(model, images, labels, recipe):
@@ -580,21 +339,6 @@ def test_a_variant_that_others_are_built_on_is_run_first(place, monkeypatch):
     assert [method for method, _ in order] == ["first", "second"] and again.results == record.results
 
 
-def test_a_variants_own_loss_is_what_it_is_trained_on(place):
-    scale, run = runner.scale_of(place), Run(BUILT_ON, place, "first", 0)
-    for trial in (0, 1):
-        runner.make_run(run._replace(seed=TUNING_SEED, trial=trial))
-    recipe = runner.recipe_of(run)
-    found = trained(run).state_dict()
-    student = scratch(Sources(place, scale, 0))
-    loss = partial(train, student, scale.labelled(0), recipe, seed=seed_for(0, "order"), progress=None)
-    loss(loss=squared_loss)
-    assert same(found, student.state_dict())
-    other = scratch(Sources(place, scale, 0))
-    train(other, scale.labelled(0), recipe, seed=seed_for(0, "order"), progress=None)
-    assert not same(found, other.state_dict())
-
-
 # --- Side by side
 
 
@@ -640,12 +384,6 @@ def alive(process):
         return "State:\tZ" not in open(f"/proc/{process}/status").read()
     except OSError:
         return False
-
-
-def test_runs_travel_to_other_processes(tmp_path):
-    run = Run(CENTRAL, toy.place(tmp_path), "copy", 3)
-    assert pickle.loads(pickle.dumps(run)).key == ("run", "copy", 3, None)
-    assert pickle.loads(pickle.dumps(partial(distilled))).func is distilled
 
 
 def test_a_range_is_searched_and_not_tried_whole(tmp_path, monkeypatch):

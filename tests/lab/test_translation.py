@@ -1,26 +1,18 @@
 """The study of translators: what each is told, how it is measured, and that a run leaves its record."""
 
-import pickle
 from dataclasses import replace
 
 import pytest
 import torch
 
-from atbook.lab import commands
 from atbook.lab import study as runner
-from atbook.lab.scales import SentenceScale, Translator, scales
-from atbook.lab.study import Place, Run, Sources, built_on, run_study
+from atbook.lab.scales import SentenceScale, Translator
+from atbook.lab.study import Place, run_study
 from atbook.lab.translation import TRANSLATION, translated
-from atbook.lab.tuning import Ladder, Range
 from atbook.records import read_file, unpack_bits
-from atbook.worlds.phrases import Language, generate_phrases, oracle, phrase_sentences
-from atfamily.seq2seq import BEGIN, END, PAD, EncoderDecoder, StaticMixing
-from atfamily.sequence_transfer import How, OracleTransfer, SequenceTransfer
-from atfamily.translation import translation_loss
-from atlib.checkpoint import save_weights
-from atlib.pair import student_of
+from atbook.worlds.phrases import Language, generate_phrases, phrase_sentences
+from atfamily.seq2seq import BEGIN, END, PAD
 from atlib.train import recipe as recipes
-from tests.helpers import randomise, same
 
 TOY = SentenceScale(
     "phrases",
@@ -34,15 +26,6 @@ TOY = SentenceScale(
     unlabelled=12,
     held_out_sizes={"validation": 4, "test": 6},
 )
-TOLD = {
-    "self copied": How("copy", "copy", None),
-    "cross copied": How(None, None, "copy"),
-    "both copied": How("copy", "copy", "copy"),
-    "cross distilled": How(None, None, "distill"),
-    "oracle copied": How(None, None, "copy"),
-    "oracle distilled": How(None, None, "distill"),
-    "oracle of another order copied": How(None, None, "copy"),
-}
 
 
 @pytest.fixture(autouse=True)
@@ -53,54 +36,6 @@ def toy_scale(monkeypatch):
 @pytest.fixture
 def place(tmp_path):
     return Place("phrases", None, tmp_path / "results", tmp_path / "work")
-
-
-def test_what_each_is_told(place):
-    teacher = randomise(TOY.student.build(), 1)
-    save_weights(built_on(TRANSLATION, place, "teacher", 0).weights, teacher)
-    fresh = TRANSLATION.variant("scratch").build(Sources(place, TOY, 0)).state_dict()
-    for variant in TRANSLATION.variants:
-        student = Translator("phrases", {**TOY.student.overrides, **variant.student})
-        model = variant.build(Sources(place, replace(TOY, student=student), 0))
-        assert variant.loss is translation_loss and variant.measure.figure == "accuracy"
-        if variant.name in TOLD:
-            assert model.how == TOLD[variant.name]
-            assert isinstance(model, OracleTransfer if "oracle" in variant.name else SequenceTransfer)
-            assert (variant.needs == ("teacher",)) == isinstance(model, SequenceTransfer)
-            if isinstance(model, SequenceTransfer):
-                assert same(model.teacher.state_dict(), teacher.state_dict())
-        else:
-            assert type(model) is EncoderDecoder
-        is_static = isinstance(student_of(model).encoder[0].attention, StaticMixing)
-        assert is_static == (variant.name == "scratch, static")
-        assert is_static or same(student_of(model).state_dict(), fresh) == (variant.name != "teacher")
-        assert variant.twin == ("order" if "another" in variant.name else None)
-
-
-def test_all_but_the_teacher_search_in_the_same_way(place):
-    scale = scales()["phrases"]
-    budgets = {v.base(scale, place).steps for v in TRANSLATION.variants if v.name != "teacher"}
-    assert budgets == {scale.training.steps}
-    for variant in TRANSLATION.variants:
-        if "distilled" in variant.name:
-            assert isinstance(variant.trials, Range)
-        elif variant.name != "teacher":
-            assert isinstance(variant.trials, Ladder)
-        assert pickle.loads(pickle.dumps(Run(TRANSLATION, place, variant.name, 0))).method == variant.name
-    assert commands.EXPERIMENTS["translation"] is TRANSLATION and TRANSLATION.only == ("phrases",)
-
-
-def test_the_teacher_learns_other_sentences_than_students():
-    scale = scales()["phrases"]
-    many, few = scale.plenty(0), scale.labelled(0)
-    assert (len(many), len(few)) == (20_000, 1000)
-    assert not torch.equal(many.sources[:1000], few.sources)
-    assert torch.equal(TOY.labelled(3).sources, phrase_sentences(generate_phrases("train", 8, 3)).sources)
-    other = TOY.labelled(3, twin="order").sources
-    drawn = generate_phrases("train", 8, 3, other_order=True)
-    assert torch.equal(other[:, 1], torch.from_numpy(drawn.source))
-    with pytest.raises(ValueError, match="'routing'.*'order'"):
-        TOY.labelled(0, twin="routing")
 
 
 def test_a_model_that_knows_everything_is_right(monkeypatch):
@@ -131,17 +66,6 @@ def test_a_model_that_knows_everything_is_right(monkeypatch):
     assert figures["accuracy"] == 0.5 and 0.5 < figures["bleu"] < 1
     assert unpack_bits(figures["right"]).tolist() == [True, False] * 20
     assert (sentences.targets[:, 0] == BEGIN).all() and (drawn.source == END).sum() == 40
-
-
-def test_with_the_right_map_only_the_dictionary_is_left():
-    """Every word of the target can be read at the place that the map shows."""
-    drawn = generate_phrases("test", 30)
-    source, told = torch.from_numpy(drawn.source), oracle(torch.from_numpy(drawn.source), 11)
-    shown = source.gather(1, told.argmax(-1))
-    meanings = {}
-    for word, said in zip(shown.flatten().tolist(), drawn.target[:, 1:].flatten().tolist()):
-        if said != PAD:
-            assert meanings.setdefault(word, said) == said
 
 
 METHODS = ("teacher", "cross copied", "oracle of another order copied")

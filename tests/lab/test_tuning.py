@@ -14,7 +14,7 @@ from atbook.lab.scales import scales
 from atbook.lab.studies import BLANK_STUDY, NATIVE_STUDY, PARTLY_TUNED, STUDIES
 from atbook.lab.study import CENTRAL, Place, at_an_end, chosen
 from atbook.lab.translation import TRANSLATION
-from atbook.lab.tuning import STEP, Ladder, Range, best_of, grid, to_try
+from atbook.lab.tuning import STEP, Ladder, Range, to_try
 from atbook.records import add_record, read_file, read_records, results_folder
 
 RANGE = Range({"lr": (1, 2, 4, 8, 16), "weight_decay": (0.1, 0.3, 1.0)}, {"lr": 2, "weight_decay": 0.3}, {})
@@ -41,28 +41,6 @@ def test_it_finds_the_top_of_a_hill(best):
     assert len(scores) < len(RANGE) == 15
 
 
-def test_it_begins_at_the_start_with_its_neighbours():
-    tried = [RANGE[index] for index in to_try(RANGE, {})]
-    assert sorted(map(str, tried)) == sorted(
-        str({"lr": lr, "weight_decay": decay})
-        for lr, decay in ((2, 0.3), (1, 0.3), (4, 0.3), (2, 0.1), (2, 1.0))
-    )
-
-
-@pytest.mark.parametrize("by", [0.0, 0.01, 0.02])
-def test_it_goes_on_for_more_than_the_noise_of_validation(by):
-    """lr 2 is the start; 8 is only tried from 4."""
-    tried = searched(RANGE, lambda recipe: 0.5 + by * (recipe["lr"] == 4))
-    assert len(tried) == (8 if by == 0.02 else 5)
-
-
-def test_without_a_step_what_is_best_has_been_tried_from_both_sides():
-    rates = Range({"lr": tuple(2**k for k in range(9))}, {"lr": 4}, {}, step=0.0)
-    for best in range(1, 8):
-        scores = searched(rates, lambda recipe: 0.5 - 1e-4 * abs(rates.axes["lr"].index(recipe["lr"]) - best))
-        assert max(scores, key=scores.get) == best and {best - 1, best + 1} <= scores.keys()
-
-
 @pytest.mark.parametrize("best", [2.0**k for k in range(-5, 9) if k != 1])
 def test_a_ladder_goes_on_beyond_its_ends(best):
     ladder = Ladder("lr", (1.0, 4.0, 8.0))
@@ -75,39 +53,9 @@ def test_a_ladder_goes_on_beyond_its_ends(best):
     assert min(tried) < best < max(tried)
 
 
-def test_of_equals_a_ladder_takes_the_first_and_ends():
-    ladder = Ladder("lr", (1.0, 2.0), factor=10.0)
-    scores = searched(ladder, lambda recipe: 0.5)
-    assert sorted(ladder[index]["lr"] for index in scores) == [0.1, 1.0, 2.0]
-
-
-def test_a_ladder_on_which_nothing_learns_goes_on_beyond_both_ends():
-    ladder = Ladder("lr", (1.0, 2.0, 4.0), beyond=2, learned=0.2)
-    assert len(searched(ladder, lambda recipe: 0.1 + 0.01 * recipe["lr"] / 16)) == len(ladder) == 7
-    tried = searched(ladder, lambda recipe: 0.5 if recipe["lr"] >= 8 else 0.1)
-    assert sorted(ladder[index]["lr"] for index in tried) == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0]
-    assert len(searched(ladder, lambda recipe: 0.5 - 0.01 * abs(recipe["lr"] - 2))) == 3, "it has learned"
-
-
-def test_what_all_change_is_in_every_recipe():
-    longer = Range({"lr": (1, 2)}, {"lr": 1}, {"steps": 7})
-    assert list(longer) == [{"steps": 7, "lr": 1}, {"steps": 7, "lr": 2}]
-
-
 def at_edge(choices, index):
     """The axes at whose end a recipe lies: a better one may be outside the range."""
     return [name for name, values in choices.axes.items() if choices[index][name] in (values[0], values[-1])]
-
-
-def test_a_recipe_at_an_end_is_named():
-    assert at_edge(RANGE, 0) == ["lr", "weight_decay"] and at_edge(RANGE, 4) == []
-
-
-def test_a_plain_grid_is_tried_whole_and_one_recipe_not_at_all():
-    choices = grid(lr=[1, 2], clip=[3])
-    assert choices == ({"lr": 1, "clip": 3}, {"lr": 2, "clip": 3})
-    assert to_try(choices, {}) == [0, 1] and to_try(choices, {1: 0.3}) == [0]
-    assert to_try(({},), {}) == []
 
 
 # --- What was chosen, in the committed records
@@ -188,13 +136,3 @@ def test_a_chosen_end_is_named_until_the_value_beyond_it_is_tried(tmp_path):
     )
     add_record(path, beyond)
     assert "cait, copy both" not in at_an_end(study, place)
-
-
-def test_a_tie_goes_to_where_the_search_ended():
-    """The first of both is at an end of what was tried, and nothing beyond it was."""
-    rates = Range({"lr": (1, 2, 3, 4, 5)}, {"lr": 4}, {}, step=0.0)
-    scores = {2: 0.7, 3: 0.6, 4: 0.5, 1: 0.7}
-    assert to_try(rates, scores) == [] and best_of(rates, scores) == 2
-    assert best_of(grid(lr=(1, 2, 3)), {0: 0.5, 1: 0.7, 2: 0.7}) == 1
-    coarse = Range({"lr": (1, 2, 3)}, {"lr": 2}, {}, step=0.1)
-    assert best_of(coarse, {0: 0.75, 1: 0.7, 2: 0.6}) == 0, "better, if not by a step"

@@ -28,17 +28,6 @@ def test_sign_and_its_gradient_are_the_published_ones():
     assert_same(x.grad, "sign.grad")
 
 
-def test_the_gradient_of_sign_is_that_of_its_polynomial():
-    """Bi-Real Net: 2x + x² below 0 and 2x - x² above, between -1 and 1; constant outside."""
-    x = torch.linspace(-2, 2, 41, dtype=torch.float64, requires_grad=True)
-    inside = x.clamp(-1, 1)
-    torch.where(inside < 0, 2 * inside + inside**2, 2 * inside - inside**2).sum().backward()
-    expected = x.grad.clone()
-    x.grad = None
-    sign(x).sum().backward()
-    assert torch.allclose(x.grad, expected, atol=1e-12)
-
-
 @pytest.mark.parametrize("name", ["linear", "conv"])
 def test_layers_and_their_gradients_are_the_published_ones(name):
     weight = golden(f"{name}.weight")
@@ -71,16 +60,6 @@ def test_a_share_that_training_has_driven_to_zero_is_a_map_of_zeros_and_no_nan(v
     y = rounded_map(p, share)
     y.sum().backward()
     assert (y == 0).all() and torch.isfinite(p.grad).all() and torch.isfinite(share.grad)
-
-
-def test_a_linear_layer_is_a_count_of_equal_bits():
-    """XNOR and popcount: of n bits, m equal, the product of the signs is 2 m - n."""
-    layer, x = BinaryLinear(40, 7).double(), random_images(6, 40, dtype=torch.float64)
-    weight = layer.weight.detach()
-    bits, own = (weight - weight.mean(1, keepdim=True)) >= 0, x >= 0
-    equal = [[sum(a == b for a, b in zip(mine, row)) for row in bits.tolist()] for mine in own.tolist()]
-    expected = (2 * torch.tensor(equal) - 40) * weight.abs().mean(1)
-    assert torch.allclose(layer(x), expected, atol=1e-12)
 
 
 def test_token_norm_is_over_images_and_tokens():

@@ -33,13 +33,6 @@ def factors(vit):
 # --- Where they start
 
 
-@pytest.mark.parametrize("start", [0.1, 1e-5])
-def test_layer_scale_is_timms(start):
-    mine, timms = depth.layer_scale(fresh(), start), fresh(init_values=start)
-    assert same(mine.state_dict(), timms.state_dict()) and str(mine) == str(timms)
-    assert torch.equal(mine(IMAGES), timms(IMAGES))
-
-
 def test_uniform_factors_have_the_mean_and_the_rest_is_layer_scale():
     torch.manual_seed(0)
     vit, plain = depth.uniform_layer_scale(fresh(depth=20), 1e-5), depth.layer_scale(fresh(depth=20), 1e-5)

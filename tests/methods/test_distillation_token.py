@@ -2,7 +2,6 @@
 learns, maps beside it, and what is left after training."""
 
 import copy
-import math
 from pathlib import Path
 
 import pytest
@@ -10,22 +9,15 @@ import torch
 from safetensors.torch import load_file
 from torch.nn.functional import cosine_similarity, cross_entropy
 
-from atfamily.distillation_token import (
-    DistillationToken,
-    Heads,
-    add_softmaxes,
-    both_heads,
-    small_convnet,
-    token_report,
-)
+from atfamily.distillation_token import DistillationToken, both_heads, small_convnet, token_report
 from atlib import AttentionTransfer, Plan, create_vit, walk
 from atlib.data import UNLABELLED, Images, with_unlabelled
 from atlib.losses import hard_distillation, soft_distillation
 from atlib.pair import Pair
-from atlib.train import student_loss, train
+from atlib.train import student_loss
 from atlib.train.objectives import task_loss
 from atlib.train.recipe import Recipe
-from tests.helpers import SMALL_VIT, Bomb, random_images, randomise, same, state_of
+from tests.helpers import SMALL_VIT, Bomb, random_images, randomise
 
 GOLDEN = load_file(Path(__file__).parents[1] / "golden" / "distillation_token.safetensors")
 LABELS = torch.tensor([0, 3, 1])
@@ -100,19 +92,6 @@ def test_each_head_learns_its_own(hard):
         assert expected.grad.abs().max() > 0, name
 
 
-def test_softmaxes_added():
-    heads = Heads(GOLDEN["of_class"], GOLDEN["of_token"])
-    found = add_softmaxes(heads)
-    for b in range(6):
-        rows = [[math.exp(value) for value in of[b].tolist()] for of in heads]
-        expected = [sum(row[c] / sum(row) for row in rows) / 2 for c in range(10)]
-        assert found[b].tolist() == pytest.approx(expected, rel=1e-12)
-    sure, unsure = torch.tensor([[9.0, 0.0, 0.0]]), torch.tensor([[-12.0, 0.5, 0.0]])
-    assert add_softmaxes(Heads(sure, unsure)).argmax() == 0 and (sure + unsure).argmax() == 1, (
-        "no mean of logits"
-    )
-
-
 # --- what is run, what is trained, what is left
 
 
@@ -124,23 +103,6 @@ def test_evaluated_it_is_timms_own_forward():
     heads = two_heads(pair.student, images)
     assert torch.equal(output.logits, sum(heads) / 2) and not pair.needs_teacher
     assert isinstance(pair, Pair)
-
-
-@pytest.mark.parametrize("hard", [True, False])
-def test_it_trains_in_the_usual_loop_also_without_labels(glyphs64, hard):
-    """With no label at all the class head is never told anything, and the other one is."""
-    torch.manual_seed(0)
-    student = create_vit("glyphs", depth=2, embed_dim=16, num_heads=2, distilled=True)
-    teacher = small_convnet(8, (4, 8))
-    before, kept = state_of(student), state_of(teacher)
-    images = with_unlabelled(glyphs64.select([]), glyphs64)
-    recipe = Recipe(steps=3, batch_size=16, weight_decay=0.0)
-    history = train(DistillationToken(teacher, student, hard=hard), images, recipe, progress=None)
-    after = state_of(student)
-    assert math.isfinite(history[0]["loss"]) and same(state_of(teacher), kept)
-    assert torch.equal(after["head.weight"], before["head.weight"])
-    for name in ("head_dist.weight", "dist_token", "blocks.0.attn.qkv.weight"):
-        assert not torch.equal(after[name], before[name]), name
 
 
 # --- images without labels

@@ -48,16 +48,6 @@ def test_before_it_joins_the_patches_are_alone(insert_at):
     assert all((parameter.grad != 0).any() for parameter in vit.parameters())
 
 
-def test_checkpointing_changes_no_gradient():
-    gradients = []
-    for checkpointing in (False, True):
-        vit = late(1)
-        vit.set_grad_checkpointing(checkpointing)
-        vit(IMAGES).square().sum().backward()
-        gradients.append([parameter.grad for parameter in vit.parameters()])
-    assert all(map(torch.equal, *gradients))
-
-
 def test_a_walk_sees_its_layers_and_a_pair_refuses_them():
     """Without the class token there is a token less."""
     vit = late(1)

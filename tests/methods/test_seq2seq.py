@@ -12,14 +12,13 @@ from atfamily.seq2seq import (
     Attention,
     DecoderLayer,
     EncoderDecoder,
-    EncoderLayer,
     Maps,
     StaticMixing,
     sine_positions,
     walk_sequences,
 )
 from atlib.attention import FORBIDDEN
-from tests.helpers import random_images, random_maps, randomise
+from tests.helpers import random_images, randomise
 
 WIDTH, HEADS, HIDDEN = 24, 3, 40
 SOURCE = torch.tensor([[5, 3, 7, 2, 0, 0], [4, 4, 6, 8, 3, 2], [8, 2, 0, 0, 0, 0]])
@@ -81,23 +80,6 @@ def same_gradients(ours, theirs):
 
 
 # --- Against torch's own
-
-
-def test_encoder_layer_is_torchs():
-    ours = randomise(EncoderLayer(Attention(WIDTH, HEADS), WIDTH, HIDDEN)).double()
-    theirs = nn.TransformerEncoderLayer(
-        WIDTH, HEADS, HIDDEN, dropout=0.0, batch_first=True, norm_first=False
-    ).double()
-    load(ours, theirs)
-    x = random_images(3, 6, WIDTH, dtype=torch.float64)
-    found, seen = ours(x, masks()[0])
-    expected = theirs(x, src_key_padding_mask=SOURCE == PAD)
-    torch.testing.assert_close(found, expected, **TOLERANCE)
-    assert (seen.map.transpose(1, 3)[SOURCE == PAD] == 0).all(), "exactly nothing goes to padding"
-    weights = random_images(3, 6, WIDTH, seed=1, dtype=torch.float64)
-    (found * weights).sum().backward()
-    (expected * weights).sum().backward()
-    same_gradients(ours, theirs)
 
 
 def test_decoder_layer_is_torchs():
@@ -218,20 +200,6 @@ def test_own_maps_put_back_change_nothing(static):
         for layers in (own.encoder, own.decoder, own.cross):
             for layer in layers:
                 torch.testing.assert_close(layer.map.sum(-1), torch.ones(layer.map.shape[:3]).double())
-
-
-def test_a_map_stands_in_place_of_q_and_k():
-    model = small()
-    p = random_maps(3, 1, 5, 6)
-    seen = walk_sequences(model, SOURCE, TARGET, replace=Maps(cross={0: p, 1: p.expand(-1, HEADS, -1, -1)}))
-    no_padding = p * (SOURCE != PAD)[:, None, None]
-    no_padding = no_padding / no_padding.sum(-1, keepdim=True)
-    for layer in seen.cross:
-        torch.testing.assert_close(layer.map, no_padding.expand_as(layer.map), **TOLERANCE)
-    seen.logits.sum().backward()
-    for layer in model.decoder:
-        assert layer.cross.q.weight.grad is None and layer.cross.k.weight.grad is None
-        assert layer.cross.v.weight.grad.abs().max() > 0 and layer.attention.q.weight.grad.abs().max() > 0
 
 
 def test_a_copied_map_cannot_show_what_is_forbidden():
