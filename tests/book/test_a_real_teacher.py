@@ -33,10 +33,6 @@ def test_the_commands_for_a_gpu_configure_what_the_text_says(words):
     assert config.teacher == (None if recipe == "scratch" else teacher)
 
 
-def test_there_is_a_command_for_each_student_of_the_first_table():
-    assert [words[2] for words in commands()] == ["scratch", "copy", "distill"]
-
-
 def test_the_file_is_of_the_size_that_the_text_says_and_holds_what_it_says():
     path, text = ROOT / "results" / FILE, prose(CHAPTER)
     assert f"{path.stat().st_size / 1e6:.1f} MB" in text and path.stat().st_size < 8e6

@@ -7,29 +7,12 @@ import yaml
 from docutils import nodes
 
 from tests.helpers import ROOT
-from tools.book_pages import MOVED, keep_units, last_of_each_bar, lead_on, put_drawings, put_explorer
+from tools.book_pages import MOVED, last_of_each_bar, lead_on, put_drawings, put_explorer
 
 
 def test_a_bar_is_left_with_its_last_state():
     text = "train:   0%|    | 0/5\ntrain:  60%|██  | 3/5\ntrain: 100%|████| 5/5\ndone\n"
     assert last_of_each_bar(text) == "train: 100%|████| 5/5\ndone\n"
-
-
-def test_two_bars_of_one_name_and_bars_of_two_names_all_stay():
-    text = "a: 100%|█| 1/1\na: 100%|█| 1/1\nb:  50%|█| 1/2\nc:  10%|█| 1/9"
-    assert last_of_each_bar(text) == text
-
-
-def test_other_text_stays():
-    text = "accuracy 100%\naccuracy 100%\n50% | no bar"
-    assert last_of_each_bar(text) == text
-
-
-def test_a_number_and_its_per_cent_sign_stay_on_one_line():
-    code = nodes.literal("", "10 %")
-    page = nodes.section("", nodes.paragraph("", "", nodes.Text("From 3 % to 14.7 %, or % of 5"), code))
-    keep_units(None, page)
-    assert page.astext() == "From 3\N{NO-BREAK SPACE}% to 14.7\N{NO-BREAK SPACE}%, or % of 5" + "10 %"
 
 
 def test_a_drawing_stands_in_the_page_with_its_alt_text_and_caption():

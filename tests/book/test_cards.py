@@ -7,11 +7,8 @@ import torch.nn.functional as F
 from timm.layers import Attention
 from timm.models.cait import Cait
 
-from atbook.lab.papers import quoted
 from atbook.lab.scales import scales
-from atbook.lab.verdicts import accuracies
 from atbook.records import results_folder
-from atbook.worlds.phrases import generate_phrases
 from atfamily.binary import rounded_map
 from atfamily.cait import walk_cait
 from atfamily.depth import branch_ratios, layer_scale, one_scalar
@@ -23,7 +20,7 @@ from atfamily.seq2seq import Attention as SequenceAttention
 from atlib import AttentionTransfer, Plan, create_vit, walk
 from atlib.analysis.retrieval import mean_average_precision
 from atlib.checkpoint import load_vit
-from atlib.maps import aggregate_heads, keep_own, place_tokens
+from atlib.maps import keep_own, place_tokens
 from tests.book.test_taught import NOTEBOOKS, small_vit, taught
 from tests.helpers import SMALL_VIT, random_maps, randomise
 
@@ -42,13 +39,6 @@ def test_distilled_mae_loss_is_a_convolution_over_heads_and_a_squared_error(stud
     M = torch.randn(teacher_heads, student_heads)
     expected = F.mse_loss(F.conv2d(z_s, M[:, :, None, None]), z_t)
     assert taught(MAE).distilled_mae_loss(z_s, z_t, M).item() == pytest.approx(expected.item(), rel=1e-5)
-
-
-def test_row_means_are_what_softmax_ignores():
-    z = 5 * torch.randn(2, 3, 9, 9, dtype=torch.float64)
-    without = taught(MAE).without_row_means(z)
-    assert without.mean(-1).abs().max() < 1e-12 and (z - without).std(-1).max() < 1e-12
-    assert torch.allclose(without.softmax(-1), z.softmax(-1), atol=1e-12)
 
 
 def test_the_bias_of_k_changes_row_means_and_nothing_else():
@@ -92,13 +82,6 @@ def test_the_shares_that_the_sentences_name():
 # --- F3 AttnDistill ---
 
 
-@pytest.mark.parametrize("heads, temperature", [(4, 10.0), (3, 3.0)])
-def test_aggregate_is_the_aggregation_of_heads(heads, temperature):
-    p = random_maps(2, heads, 6, 6)
-    by_hand = taught(ATTNDISTILL).aggregate(p, temperature)
-    assert torch.allclose(by_hand, aggregate_heads(p, temperature), atol=1e-10)
-
-
 # --- F4 A distillation token ---
 
 
@@ -135,17 +118,6 @@ def test_a_copied_row_leaves_the_students_share_to_its_distillation_token():
     assert torch.allclose(used[:, :, 1], own[:, :, 1], atol=1e-5)
 
 
-def test_deits_figures_are_quoted_with_their_tables():
-    table = quoted("distillation", "deit")
-    assert table.value("nothing", "DeiT-B") == table.value("soft, class token", "DeiT-B") == 81.8
-    disagree = quoted("disagreement", "deit")
-    names = [str(row[0]) for row in disagree.rows]
-    for row, name in enumerate(names):
-        for column, other in enumerate(names):
-            there = disagree.value(name, disagree.columns[column + 1])
-            assert there == disagree.value(other, disagree.columns[row + 1])
-
-
 # --- F5 Class attention ---
 
 
@@ -167,17 +139,6 @@ def test_class_attention_by_hand_is_timms_and_its_row_what_is_walked():
         assert torch.allclose(added, block.attn(x), atol=1e-5)
         assert torch.allclose(row, seen.map, atol=1e-5)
         token = block(patches, token)
-
-
-@torch.no_grad()
-def test_after_the_second_mixing_of_heads_there_is_no_map():
-    """Rows do not sum to 1, and entries are negative."""
-    cait, images = small_cait(), torch.randn(2, 3, 32, 32)
-    attn = cait.blocks[0].attn
-    p = walk_cait(cait, images).layers[0].map
-    mixed = attn.proj_w(p.movedim(1, -1)).movedim(-1, 1)
-    assert torch.allclose(p.sum(-1), torch.ones(()), atol=1e-5)
-    assert (mixed.sum(-1) - 1).abs().max() > 0.1 and mixed.min() < 0
 
 
 # --- F6 LayerScale and depth ---
@@ -314,10 +275,3 @@ def test_cross_attention_is_the_decoders():
     expected, seen = attn(x, memory, torch.zeros(2, 1, 4, 7).double())
     assert torch.allclose(gathered, expected, atol=1e-10) and p.shape == (2, 3, 4, 7)
     assert torch.allclose(p, seen.map, atol=1e-10)
-
-
-def test_another_order_is_right_about_as_often_as_it_is_the_same():
-    one, other = (generate_phrases("test", 1000, other_order=other) for other in (False, True))
-    same = (one.about == other.about).all(1).mean()
-    right = accuracies("translation", "phrases")["oracle of another order copied"].mean
-    assert same == pytest.approx(right, abs=0.005)

@@ -2,7 +2,6 @@
 and how a card reads, which has the same five parts as all others."""
 
 import re
-from collections import Counter
 
 import jupytext
 import pytest
@@ -92,19 +91,3 @@ def test_it_asks_first_and_answers_at_the_end_in_five_findings(chapter):
     assert "<!-- = " in learned, "what was found, with its number"
     assert 3 <= len(re.findall(r"^- ", learned, re.M)) <= FINDINGS
     assert not POINTING.search(learned), "a bullet makes sense without the table above it"
-
-
-@pytest.mark.parametrize("chapter", NOTEBOOKS, ids=lambda chapter: chapter.stem)
-def test_every_slider_has_a_caption(chapter):
-    for cell in jupytext.read(chapter, fmt="md:myst").cells:
-        if cell.cell_type == "code" and "\nSlider(" in cell.source:
-            assert cell.metadata.get("mystnb", {}).get("figure", {}).get("caption"), cell.source
-
-
-def test_no_two_figures_of_the_book_have_one_name():
-    """Sphinx finds it too, after all notebooks have run."""
-    pages = [*(ROOT / "notebooks").glob("*.md"), *(ROOT / "book").glob("*.md")]
-    names = [
-        name for page in pages for name in re.findall(r"name: (fig-\S+)$", page.read_text("utf-8"), re.M)
-    ]
-    assert [name for name, count in Counter(names).items() if count > 1] == []

@@ -1,6 +1,5 @@
 """Predictions: choices to click, one right answer, and an outcome that is closed until it is asked for."""
 
-import json
 import re
 import shutil
 import subprocess
@@ -128,19 +127,6 @@ def test_every_prediction_has_choices_one_right_answer_and_a_closed_outcome(chap
     assert predicted
 
 
-@pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda chapter: chapter.stem)
-def test_the_right_letter_is_not_always_the_same(chapter):
-    right = [one.right for one in predictions(chapter.read_text(encoding="utf-8"))]
-    assert len(right) == 1 or len(set(right)) > 1
-
-
-def test_on_colab_the_choices_are_a_list_and_the_answer_is_folded():
-    for chapter in CHAPTERS:
-        notebook = json.loads(chapter.with_suffix(".ipynb").read_text(encoding="utf-8"))
-        text = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "markdown"]
-        assert len(predictions("\n\n".join(text))) == len(predictions(chapter.read_text(encoding="utf-8")))
-
-
 def test_the_outcomes_are_closed_with_the_answer_and_nothing_else_is(page):
     closed = re.findall(
         r'<div class="predict" data-right="(..)">(.*?)</details></div>', page.read_text(), re.S
@@ -173,21 +159,3 @@ def test_a_click_tells_what_comes_out_and_opens_the_answer(page, browser):
     wide = [button.bounding_box() for button in tab.query_selector_all(".predict button")]
     assert all(box["x"] >= 0 and box["x"] + box["width"] <= 390 and box["height"] >= 44 for box in wide)
     tab.close()
-
-
-def test_without_javascript_the_summary_opens_the_answer(page, browser):
-    context = browser.new_context(java_script_enabled=False)
-    tab = context.new_page()
-    tab.goto(page.as_uri())
-    assert tab.get_by_role("listitem").filter(has_text="two").is_visible()
-    assert not tab.get_by_text("first outcome").is_visible()
-    tab.get_by_text("What comes out, and why").first.click()
-    assert tab.get_by_text("first outcome").is_visible()
-    context.close()
-
-
-def test_choices_without_an_answer_are_a_warning_of_the_build_and_stay_as_they_are(book):
-    html, complaints = book
-    (complaint,) = [line for line in complaints.splitlines() if "WARNING" in line]
-    assert "malformed.md:7" in complaint and "see tools/predictions.py" in complaint
-    assert 'class="predict"' not in (html / "malformed.html").read_text(encoding="utf-8")

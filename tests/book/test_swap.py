@@ -83,10 +83,3 @@ def test_a_click_or_a_key_exchanges_the_picture_and_nothing_moves(page, visit):
     assert tab.evaluate("document.activeElement.getAttribute('role')") != "tab"
     tab.locator(".shown svg").click()
     assert shown() == [0]
-
-
-def test_the_tabs_can_be_hit_and_nothing_is_wider_than_a_phone(page, visit):
-    tab = visit(page, width=390)
-    boxes = [one.bounding_box() for one in tab.get_by_role("tab").all()]
-    assert all(box["height"] >= 44 and box["x"] + box["width"] <= 390 for box in boxes)
-    assert tab.evaluate("document.documentElement.scrollWidth") <= 390

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from atbook.explorer.export import DIGITS, STUDENTS
-from atbook.lab.study import Place, Sources, scale_of, untrained_maps
 from atbook.worlds import glyph_images
 from atbook.worlds.glyphs import TASKS, World, generate
 from atlib import create_vit, walk
@@ -172,13 +171,6 @@ def test_accuracy_over_500_scenes_is_torchs(tab, vit_of, world, name):
     assert abs((answers == torch.tensor(named)).double().mean().item() - accuracy) <= 0.005
 
 
-def test_pixels_are_prepared_as_images_are(tab, scenes):
-    prepare = "text => textOf([Explorer.prepare(bytesOf(text), ExplorerWeights.pixels)])"
-    pixels = scenes["find"][0]
-    prepared = torch.from_numpy(received(tab.evaluate(prepare, sent(pixels))).copy())
-    assert torch.equal(prepared.reshape(pixels.shape), glyph_images_of(pixels))
-
-
 def test_tokens_are_the_residual_stream(tab, vit_of, scenes):
     pixels = scenes["match"][0]
     with torch.no_grad():
@@ -235,24 +227,6 @@ def test_painted_rows_replace_those_of_the_models_own_maps(tab, vit_of, scenes):
     np.testing.assert_allclose(maps.reshape(4, 4, 17, 17), expected_maps, atol=1e-4)
 
 
-def test_weights_are_rounded_to_half_a_step(content):
-    for name in ("teacher", "copy"):
-        original = load_vit(ROOT / "results" / "transfer" / "find" / f"{name}-seed0.safetensors").state_dict()
-        tensors = content["worlds"]["find"][name]["tensors"]
-        assert list(tensors) == list(original)
-        for key, value in original.items():
-            assert (decoded(tensors[key]) - value).abs().max() <= 0.501 * tensors[key]["scale"], key
-
-
-@pytest.mark.parametrize("world", TASKS)
-def test_the_untrained_teacher_is_the_labs(content, world):
-    results = ROOT / "results"
-    place = Place(world, None, results, results / "transfer" / world)
-    drawn = untrained_maps(Sources(place, scale_of(place), 0)).teacher.state_dict()
-    for key, tensor in content["untrained"]["tensors"].items():
-        assert (decoded(tensor) - drawn[key]).abs().max() <= 0.501 * tensor["scale"], key
-
-
 def test_rounded_weights_answer_as_the_committed_ones(vit_of):
     """Of 500 scenes, at most one is answered differently."""
     for name in ("scratch", "fine-tune"):
@@ -261,28 +235,3 @@ def test_rounded_weights_answer_as_the_committed_ones(vit_of):
         with torch.no_grad():
             same = vit(images).argmax(1) == vit_of("find", name)(images).argmax(1)
         assert same.sum() >= 499
-
-
-def test_the_file_is_small(weights_file):
-    size = weights_file.stat().st_size / 1e6
-    print(f"{size:.2f} MB")
-    assert size <= 6
-
-
-def test_a_pass_is_fast(tab, scenes):
-    """Printed, and far below what a slow machine takes."""
-    times = tab.evaluate(
-        """text => {
-            const model = Explorer.readModel(ExplorerWeights, "find", "teacher"), times = [];
-            const pixels = Explorer.prepare(bytesOf(text), ExplorerWeights.pixels);
-            for (let i = 0; i < 60; i++) {
-                const start = performance.now();
-                Explorer.forward(model, pixels);
-                times.push(performance.now() - start);
-            }
-            return times;
-        }""",
-        sent(scenes["find"][0][0]),
-    )
-    print(f"first pass {times[0]:.1f} ms, then {np.median(times[10:]):.1f} ms")
-    assert np.median(times[10:]) < 200

@@ -73,20 +73,6 @@ def test_two_students_learn_stop_and_go_on(training):
     assert "Student with maps of a routing twin" in page.inner_text(".explorer-two >> nth=0")
 
 
-def test_a_browser_without_simd_is_told(training):
-    page = training()
-    page.add_init_script("WebAssembly.validate = () => false")
-    page.reload()
-    assert "no WebAssembly with SIMD" in status(page) and button(page, "Train").is_disabled()
-
-
-def test_a_world_has_its_own_rate(training):
-    page = training()
-    assert page.get_by_label("Learning rate").input_value() == "0.016"
-    page.get_by_label("World").select_option("find")
-    assert page.get_by_label("Learning rate").input_value() == "0.004"
-
-
 @pytest.mark.parametrize("width", (1000, 390))
 def test_it_is_no_wider_than_the_page_and_everything_has_a_name(training, width):
     page = training(width)

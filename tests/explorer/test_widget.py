@@ -110,25 +110,6 @@ def test_a_pair_is_its_student_with_the_maps_it_is_made_for(notebook, teacher, s
     torch.testing.assert_close(of_page, expected, atol=0.02 * expected.abs().max().item(), rtol=0)
 
 
-def test_models_that_cannot_be_shown_are_refused(teacher, student):
-    def refused(**models):
-        with pytest.raises(ValueError) as error:
-            Explorer({"teacher": teacher} | models)
-        return str(error.value)
-
-    said = refused(mine=create_vit("glyphs", embed_dim=32, depth=2))
-    assert "'mine'" in said and "2 layers" in said and "width 32" in said and "4 layers" in said
-    assert "register" in refused(mine=create_vit("glyphs", reg_tokens=2))
-    assert "Linear" in refused(mine=torch.nn.Linear(2, 2))
-    assert "whole maps" in refused(mine=AttentionTransfer(teacher, student, Plan(what="q")))
-    other = randomise(create_vit("glyphs"), 5)
-    assert "another teacher" in refused(mine=AttentionTransfer(other, student, Plan()))
-    with pytest.raises(ValueError, match="none called 'teacher'"):
-        Explorer({"mine": student})
-    with pytest.raises(ValueError, match="world"):
-        Explorer({"teacher": teacher}, world="seek")
-
-
 CELL = """
 from atlib import create_vit
 from atbook.explorer.widget import Explorer

@@ -29,17 +29,6 @@ def test_bytes_of_an_all_reduce(gpus):
     assert sent == [processes.all_reduced(weights, gpus)] * gpus
 
 
-@pytest.mark.parametrize("gpus", [2, 5, 8])
-def test_bytes_of_divided_weights(gpus):
-    """The root's weights are gathered once, the others twice; every gradient is scattered once:
-    tests/train/test_divided_weights.py counts that."""
-    root, others = 3 * 2 * 5 * 8, [2 * 2 * 5 * 8] * 4
-    # Gathered and scattered; gathered, gathered again and scattered.
-    units = [root, root, *(size for size in others for _ in range(3))]
-    sent = sum(ring([4 * size // gpus] * gpus, gpus - 1)[0] for size in units)
-    assert sent == processes.divided(root + sum(others), sum(others), gpus)
-
-
 def test_what_is_computed_for_vit_large():
     """Against numbers of the paper and of ViT-L by hand: 2,735 GPU-hours, 626 steps an epoch of 2,048 of
     1,281,167 images."""
@@ -63,9 +52,3 @@ def test_a_small_run_writes_its_record(tmp_path):
     one, both = (results["measured"][name] for name in "12")
     assert results["speed_up"]["ratio"] == pytest.approx(one["seconds"] / both["seconds"])
     assert both["steps_per_second"] > 0 and set(results["large"]["gpus"]) == {"8", "16", "32", "64"}
-
-
-def test_nonsense_on_the_command_line_is_refused(capsys):
-    with pytest.raises(SystemExit):
-        processes.parse(["--steps", "0"])
-    assert "--steps" in capsys.readouterr().err.splitlines()[-1]

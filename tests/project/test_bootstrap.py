@@ -92,15 +92,6 @@ def test_what_was_finished_for_another_lock_or_project_is_brought_up_to_date(fin
     assert not calls
 
 
-def test_an_environment_of_another_place_or_python_starts_over(finished, calls):
-    stamp = finished / "installed.stamp"
-    for before, after in ((str(finished.parent), "/elsewhere"), (" 3.11", " 3.12")):
-        stamp.write_text(stamp.read_text().replace(before, after))
-        bootstrap.main(str(finished))
-        assert f"venv {finished}" in calls
-        calls.clear()
-
-
 @pytest.mark.parametrize("step", ["pip install", LOCK, "uv pip check", LIBRARY])
 def test_what_fails_is_named_and_leaves_no_stamp(finished, calls, fails, step):
     (finished.parent / "requirements.lock").write_text("uv==0.14.0\n")
@@ -108,30 +99,6 @@ def test_what_fails_is_named_and_leaves_no_stamp(finished, calls, fails, step):
     with pytest.raises(SystemExit, match=step):
         bootstrap.main(str(finished))
     assert not (finished / "installed.stamp").exists()
-
-
-def test_a_python_without_pip_gets_it_or_says_how_to(venv, calls, fails):
-    fails.add(r"^venv \S+$")
-    bootstrap.main(str(venv))
-    pip = f"pip --python {venv}/bin/python install -q pip"
-    assert list(calls)[1:4] == [f"venv {venv} --without-pip", pip, "pip install -q uv==0.13.8"]
-    for pattern in ("^pip --python", "--without-pip"):
-        (venv / "installed.stamp").unlink(missing_ok=True)
-        fails.add(pattern)
-        with pytest.raises(SystemExit, match="apt-get install python3-venv"):
-            bootstrap.main(str(venv))
-
-
-def test_uv_gets_what_pip_is_configured_with(venv, calls, monkeypatch):
-    """pip's variables count more than its files, and uv's own more than either."""
-    monkeypatch.setenv("UV_INDEX_STRATEGY", "first-index")
-    bootstrap.main(str(venv))
-    environment = calls[LOCK]
-    assert environment["UV_FIND_LINKS"] == "/near" and environment["UV_PYTHON"] == str(
-        venv / "bin" / "python"
-    )
-    assert environment["UV_EXTRA_INDEX_URL"].split() == ["file:///one", "file:///two"]
-    assert environment["UV_INDEX_STRATEGY"] == "first-index" and "UV_TIMEOUT" not in environment
 
 
 def test_a_folder_that_is_no_environment_of_this_project_is_never_emptied(tmp_path, calls, venv):

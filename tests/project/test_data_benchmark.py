@@ -8,11 +8,6 @@ from atbook.records import read_file
 from tests.picture_files import write_parquet
 
 
-def test_ratios_are_taken_within_a_turn():
-    rounds = [{"a": 10.0, "b": 5.0}, {"a": 4.0, "b": 4.0}, {"a": 30.0, "b": 10.0}]
-    assert benchmark.compared(rounds, "a", "b") == {"ratio": 2.0, "ratio_low": 1.0, "ratio_high": 3.0}
-
-
 def test_one_small_run(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     monkeypatch.setattr(benchmark, "GLYPHS", 128)

@@ -1,15 +1,13 @@
 """pyproject.toml, requirements.lock, environment.yml and the set-up tell one story."""
 
-import re
 import tomllib
 from pathlib import Path
 
-import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from tools import bootstrap, lock
+from tools import lock
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -66,23 +64,3 @@ def test_every_locked_version_is_exact_and_markers_keep_several_apart():
 
 def test_conda_environment_has_the_same_versions():
     assert ENVIRONMENT == lock.environment(LOCK, lock.lower_bound()), "run `make lock`"
-
-
-def test_the_set_up_finds_uv_in_the_lock():
-    """Its way to all other packages: one pin, without a marker."""
-    assert len(re.findall(r"(?m)^uv==\S+$", LOCK)) == 1
-
-
-def test_oldest_python_is_the_same_everywhere():
-    oldest = ".".join(map(str, bootstrap.NEEDED))
-    assert PROJECT["project"]["requires-python"] == f">={oldest}"
-    assert lock.lower_bound() == oldest
-    checks = yaml.safe_load((ROOT / ".github/workflows/checks.yml").read_text(encoding="utf-8"))
-    assert checks["jobs"]["checks"]["strategy"]["matrix"]["python"][0] == oldest
-
-
-def test_make_help_names_every_target():
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    (phony,) = re.findall(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)
-    described = re.findall(r"^([a-z-]+):.*## ", makefile, re.MULTILINE)
-    assert sorted(phony.split()) == sorted(described)

@@ -12,7 +12,7 @@ from atbook.lab.studies import CENTRAL, STUDIES
 from atbook.lab.study import Place, Sources
 from atbook.records import read_file
 from atlib import create_vit
-from atlib.pair import Pair, student_of
+from atlib.pair import student_of
 
 SIZES = Sizes.of(create_vit("glyphs"))
 # What the page of costs puts on one point with a network.
@@ -39,16 +39,6 @@ def test_a_network_is_the_one_whose_accuracy_is_recorded(name):
     assert type(measured) is type(trained) and shapes(measured) == shapes(trained)
 
 
-def test_every_network_takes_the_sizes_and_gives_the_classes():
-    sizes = Sizes(img_size=48, patch_size=16, embed_dim=24, depth=2, num_heads=3, num_classes=5)
-    assert Sizes.of(sizes.vit()) == sizes
-    for name, network in NETWORKS.items():
-        model = network.build(sizes).eval()
-        found = model(torch.randn(2, 3, 48, 48))
-        logits = found.logits if isinstance(model, Pair) else found
-        assert logits.shape == (2, 5), name
-
-
 def test_what_a_pair_holds_and_computes():
     """Copy: two ViTs. Its teacher stops at its last map, so without what follows: that layer's values, output
     and MLP, and the head; its student makes no scores, q and k of its own."""
@@ -64,14 +54,6 @@ def test_what_a_pair_holds_and_computes():
     teacher = embed + (depth - 1) * (12 * linear + 2 * scores) + 2 * linear
     student = embed + depth * (10 * linear + scores) + head
     assert 0 <= copy - teacher - student <= linear + depth * scores, "scores, made by whom they may be"
-
-
-def test_a_second_is_the_processors_own(monkeypatch):
-    from timing import interleave
-
-    ticks = iter(range(100))
-    (round_,) = interleave({"a": lambda: None, "b": lambda: next(ticks)}, 1, lambda: float(next(ticks)))
-    assert round_ == {"a": 1.0, "b": 2.0}
 
 
 @pytest.mark.slow
@@ -91,10 +73,3 @@ def test_a_small_run_writes_its_record(tmp_path, capsys):
         ratios = [timed["vit"] / timed[name] for timed in record.history]
         assert one["ratio"] == pytest.approx(sum(ratios) / 2), "the median of two is their mean"
     assert record.results["networks"]["vit"]["ratio"] == 1
-
-
-@pytest.mark.parametrize("arguments", ["--model huge", "--batch 0", "--passes 0", "--repetitions 0"])
-def test_bad_arguments_are_refused(arguments, capsys):
-    with pytest.raises(SystemExit):
-        throughput.parse(arguments.split())
-    assert arguments.split()[0] in capsys.readouterr().err.splitlines()[-1]

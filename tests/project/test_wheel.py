@@ -167,14 +167,6 @@ def test_the_commands_make_a_teacher_and_train_resume_and_evaluate_a_student(use
     assert f"accuracy {100 * record.results['test_accuracy']:.2f} %" in second
 
 
-def test_the_experiments_are_listed_where_there_are_no_records(used):
-    folder, printed, error = used[1]["experiments"]
-    assert error is None, error
-    records = re.findall(r"records: (.*)", printed)
-    assert "transfer: " in printed and records and set(records) == {"none here"}
-    assert list(folder.iterdir()) == []
-
-
 def test_the_example_of_the_readme_runs(used):
     _, _, error = used[1]["README"]
     assert error is None, error
