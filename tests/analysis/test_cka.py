@@ -1,7 +1,7 @@
 """CKA: three ways to one number, against centring matrices written out; what it does not see and what it
 sees; layers of models."""
 
-from itertools import combinations, permutations
+from itertools import permutations
 
 import numpy as np
 import pytest
@@ -74,16 +74,6 @@ def test_a_minibatch_has_the_unbiased_hsic():
     assert cka == pytest.approx(hsic_1(x, y) / np.sqrt(hsic_1(x, x) * hsic_1(y, y)), rel=1e-10)
 
 
-def test_all_minibatches_together_are_the_whole():
-    """HSIC₁ is an average over fours of rows, so its mean over every possible minibatch is that of all rows;
-    a biased one is not."""
-    x, y = related(n=8)
-    several = MinibatchCKA()
-    for rows in combinations(range(8), 5):
-        several.update(x[list(rows)], y[list(rows)])
-    assert several.value() == pytest.approx(streamed(x, y, [8], MinibatchCKA()), rel=1e-10)
-
-
 def test_many_layers_are_their_pairs():
     xs, ys = [torch.randn(40, width) for width in (3, 5)], [torch.randn(40, width) for width in (4, 2, 6)]
     for kind in (StreamingCKA, MinibatchCKA):
@@ -141,23 +131,6 @@ def test_walks_hold_no_more_than_fits(small_vit, glyphs64, monkeypatch):
     assert torch.allclose(layer_cka(model, model, glyphs64, class_token), whole, rtol=1e-9)
 
 
-@pytest.mark.parametrize("scale", [1e-90, 1e80, 1e150])
-def test_a_scale_does_not_leave_float64(scale):
-    x, y = related()
-    assert linear_cka(scale * x, y) == pytest.approx(linear_cka(x, y), rel=1e-9)
-    assert linear_cka(scale * x, scale * x) == pytest.approx(1)
-
-
-def test_a_copied_student_is_walked_with_its_teacher(small_vit, glyphs64):
-    pair = AttentionTransfer(small_vit(seed=1), small_vit(seed=2), Plan(how="copy"))
-    other = small_vit(seed=3)
-    table = layer_cka(pair, other, glyphs64, class_token)
-    assert not torch.allclose(table, layer_cka(pair.student, other, glyphs64, class_token), atol=0.01)
-    pair = AttentionTransfer(small_vit(seed=1), small_vit(seed=2), Plan(how="distill"))
-    pairs = (layer_cka(model, other, glyphs64, class_token) for model in (pair, pair.student))
-    assert torch.equal(*pairs)
-
-
 @pytest.mark.parametrize("how", ["copy", "distill"])
 def test_the_walk_of_a_pair_is_what_forward_computes(small_vit, how):
     vits = (small_vit(seed=seed, drop_path_rate=0.4) for seed in (1, 2))
@@ -174,19 +147,6 @@ def test_the_walk_of_a_pair_is_what_forward_computes(small_vit, how):
     layers = zip(pair.walk(images).layers, walk(pair.teacher, images).layers)
     same = [torch.allclose(own.map, theirs.map, atol=1e-6) for own, theirs in layers]
     assert same == [how == "copy", False, how == "copy"]
-
-
-def test_walks_leave_the_models_as_they_were(small_vit, glyphs64):
-    a, b = small_vit(proj_drop_rate=0.5).train(), small_vit(seed=1)
-    first = [walked[0].stream[0] for walked in walks([a, b], glyphs64, 30)]
-    assert a.training and not b.training
-    assert [len(tokens) for tokens in first] == [30, 30, 4] and not first[0].requires_grad
-    assert torch.is_grad_enabled()
-    for _ in walks([a], glyphs64, 30):
-        assert torch.is_grad_enabled(), "what the caller does with a walk is the caller's affair"
-        break
-    in_eval = [walked[0].stream[0] for walked in walks([small_vit()], glyphs64, 30)]
-    assert torch.equal(torch.cat(first), torch.cat(in_eval))
 
 
 X, Y = related()

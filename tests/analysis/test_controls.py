@@ -39,16 +39,6 @@ def taught():
     return AttentionTransfer(teacher, student, Plan()).eval()
 
 
-@pytest.mark.parametrize("patches, prefix", [(2, 1), (16, 1), (9, 5), (4, 0)])
-def test_an_order_moves_every_patch_and_no_prefix_token(patches, prefix):
-    order = patch_order(patches, prefix, seed=3).tolist()
-    assert sorted(order) == list(range(prefix + patches)) and order[:prefix] == list(range(prefix))
-    assert all(token != place for place, token in enumerate(order[prefix:], start=prefix))
-    assert order == patch_order(patches, prefix, seed=3).tolist()
-    if patches > 4:
-        assert order != patch_order(patches, prefix, seed=4).tolist()
-
-
 def test_a_jigsaw_is_the_map_of_moved_tokens():
     """As a walk through the blocks with the tokens in that order, since attention knows no places."""
     vit, order = randomise(tiny()).eval(), patch_order(16, 1, seed=0)

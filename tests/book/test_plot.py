@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 from matplotlib import pyplot as plt
-from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from atbook import plot
@@ -45,22 +44,6 @@ def test_maps_share_one_colour_scale():
         assert panel.get_xlabel() == "key"
     assert panels[0].get_ylabel() == "query"
     drawn(plot.maps(MAP[:1]))
-
-
-HISTORIES = {
-    "copy": [{"step": 4, "loss": 2.0, "score": 0.1}, {"step": 8, "loss": 1.0}],
-    "own name": [{"step": 4, "loss": 3.0}],
-}
-
-
-def test_curves_are_metric_over_steps():
-    axis = drawn(plot.curves(HISTORIES, label="nats")).axes[0]
-    assert [list(line.get_xdata()) for line in axis.lines] == [[4, 8], [4]]
-    assert [list(line.get_ydata()) for line in axis.lines] == [[2.0, 1.0], [3.0]]
-    assert [text.get_text() for text in axis.get_legend().get_texts()] == ["copy", "own name"]
-    assert to_hex(axis.lines[0].get_color()) == plot.COLOURS["copy"].lower()
-    assert (axis.get_xlabel(), axis.get_ylabel(), axis.get_yscale()) == ("step", "nats", "linear")
-    assert drawn(plot.curves(HISTORIES, log=True)).axes[0].get_yscale() == "log"
 
 
 def test_estimates_are_drawn_where_they_are():

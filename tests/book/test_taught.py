@@ -12,8 +12,7 @@ import torch
 from timm.layers import Attention
 
 from atbook.worlds import glyph_images, glyphs
-from atlib import create_vit, walk
-from atlib.attention import Instead, Seen, attend
+from atlib import create_vit
 from atlib.train import schedule, train
 from atlib.train.recipe import Recipe
 from tests.helpers import ROOT, SMALL_VIT
@@ -52,16 +51,6 @@ def test_taught_cells_stand_on_their_own(name):
 # 01-attention
 
 
-@pytest.mark.parametrize("tokens, width", [(2, 3), (50, 16), (197, 64)])
-def test_attention_is_what_a_layer_computes(tokens, width):
-    torch.manual_seed(tokens)
-    q, k, v = torch.randn(3, tokens, width, dtype=torch.float64)
-    output, p = taught("01-attention").attention(q, k, v)
-    seen = Seen(q[None, None], k[None, None], v[None, None], width**-0.5)
-    assert torch.allclose(p, seen.map[0, 0], atol=1e-12)
-    assert torch.allclose(output, attend(seen)[0, 0], atol=1e-12)
-
-
 @pytest.mark.parametrize("width, heads", [(48, 3), (40, 1), (64, 8)])
 def test_multi_head_attention_is_timms(width, heads):
     torch.manual_seed(heads)
@@ -73,21 +62,6 @@ def test_multi_head_attention_is_timms(width, heads):
         )
         assert torch.allclose(output, layer(x[None])[0], atol=1e-5)
     assert maps.shape == (heads, 29, 29)
-
-
-def test_multi_head_attention_gives_the_maps_of_walk():
-    vit, images = small_vit(3, num_heads=2), torch.randn(2, 3, 32, 32)
-    with torch.no_grad():
-        walked = walk(vit, images, stop_after=2)
-        block = vit.blocks[2]
-        attn, x = block.attn, block.norm1(walked.tokens)
-        for index in range(2):
-            _, maps = taught("01-attention").multi_head_attention(
-                x[index], attn.qkv.weight, attn.qkv.bias, attn.proj.weight, attn.proj.bias, 2
-            )
-            assert torch.allclose(maps, walked.layers[2].map[index], atol=1e-6)
-            same = walk(vit, images, replace={2: Instead(map=maps[None].expand(2, -1, -1, -1))})
-            assert torch.allclose(same.logits[index], vit(images)[index], atol=1e-5)
 
 
 # 02-two-worlds

@@ -59,12 +59,3 @@ def test_divergence_the_table_of_heads_and_the_best_pairing():
         assert torch.allclose(by_hand.head_table(a, maps_b), expected.matrix(), rtol=1e-8, atol=1e-12)
         value = expected.value("bipartite")
         assert by_hand.divergence_by_hand(a, maps_b).item() == pytest.approx(value, rel=1e-9, abs=1e-12)
-
-
-def test_some_rows_of_maps_weigh_as_rows_do():
-    """The divergence of all rows is that of the first and of the others, each as often as it has rows."""
-    a, b = random_maps(3, 2, 6, 6), random_maps(3, 2, 6, 6, seed=1)
-    first, others, whole = (
-        taught(NAME).head_table(a[:, :, rows], b[:, :, rows]) for rows in (slice(1), slice(1, 6), slice(6))
-    )
-    assert torch.allclose((first + 5 * others) / 6, whole, atol=1e-12)

@@ -171,34 +171,6 @@ def test_accuracy_over_500_scenes_is_torchs(tab, vit_of, world, name):
     assert abs((answers == torch.tensor(named)).double().mean().item() - accuracy) <= 0.005
 
 
-def test_tokens_are_the_residual_stream(tab, vit_of, scenes):
-    pixels = scenes["match"][0]
-    with torch.no_grad():
-        stream = walk(vit_of("match", "teacher"), glyph_images_of(pixels)).stream
-    tokens = """text => textOf(Explorer.forward(Explorer.readModel(ExplorerWeights, "match", "teacher"),
-        Explorer.prepare(bytesOf(text), ExplorerWeights.pixels)).tokens)"""
-    stream_of_page = received(tab.evaluate(tokens, sent(pixels[0]))).reshape(4, 17, 64)
-    np.testing.assert_allclose(stream_of_page, torch.stack([one[0] for one in stream]), atol=1e-4)
-
-
-def test_one_layer_alone_is_replaced(tab, vit_of, scenes):
-    pixels = scenes["match"][0][:1]
-    replace = {1: Instead(map=torch.full((1, 4, 17, 17), 1 / 17))}
-    with torch.no_grad():
-        walked = walk(vit_of("match", "teacher"), glyph_images_of(pixels), replace=replace)
-    forward = """text => {
-        const model = Explorer.readModel(ExplorerWeights, "match", "teacher"), instead = [];
-        instead[1] = Explorer.uniformMaps(1, 4, 17)[0];
-        const pixels = Explorer.prepare(bytesOf(text), ExplorerWeights.pixels);
-        const result = Explorer.forward(model, pixels, instead);
-        return [textOf([result.logits]), textOf(result.maps)];
-    }"""
-    logits, maps = map(received, tab.evaluate(forward, sent(pixels)))
-    np.testing.assert_allclose(logits, walked.logits[0], atol=1e-3)
-    expected_maps = torch.stack([layer.map[0] for layer in walked.layers])
-    np.testing.assert_allclose(maps.reshape(4, 4, 17, 17), expected_maps, atol=1e-4)
-
-
 def test_painted_rows_replace_those_of_the_models_own_maps(tab, vit_of, scenes):
     """In every layer the class token's row and one more, in all heads; shares need not sum to 1."""
     pixels, vit = scenes["match"][0][:1], vit_of("match", "scratch")

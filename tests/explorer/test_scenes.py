@@ -180,34 +180,3 @@ def test_twins_share_what_they_should(tab, task, what):
             if i not in (twin["cell"], twin["key"])
         ]
         assert even(apart, 5)
-
-
-def test_edits_keep_the_rules_of_a_scene(tab):
-    (find,), (match,) = new(tab, "find", 1), new(tab, "match", 1)
-    edit = "([scene, name, cell, value]) => Explorer[name](scene, cell, value)"
-    shape = (ask(tab, "Explorer.label", find) + 1) % 8
-    edited = ask(tab, edit, [find, "withShape", find["cell"], shape])
-    assert ask(tab, "Explorer.label", edited) == shape and edited["cells"][3] == find["cells"][3]
-    assert ask(tab, edit, [find, "withCue", 7, None])["cell"] == 7
-    onto = ask(tab, edit, [find, "withCue", find["decoy"], None])
-    assert (onto["cell"], onto["decoy"]) == (find["decoy"], find["cell"])
-    assert ask(tab, edit, [find, "withHue", 7, 4])["cells"][7]["hue"] == 4
-
-    named = match["cells"][match["cell"]]["hue"]
-    other = next(i for i in range(16) if i not in (match["cell"], match["key"]))
-    assert ask(tab, edit, [match, "withHue", other, named]) == match
-    for cell, hue in (
-        (match["key"], (named + 1) % 6),
-        (match["cell"], (named + 2) % 6),
-        (other, (named + 3) % 6),
-    ):
-        edited = ask(tab, edit, [match, "withHue", cell, hue])
-        hues = [one["hue"] for one in edited["cells"]]
-        assert hues[cell] == hue
-        alike = {i for i in range(16) if hues[i] == hues[edited["cell"]]}
-        assert alike == {edited["cell"], edited["key"]}
-    moved = ask(tab, edit, [match, "withCue", other, None])
-    assert (moved["cell"], moved["key"]) == (match["cell"], other)
-    assert moved["cells"][match["key"]] == match["cells"][other]
-    swapped = ask(tab, edit, [match, "withCue", match["cell"], None])
-    assert (swapped["cell"], swapped["key"]) == (match["key"], match["cell"])

@@ -1,12 +1,10 @@
 """The tour: typical first scenes, what its steps say, addresses, the keyboard, a step inside a chapter."""
 
 import re
-import shutil
 
 import pytest
 
-from atbook.explorer import write_weights
-from tests.explorer.conftest import SCRIPTS, address, ask
+from tests.explorer.conftest import SCRIPTS, address
 from tests.helpers import ROOT
 
 
@@ -84,28 +82,6 @@ def test_six_steps_say_what_is_seen(tour):
     assert address(page) == {"tour": "5"}
 
 
-def boxes(page, selector):
-    """Left, top, right and bottom of what is drawn, in pixels of the window."""
-    return page.eval_on_selector_all(
-        selector,
-        """all => all.map(e => e.getBoundingClientRect()).map(r => [r.left, r.top, r.right, r.bottom])""",
-    )
-
-
-@pytest.mark.parametrize("number", range(1, 7))
-def test_the_target_is_framed_in_every_scene(tour, number):
-    """Its frame is around the middle of the cell that the question asks for."""
-    page = tour(f"#tour={number}")
-    world = "find" if number in (4, 6) else "match"
-    cell = page.evaluate(f"Explorer.draw('{world}', Explorer.TYPICAL.{world}).cell")
-    frames, scenes = boxes(page, ".tour-target"), boxes(page, ".tour-drawing image")
-    assert len(frames) == len(scenes) == (1 if number in (1, 5) else 2)
-    for (left, top, right, bottom), (x, y, end, _) in zip(frames, scenes):
-        side = (end - x) / 4
-        middle = (left + right) / 2, (top + bottom) / 2
-        assert middle == pytest.approx((x + (cell % 4 + 0.5) * side, y + (cell // 4 + 0.5) * side), abs=0.5)
-
-
 def test_two_maps_are_compared_and_differ_where_a_message_leaks(tour):
     page = tour("#tour=3")
 
@@ -120,30 +96,6 @@ def test_two_maps_are_compared_and_differ_where_a_message_leaks(tour):
     assert f"the target gets {above} % in this map, and {below} %" in looks(page) and below - above > 20
     page.get_by_label("The teacher looks at").select_option("scene")
     assert "to compare" not in texts()
-
-
-# In which share of scenes Copy names the shape of a routing twin, of those where it is not the scene's own.
-LEAKS = """world => {
-    const read = name => Explorer.readModel(ExplorerWeights, world, name);
-    const [teacher, student] = ["teacher", "copy"].map(read), clear = { ...Explorer.WORLD, noise: 0 };
-    const pixels = one => Explorer.prepare(Explorer.render(one, clear), ExplorerWeights.pixels);
-    let scenes = 0, theirs = 0;
-    for (let seed = 1000; seed < 1100; seed++) {
-        const scene = Explorer.draw(world, seed), twin = Explorer.twin(scene, "routing", seed + 1000000);
-        if (Explorer.label(scene) === Explorer.label(twin)) continue;
-        const { maps } = Explorer.forward(teacher, pixels(twin));
-        const { logits } = Explorer.forward(student, pixels(scene), maps);
-        scenes += 1;
-        theirs += logits.indexOf(Math.max(...logits)) === Explorer.label(twin);
-    }
-    return theirs / scenes;
-}"""
-
-
-def test_the_message_leaks_as_often_as_step_four_says(tab):
-    """'In Find this happens in one scene of four; in Match, the world before, hardly ever'."""
-    assert ask(tab, LEAKS, "find") == pytest.approx(1 / 4, abs=0.05)
-    assert ask(tab, LEAKS, "match") < 0.03
 
 
 def test_a_map_is_painted_with_mouse_and_keyboard(tour):
@@ -169,28 +121,6 @@ def test_a_map_is_painted_with_mouse_and_keyboard(tour):
     page.locator('[data-at="student-0"]').focus()
     page.keyboard.press("ArrowRight")
     assert address(page)["token"] == "1" and "The token of row 0, column 0" in looks(page)
-
-
-def test_a_chapter_loads_its_steps_when_they_come_near(visit, tmp_path):
-    folder = tmp_path / "_static" / "explorer"
-    shutil.copytree(SCRIPTS, folder, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
-    write_weights(folder / "tour-weights.js", ROOT / "results", students=("scratch", "copy"))
-    page = tmp_path / "chapter.html"
-    page.write_text(
-        '<!doctype html><html lang="en"><meta charset="utf-8"><title>chapter</title>'
-        '<div style="height: 5000px"></div>'
-        '<div class="tour-here" data-steps="3 4"><a href="#">See it.</a></div>'
-        '<script src="_static/explorer/embed.js"></script></html>'
-    )
-    tab = visit(page.as_uri())
-    assert tab.locator("script").count() == 1, "nothing is loaded before"
-    tab.locator(".tour-here").scroll_into_view_if_needed()
-    tab.wait_for_selector(".tour-drawing", timeout=20_000)
-    assert tab.inner_text(".explorer-title").startswith("1 of 2.") and "right" in verdict(tab)
-    tab.get_by_role("button", name="Next").click()
-    assert "what the teacher sees there" in verdict(tab) and tab.evaluate("location.hash") == ""
-    link = tab.get_by_role("link", name="Change everything yourself").get_attribute("href")
-    assert link == (tmp_path / "book" / "play.html").as_uri() + "#world=find&model=copy&maps=twin"
 
 
 def test_pages_with_a_step_ask_for_steps_that_there_are():

@@ -7,7 +7,6 @@ from functools import partial
 import flops
 import methods
 import pytest
-import timing
 import torch
 import transfer_step
 from dense_baseline import DenseTransfer, dense_forward
@@ -18,7 +17,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from atbook.records import read_file
 from atlib import AttentionTransfer, Plan, create_vit, walk
 from atlib.attention import Instead, find_projections
-from atlib.train import make_optimizer
 from tests.helpers import random_images, randomise
 
 CPU = torch.device("cpu")
@@ -98,34 +96,6 @@ def test_flops_of_distill(images, layers):
     assert flops.distill(shape) == flops.distill(shape, 4)
 
 
-def test_products_that_are_added_in_place_are_counted():
-    """A (5, 7, 2) by (5, 2, 3) product added to a sum: 2 · 5 · 7 · 2 · 3 operations in either form, and the
-    same in a matrix product."""
-    onto, left, right = torch.zeros(5, 7, 3), torch.ones(5, 7, 2), torch.ones(5, 2, 3)
-    for action in (
-        lambda: onto.baddbmm_(left, right),
-        lambda: torch.baddbmm(onto, left, right),
-        lambda: left @ right,
-    ):
-        with flops.counter() as counted:
-            action()
-        assert counted.get_total_flops() == 2 * 5 * 7 * 2 * 3
-
-
-@pytest.mark.parametrize("layers", [1, 3])
-def test_what_a_step_of_distill_really_does(layers):
-    """Beyond the fewest, the loss makes both maps again and two gradients in each of its layers: four
-    products. One of them all is among the fewest: the teacher stops before it has made its last layer's map.
-    The student's attention is fused, which makes each map once more in the backward pass."""
-    images, shape = random_images(BATCH, 3, 24, 24), flops.shape_of(vit())
-    module = AttentionTransfer(vit(1), vit(2), Plan(how="distill", layers=range(layers))).train()
-    optimizer = make_optimizer(module.student, methods.RECIPE)
-    step = methods.Step(module.student, module.teacher, optimizer, images, torch.tensor([0, 4]), False)
-    assert transfer_step.count_flops(step, module) == BATCH * (
-        flops.distill(shape, layers) + (4 * layers - 1 + shape.depth) * shape.mixing
-    )
-
-
 @pytest.mark.parametrize(
     ("how", "layers"),
     [("copy", (0, 1, 2, 3)), ("copy", (1, 3)), ("distill", (0, 1, 2)), ("distill", (0, 1, 2, 3))],
@@ -163,14 +133,6 @@ def test_memory_of_known_allocations():
     before = torch.ones(3_000_000)
     assert peak_allocated(before.clone, CPU) == 12_000_000, "what was there before does not count"
     assert peak_allocated(lambda: None, CPU) == 0
-
-
-def test_interleaving_runs_everything_once_per_repetition():
-    order = []
-    rounds = timing.interleave({name: lambda name=name: order.append(name) for name in "abc"}, 2)
-    assert order == list("abcabc")
-    assert [list(one) for one in rounds] == [list("abc")] * 2
-    assert all(value >= 0 for one in rounds for value in one.values())
 
 
 @pytest.mark.slow

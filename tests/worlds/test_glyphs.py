@@ -7,11 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atbook.worlds import glyphs
 from atbook.worlds.glyphs import SHAPES, SPLITS, TWINS, World, generate
 
 CLEAN = World(noise=0)
@@ -318,11 +316,3 @@ def test_texture_cuts_stripes_into_the_glyph():
             assert np.abs(b - middle).max() <= 1, "half the depth"
     shares = [seen.count(direction) / len(seen) for direction in DIRECTIONS]
     assert all(0.2 < share < 0.3 for share in shares)
-
-
-@pytest.mark.parametrize("split, seed", [("train", 0), ("validation", 3), ("test", 0), ("unlabelled", 1)])
-def test_marked_glyphs_are_what_the_generator_draws(split, seed):
-    images, drawn = glyphs.marked_glyphs(split, 30, seed), glyphs.generate(split, 30, seed)
-    assert torch.equal(images.pixels, torch.from_numpy(drawn.images))
-    assert images.targets.tolist() == drawn.shape.tolist()
-    assert images.classes == glyphs.SHAPES and images.targets.dtype == torch.int64

@@ -2,10 +2,9 @@
 
 import numpy as np
 import pytest
-import torch
 
 from atbook.worlds.glyphs import Glyphs, World, generate
-from atbook.worlds.shifts import SHIFTS, shifted, shifted_images
+from atbook.worlds.shifts import SHIFTS, shifted
 
 # The far end of every dial, written down once more: World's field and its value at severity 5.
 HARDEST = {
@@ -106,12 +105,3 @@ def test_the_harder_resample_is_the_faintest_tenth_of_every_shape_of_a_new_draw(
         assert abs(len(taken) - len(same) / 10) <= 1
         assert max(faint[index] for index in taken) <= min(faint[index] for index in left) + 1e-9
     assert not chosen & {image.tobytes() for image in generate("test", 200, 1).images}
-
-
-def test_images_have_the_marked_shape_as_label():
-    images, drawn = shifted_images("blur", 3, "validation", 30, 4), shifted("blur", 3, "validation", 30, 4)
-    assert (
-        torch.equal(images.pixels, torch.from_numpy(drawn.images))
-        and images.targets.tolist() == drawn.shape.tolist()
-    )
-    assert images.classes[0] == "plus"
