@@ -79,7 +79,7 @@ def assert_close(computed, expected, within=1e-5):
         assert one.shape == other.shape and (one.double() - other).abs().max() <= within
 
 
-@pytest.mark.parametrize("N", [1, 2, 17, 33, 50, 64, 129])
+@pytest.mark.parametrize("N", [1, 33, 64, 129])
 def test_every_number_of_tokens(kernel, N):
     tensors = random_qk(N=N)
     computed = stepped(by_kernel, tensors, times=3.0)
@@ -87,7 +87,7 @@ def test_every_number_of_tokens(kernel, N):
     assert_close(computed, in_float64(tensors, times=3.0))
 
 
-@pytest.mark.parametrize("N, d, kernel", [(197, 64, "short"), (197, 64, "long"), (785, 24, "long")])
+@pytest.mark.parametrize("N, d, kernel", [(197, 64, "short"), (785, 24, "long")])
 def test_photographs(monkeypatch, N, d, kernel):
     monkeypatch.setattr(fused, "_fits_in_registers", lambda *_: KERNELS[kernel])
     monkeypatch.setattr(fused, "_blocks", lambda *_: (128, 64, {}))  # larger than on a GPU, to save time
@@ -95,7 +95,7 @@ def test_photographs(monkeypatch, N, d, kernel):
     assert_close(stepped(by_kernel, tensors), in_float64(tensors))
 
 
-@pytest.mark.parametrize("widths", [(1, 3), (16, 16), (40, 24), (64, 128), (72, 16), (128, 64)])
+@pytest.mark.parametrize("widths", [(1, 3), (40, 24), (64, 128), (128, 64)])
 def test_every_width(kernel, widths):
     tensors = random_qk(1, 2, 33, *widths)
     assert_close(stepped(by_kernel, tensors), in_float64(tensors))
@@ -166,13 +166,6 @@ def test_a_teacher_in_another_precision(kernel):
     assert mixed[1].dtype == torch.float32 and mixed[2].dtype == torch.float16
 
 
-def test_fp16_gradients_keep_their_digits_when_the_batch_is_large(kernel):
-    tensors = random_qk(16, 4, 17, 4, 4, dtype=torch.float16)
-    computed, expected = stepped(by_kernel, tensors, times=2.0**16), in_float64(tensors)
-    for one, other in zip(computed[1:], expected[1:]):
-        assert (one.double() / 2**16 - other).norm() <= 2e-3 * other.norm()
-
-
 def test_sharp_scores_stay_finite_and_keep_their_digits(kernel):
     """Scores in the thousands: probabilities underflow to 0, the loss does not; where student and teacher
     agree on one key it is as small as it should be."""
@@ -210,11 +203,6 @@ def test_inputs_in_any_layout(kernel):
     assert_close(stepped(by_kernel, columns), expected)
     expanded = [q, k, *(x[:, :1].expand(2, 3, 33, 8) for x in (q_t, k_t))]
     assert_close(stepped(by_kernel, expanded), in_float64(expanded))
-
-
-def test_the_same_inputs_give_the_same_bits(kernel):
-    tensors = random_qk()
-    assert all(map(torch.equal, stepped(by_kernel, tensors), stepped(by_kernel, tensors)))
 
 
 @pytest.mark.parametrize("learning", [(True, False), (False, True), (False, False)])

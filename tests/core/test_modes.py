@@ -256,45 +256,18 @@ def test_registers_of_a_distilled_student_are_dropped(small_vit, registers):
 # --- maps of which some rows or columns are the student's own
 
 
+REGISTERS = {"reg_tokens": 2}
+DROP, OWN, ALL = {"unequal_prefix": "drop"}, {"unequal_prefix": "own"}, [0, *range(3, 19)]
+# Plan, teacher, student; the rows that are transferred, and the tokens that are the student's own.
 PARTLY = {
     "the class token's row": (Plan(rows="class"), {}, {}, [0], []),
     "the rows of patches": (Plan(rows="patches"), {}, {}, range(1, 17), []),
-    "rows of patches, registers in both": (
-        Plan(rows="patches"),
-        {"reg_tokens": 2},
-        {"reg_tokens": 2},
-        range(3, 19),
-        [],
-    ),
-    "the class token's row, registers dropped": (
-        Plan(rows="class", unequal_prefix="drop"),
-        {"reg_tokens": 2},
-        {},
-        [0],
-        [],
-    ),
-    "tokens of its own": (Plan(unequal_prefix="own"), {}, {"reg_tokens": 2}, [0, *range(3, 19)], [1, 2]),
-    "tokens of its own, others dropped": (
-        Plan(unequal_prefix="own"),
-        {"reg_tokens": 1},
-        {"reg_tokens": 2},
-        [0, *range(3, 19)],
-        [1, 2],
-    ),
-    "tokens of its own, rows of patches": (
-        Plan(unequal_prefix="own", rows="patches"),
-        {},
-        {"reg_tokens": 1},
-        range(2, 18),
-        [1],
-    ),
-    "tokens of its own, the class token's row": (
-        Plan(unequal_prefix="own", rows="class"),
-        {},
-        {"reg_tokens": 1},
-        [0],
-        [1],
-    ),
+    "rows of patches, registers": (Plan(rows="patches"), REGISTERS, REGISTERS, range(3, 19), []),
+    "the class token's row, registers dropped": (Plan(rows="class", **DROP), REGISTERS, {}, [0], []),
+    "tokens of its own": (Plan(**OWN), {}, REGISTERS, ALL, [1, 2]),
+    "tokens of its own, others dropped": (Plan(**OWN), {"reg_tokens": 1}, REGISTERS, ALL, [1, 2]),
+    "own tokens, rows of patches": (Plan(rows="patches", **OWN), {}, {"reg_tokens": 1}, range(2, 18), [1]),
+    "own tokens, the class token's row": (Plan(rows="class", **OWN), {}, {"reg_tokens": 1}, [0], [1]),
 }
 
 
