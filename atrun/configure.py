@@ -30,8 +30,7 @@ from atrun.config import (
 from atrun.log import require_tensorboard
 from atrun.method import Method
 from atrun.parts import COCO
-from atrun.published import Published
-from atrun.recipes import FOR_PYTHON, names, published
+from atrun.recipes import FOR_PYTHON, Published, names, published
 from atrun.runner import result_path
 from atrun.untrained import UNTRAINED
 

@@ -1,0 +1,106 @@
+"""Recipes by name, the papers' and this project's: the files *.toml beside.
+
+A table is a recipe. `like` names those from which it takes what it does not say itself; `oddities` are
+sentences, or names of `notes`; `also` adds some to those taken; `after` is the recipe that makes its teacher;
+"none" is None."""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from atlib._util import require_known
+from atlib.data.transforms import Augmentation
+from atlib.plan import Plan
+from atlib.train.recipe import Recipe
+from atrun.method import Method
+
+
+@dataclass(frozen=True)
+class Published:
+    """A recipe as its source prints it, with its length in epochs and its rate per 256 images."""
+
+    name: str
+    #: paper with table or section, and the command where the authors print one
+    source: str
+    #: a timm name or a preset, or, of a network that neither has, its authors' name
+    model: str
+    method: Method
+    recipe: Recipe
+    #: None: images are not changed, except that a detector's are jittered
+    augmentation: Augmentation | None = None
+    #: further arguments of the model's constructor
+    options: Mapping = field(default_factory=dict)
+    #: the timm name whose weights the method starts from or learns from; None where a run must name one
+    teacher: str | None = None
+    #: what is transferred; None where nothing is
+    plan: Plan | None = None
+    #: rate of stochastic depth in the last block
+    drop_path: float = 0.0
+    #: of pre-training without labels: fields of `atrun.parts.Mae`, `Moco`, `Dino` or `Simmim`
+    pretext: Mapping = field(default_factory=dict)
+    #: of a detector: the run's `detector`, `detector_sizes` and `jitter`
+    detection: Mapping = field(default_factory=dict)
+    #: what a reader would take for a slip, and where we depart
+    oddities: tuple[str, ...] = ()
+
+
+_TABLES: dict[str, dict[str, Any]] = {}
+_NOTES: dict[str, str] = {}
+for _name in ("transfer", "mae", "contrast", "deit", "other_networks", "detection", "own", "shared"):
+    _read = tomllib.loads(Path(__file__).with_name(f"{_name}.toml").read_text(encoding="utf-8"))
+    _NOTES |= _read.pop("notes", {})
+    _TABLES |= _read
+
+
+def _whole(name: str) -> dict[str, Any]:
+    """A recipe's table with what it takes from others, lists as tuples."""
+    table, whole = _TABLES[name], {}
+    like = table.get("like", [])
+    for other in [like] if isinstance(like, str) else like:
+        whole = _merged(whole, _whole(other))
+    return _merged(whole, {key: value for key, value in table.items() if key != "like"})
+
+
+def _merged(below: Mapping, above: Mapping) -> dict[str, Any]:
+    both = dict(below)
+    for key, value in above.items():
+        if isinstance(value, dict):
+            value = _merged(below.get(key, {}), value)
+        both[key] = tuple(value) if isinstance(value, list) else None if value == "none" else value
+    return both
+
+
+@cache
+def published(name: str) -> Published:
+    """A recipe by name: a paper's, or "SCALE-METHOD" as this project chose it, such as "find-copy".
+
+    It is built when it is first asked for. Raises `ValueError` for an unknown name, with the close ones."""
+    require_known("recipe", name, (*names(), *FOR_PYTHON))
+    values = _whole(name)
+    values.pop("for_python", None)
+    oddities = (*values.pop("oddities", ()), *values.pop("also", ()))
+    if (after := values.pop("after", None)) is not None:
+        oddities += (
+            f"It starts from what `{after}` ends with: the run must name those weights as its teacher.",
+        )
+    method = values["method"] = Method(values["method"])
+    if method.transfers:
+        values["plan"] = Plan(how=method, **values.get("plan", {}))
+    if "augmentation" in values:
+        values["augmentation"] = Augmentation(**values["augmentation"])
+    values["recipe"] = Recipe(**values["recipe"])
+    return Published(name, oddities=tuple(_NOTES.get(each, each) for each in oddities), **values)
+
+
+def names() -> tuple[str, ...]:
+    """The names of all recipes that `python -m atlib` runs: the papers' and ours. Nothing is built."""
+    return tuple(name for name in _TABLES if not name.startswith("_") and name not in FOR_PYTHON)
+
+
+# Those whose network the command line does not know: `atlib.train.train` takes their recipe.
+FOR_PYTHON = tuple(name for name in _TABLES if name[0] != "_" and "for_python" in _whole(name))
+# What `pretrain` runs of them.
+PRETRAINING = tuple(name for name in names() if Method(_whole(name)["method"]).pretrains)
