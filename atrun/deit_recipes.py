@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 
-from atlib.data.transforms import Augmentation
 from atlib.train.recipe import Recipe
+from atrun.data.transforms import Augmentation
 from atrun.method import Method
 from atrun.published import ERASED, LAST_BATCH, RAND_AUGMENT, TUNED, Published
 

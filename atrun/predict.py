@@ -14,13 +14,13 @@ from PIL import Image
 
 from atlib._util import require_known, write_atomically
 from atlib.data.decoding import ON_CORRUPT, CorruptImage, decode
-from atlib.data.folders import pictures_below
 from atlib.pair import student_of
 from atlib.train.evaluate import NOT_FINITE, says_nothing
 from atlib.train.objectives import outputs
 from atrun.build import preparation_of
 from atrun.classes import class_names
 from atrun.config import is_run, read_config
+from atrun.data.folders import pictures_below
 from atrun.runner import load_result, weights_of
 
 BATCH = 64

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from atlib.data.transforms import Augmentation
 from atlib.plan import Plan
 from atlib.train.recipe import Recipe
+from atrun.data.transforms import Augmentation
 from atrun.method import Method
 
 

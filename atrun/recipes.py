@@ -8,9 +8,9 @@ from dataclasses import replace
 from functools import cache, partial
 
 from atlib._util import require_known
-from atlib.data.transforms import Augmentation
 from atlib.plan import Plan
 from atlib.train.recipe import Recipe
+from atrun.data.transforms import Augmentation
 from atrun.deit_recipes import DEIT, OTHER_NETWORKS, PATCH_CONV
 from atrun.detection_recipes import DETECTION
 from atrun.method import Method

@@ -135,7 +135,7 @@ def as_data(data: Any, batch_size: int | None = None) -> TrainingData | Evaluati
     if isinstance(dataset, IterableDataset):
         raise ValueError(
             f"a {type(dataset).__name__} is read as it comes: its order can be neither repeated nor taken up"
-            " again. Give a data set with an index (__getitem__ and __len__); atlib.data.open_stream reads"
+            " again. Give a data set with an index (__getitem__ and __len__); atrun.data.open_stream reads"
             " large files as they come"
         )
     if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):

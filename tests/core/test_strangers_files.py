@@ -14,11 +14,11 @@ from atfamily.detection.files import load_detector
 from atlib import create_vit, load_teacher
 from atlib.baselines.mean_maps import load_stored_maps
 from atlib.checkpoint import load_bundle, load_vit, save_vit
-from atlib.data.generated import require_installed
 from atlib.vit import Architecture
 from atrun.__main__ import main
 from atrun.config import read_config, write_config
 from atrun.configure import configure
+from atrun.data.generated import require_installed
 from atrun.export import open_to_export
 from atrun.runner import result_path, resume
 

@@ -10,12 +10,12 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 
-from atlib.data import catalogue
-from atlib.data.catalogue import CATALOGUE, find, load_pacs, open_rows_of
 from atlib.data.decoding import CannotStream, DataError
-from atlib.data.photos import open_photos
-from atlib.data.stream import open_stream
-from atlib.data.transforms import Augmentation
+from atrun.data import catalogue
+from atrun.data.catalogue import CATALOGUE, find, load_pacs, open_rows_of
+from atrun.data.photos import open_photos
+from atrun.data.stream import open_stream
+from atrun.data.transforms import Augmentation
 from tests.helpers import shared
 from tests.picture_files import annotate, index_of, picture, rows, write_folders, write_parquet
 
@@ -162,7 +162,7 @@ def test_numbers_of_supercategories_add_up_to_those_of_inaturalist():
 
 
 def test_knowing_needs_neither_network_nor_datasets(monkeypatch, no_network):
-    for name in ("datasets", "atlib.data.hub"):
+    for name in ("datasets", "atrun.data.hub"):
         monkeypatch.setitem(sys.modules, name, None)  # importing it now fails
     spec = importlib.util.spec_from_file_location("catalogue_anew", catalogue.__file__)
     spec.loader.exec_module(anew := importlib.util.module_from_spec(spec))

@@ -11,7 +11,7 @@ from PIL import Image
 
 from atbook.worlds.glyphs import generate
 from atlib.data import Images
-from atlib.data.corruptions import CORRUPTIONS, GROUPS, SEVERITIES, corrupt
+from atrun.data.corruptions import CORRUPTIONS, GROUPS, SEVERITIES, corrupt
 
 pytest.importorskip(
     "imagecorruptions", reason="needs the package imagecorruptions-imaug", exc_type=ImportError

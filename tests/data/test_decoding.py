@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from atlib.data.decoding import NAMED, CorruptImage, Wanted, decode, in_eight_bits, make, note_left_out
-from atlib.data.transforms import Augmentation
+from atrun.data.transforms import Augmentation
 from tests.picture_files import encoded
 
 

@@ -11,9 +11,9 @@ from PIL import Image
 from torchvision.datasets import ImageFolder
 
 from atlib.data.decoding import DataError
-from atlib.data.folders import picture_types
-from atlib.data.photos import open_photos
-from atlib.data.stream import open_stream
+from atrun.data.folders import picture_types
+from atrun.data.photos import open_photos
+from atrun.data.stream import open_stream
 from atrun.predict import image_files
 from tests.picture_files import SMALL, write_parquet
 

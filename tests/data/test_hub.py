@@ -7,9 +7,9 @@ import pytest
 import torch
 from PIL import Image
 
-from atlib.data import load
 from atlib.data.decoding import DataError
-from atlib.data.hub import open_labelled
+from atrun.data import load
+from atrun.data.hub import open_labelled
 from tests.helpers import shared
 from tests.picture_files import CLASSES, encoded, index_of, rows, write_folders
 

@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 import torch
 
-from atlib.data import Images, crop_and_flip, load
+from atlib.data import Images, crop_and_flip
 from atlib.data.sampler import ShardSpec, my_batches, my_repeats
+from atrun.data import load
 
 
 def numbered(n=20, **options):

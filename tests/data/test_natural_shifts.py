@@ -11,8 +11,8 @@ import torch
 from PIL import Image
 from timm.data import RealLabelsImagenet
 
-from atlib.analysis.subsets import accuracy_on
-from atlib.data.natural_shifts import (
+from atfamily.measures.subsets import accuracy_on
+from atrun.data.natural_shifts import (
     CIFAR10,
     IMAGENET,
     IMAGENET_A,
@@ -167,7 +167,7 @@ def test_imagenet_a_with_ids_as_class_names(tmp_path):
 
 
 def test_all_of_a_test_set_called_train_is_used(tmp_path):
-    """`atlib.data.images.load` would hold a tenth of it out."""
+    """`atrun.data.in_memory.load` would hold a tenth of it out."""
     path = write(
         tmp_path / "train.parquet", wnid=([IMAGENET.ids[index] for index in IMAGENET_A.classes[:40]], TEXT)
     )

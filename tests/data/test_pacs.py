@@ -6,7 +6,7 @@ import pytest
 import torch
 from PIL import Image
 
-from atlib.data.catalogue import DOMAINS, load_pacs
+from atrun.data.catalogue import DOMAINS, load_pacs
 from tests.helpers import shared
 
 CLASSES = ["dog", "elephant", "giraffe"]

@@ -11,12 +11,12 @@ from PIL import Image
 from torchvision.transforms import functional as vision
 
 from atlib.data.decoding import CorruptImage, DataError, as_stored
-from atlib.data.photos import Photos, open_photos
 from atlib.data.sampler import ShardSpec
-from atlib.data.transforms import Augmentation
 from atlib.train import train
 from atlib.train.evaluate import evaluate
 from atlib.train.recipe import Recipe
+from atrun.data.photos import Photos, open_photos
+from atrun.data.transforms import Augmentation
 from tests.helpers import same, shared
 from tests.picture_files import (
     CLASSES,

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from atfamily.sentences import Sentences
 from atlib.data.sampler import ShardSpec, my_batches
-from atlib.data.sentences import Sentences
 
 SOURCES = torch.arange(28).view(7, 4)
 TARGETS = torch.arange(35).view(7, 5)

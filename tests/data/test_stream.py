@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from atlib.data.decoding import CannotStream, CorruptImage, DataError
-from atlib.data.photos import open_photos
 from atlib.data.sampler import ShardSpec
-from atlib.data.stream import PhotoStream, open_stream
-from atlib.data.transforms import Augmentation
 from atlib.train import train
 from atlib.train.checkpoint_manager import CheckpointManager
 from atlib.train.recipe import Recipe
+from atrun.data.photos import open_photos
+from atrun.data.stream import PhotoStream, open_stream
+from atrun.data.transforms import Augmentation
 from tests.helpers import same, shared
 from tests.picture_files import (
     CLASSES,

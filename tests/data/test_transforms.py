@@ -10,7 +10,7 @@ import torch
 from PIL import Image, ImageOps
 from timm.data.auto_augment import rand_augment_transform
 
-from atlib.data.transforms import Augmentation
+from atrun.data.transforms import Augmentation
 
 FULL = Augmentation(32, rand_augment="rand-m9-mstd0.5-inc1", random_erasing=0.25)
 THREE = Augmentation(32, three_augment=True, color_jitter=0.3)

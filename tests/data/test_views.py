@@ -9,9 +9,10 @@ import torch
 from PIL import Image
 
 from atbook.worlds import glyph_images, glyphs
-from atlib.data import Augmentation, Images, pair
+from atlib.data import Images, pair
 from atlib.data.sampler import ShardSpec
-from atlib.data.views import Look, Views, looks, small_views
+from atrun.data import Augmentation
+from atrun.data.views import Look, Views, looks, small_views
 
 STILL = {"flip": 0.0, "jitter": (0.0, 0.0, 0.0, 0.0), "grey": 0.0}
 SEEDS = torch.arange(64) * 7919

@@ -6,13 +6,13 @@ import torch
 from PIL import Image, ImageOps
 
 from atbook.lab import study as runner
+from atbook.lab.as_pictures import as_pictures
 from atbook.lab.augmented import AUGMENTATION, MIXUP, rand_augment, three_augment
 from atbook.lab.scales import scales
 from atbook.lab.study import Sources, run_study
 from atbook.records import read_file
 from atbook.worlds import glyphs
 from atlib import AttentionTransfer
-from atlib.data.pictures import as_pictures
 from tests import toy
 
 DRAWN = glyphs.generate("train", 300)

@@ -6,7 +6,7 @@ import torch
 from atbook.lab.controls import CONTROLS
 from atbook.lab.scales import UNTIL_LEARNED, scales
 from atbook.worlds import glyphs
-from atlib.analysis.controls import maps_of, mean_map
+from atfamily.measures.controls import maps_of, mean_map
 from atlib.baselines.distillation import LogitDistillation
 from tests.toy import sources as sources  # a fixture
 

@@ -9,8 +9,8 @@ from atbook.lab.study import Sources, run_study
 from atbook.records import read_file
 from atbook.worlds import glyph_images, glyphs
 from atfamily.grafit import Grafit, grafit_loss, snca_loss
+from atfamily.measures.probes import features
 from atlib import AttentionTransfer, create_vit
-from atlib.analysis.probes import features
 from atlib.checkpoint import load_vit
 from atlib.train.objectives import student_loss
 from atlib.train.recipe import Recipe

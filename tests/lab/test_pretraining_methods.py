@@ -10,10 +10,10 @@ from atbook.lab.pretraining_methods import METHODS, PAINTABLE, PRETRAINING_METHO
 from atbook.lab.study import Sources
 from atbook.records import read_file
 from atbook.worlds import glyphs
+from atfamily.contrast import Dino, MoCo
 from atlib import AttentionTransfer
 from atlib.checkpoint import load_vit
 from atlib.data.sampler import ShardSpec
-from atlib.train.contrast import Dino, MoCo
 from atlib.train.pretrain import MaskedAutoencoder
 from atlib.vit import Architecture
 from tests import toy

@@ -12,12 +12,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from atbook.worlds import glyph_images, glyphs
-from atfamily.resmlp import resmlp
-from atlib import create_vit
-from atlib.data.views import looks, small_views
-from atlib.train import make_optimizer, train
-from atlib.train.checkpoint_manager import CheckpointManager
-from atlib.train.contrast import (
+from atfamily.contrast import (
     BatchNorm,
     Dino,
     MoCo,
@@ -29,8 +24,13 @@ from atlib.train.contrast import (
     momentum_at,
     unmatched,
 )
+from atfamily.resmlp import resmlp
+from atlib import create_vit
+from atlib.train import make_optimizer, train
+from atlib.train.checkpoint_manager import CheckpointManager
 from atlib.train.optim import set_weight_decay
 from atlib.train.recipe import Recipe
+from atrun.data.views import looks, small_views
 from tests.helpers import ROOT, random_images, randomise, same, state_of
 
 SHAPE = {"img_size": 16, "patch_size": 4, "depth": 2, "embed_dim": 12, "num_heads": 3, "num_classes": 0}

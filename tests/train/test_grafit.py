@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from atfamily.grafit import NOT_SEEN, Grafit, embed, grafit_loss, instance_loss, knn_loss, numbered, snca_loss
+from atfamily.measures.probes import features
 from atlib import AttentionTransfer, Plan
-from atlib.analysis.probes import features
 from atlib.data import Images
 from atlib.losses import noted
 from atlib.train.loop import train

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
+from atfamily.contrast import features
 from atfamily.similarity import CompRess, SimilarityDistillation, similarity_cross_entropy
 from atlib.pair import student_of
 from atlib.train import train
 from atlib.train.checkpoint_manager import CheckpointManager
-from atlib.train.contrast import features
 from atlib.train.recipe import Recipe
 from tests.helpers import random_images, same, state_of
 

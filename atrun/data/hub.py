@@ -9,8 +9,8 @@ import datasets
 
 from atlib._util import require_known
 from atlib.data.decoding import CannotStream, DataError
-from atlib.data.folders import WAY_OUT, ImageFolders
-from atlib.data.splits import VALIDATION_SHARE, fixed_order
+from atrun.data.folders import WAY_OUT, ImageFolders
+from atrun.data.splits import VALIDATION_SHARE, fixed_order
 
 IMAGE_COLUMNS, LABEL_COLUMNS = ("image", "img"), ("label", "labels", "fine_label")
 SPLITS = ("train", "validation", "test")
@@ -42,7 +42,7 @@ def open_streamed(
     """The rows of a published split as they come, and the local files that are its shards (None: they are on
     the hub).
 
-    split: as in `atlib.data.images.load`, but a stream cannot hold out a tenth: where no validation split is
+    split: as in `atrun.data.load`, but a stream cannot hold out a tenth: where no validation split is
     published, only "train+validation" is training data. Raises what `open_rows` raises, and `ValueError` for
     what is not in parquet or arrow files.
     """

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from atlib.analysis.probes import knn_accuracy
-from atlib.analysis.retrieval import conditional_scores, cosines, mean_average_precision, neighbour_votes
+from atfamily.measures.probes import knn_accuracy
+from atfamily.measures.retrieval import conditional_scores, cosines, mean_average_precision, neighbour_votes
 from tests.helpers import random_images
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from PIL import Image, ImageFile
 
 from atlib.data.decoding import DataError
-from atlib.data.splits import SPLIT_NAMES
+from atrun.data.splits import SPLIT_NAMES
 
 WAY_OUT = (
     "each class needs a folder of its own, such as FOLDER/train/cat/1.jpg and FOLDER/train/dog/2.jpg;"

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import expit, logit
 
-from atlib.analysis.predictions import check_sampling
+from atfamily.measures.predictions import check_sampling
 
 
 class AccuracyLine(NamedTuple):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from atlib.analysis.subsets import (
+from atfamily.measures.subsets import (
     adversarially_filtered,
     class_counts,
     class_groups,

@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy.stats import bootstrap
 
-from atlib.analysis import (
+from atfamily.measures.predictions import (
     disagreement,
     ensemble_accuracy,
     ensemble_gain,
