@@ -9,7 +9,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
 from atfamily.measures import accounting
-from atfamily.measures.accounting import Memory, method_costs, method_memory, step_memory, transferred_numbers
+from atfamily.measures.accounting import Memory, method_costs, step_memory, transferred_numbers
 from atlib import AttentionTransfer, Plan, create_vit, walk
 from atlib.losses import dense_attention_cross_entropy
 from atlib.transfer import Transferred
@@ -240,16 +240,6 @@ def test_what_is_kept_is_what_the_allocator_has_not_got_back(how, layers):
     assert step_memory(model, images).saved - known == pytest.approx(still_there, abs=32), (
         "apart from the losses themselves, single numbers"
     )
-
-
-def test_memory_of_models_that_are_never_made():
-    images = torch.zeros(BATCH, 3, 24, 24)
-    alone = step_memory(create_vit(CONFIG).train(), images)
-    pairs = {how: step_memory(pair(how, CONFIG, range(3)), images) for how in ("copy", "distill")}
-    by_method = method_memory(CONFIG, batch=BATCH, layers=3)
-    assert by_method == {"scratch": alone, "fine-tune": alone, **pairs}
-    with pytest.raises(ValueError, match="layers=5"):
-        method_memory(CONFIG, layers=5)
 
 
 def test_memory_is_counted_of_plain_training_steps():

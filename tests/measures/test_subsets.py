@@ -1,4 +1,4 @@
-"""Few labels, long tails, groups of classes and adversarial filtering, counted by hand."""
+"""Long tails, groups of classes and adversarial filtering, counted by hand."""
 
 import copy
 import math
@@ -12,7 +12,6 @@ from atfamily.measures.subsets import (
     class_counts,
     class_groups,
     evaluate_filtered,
-    few_labels,
     group_accuracy,
     long_tail,
 )
@@ -99,46 +98,6 @@ def test_long_tail_is_chosen_by_seed_and_nested_in_the_factor():
 def test_long_tails_that_cannot_be(labels, classes, factor, named):
     with pytest.raises(ValueError, match=named):
         long_tail(of_classes(labels, classes), factor)
-
-
-SHUFFLED = torch.tensor([0] * 50 + [1] * 20 + [2] * 3)[
-    torch.randperm(73, generator=torch.Generator().manual_seed(0))
-]
-
-
-@pytest.mark.parametrize(
-    "fraction, kept", [(0.1, [5, 2, 1]), (0.01, [1, 1, 1]), (0.5, [25, 10, 2]), (1, [50, 20, 3])]
-)
-def test_few_labels_keep_a_share_of_every_class(fraction, kept):
-    chosen = few_labels(of_classes(SHUFFLED, "abc", mean=0.1, std=0.7), fraction, seed=0)
-    assert chosen.targets.bincount().tolist() == kept
-    which = positions(chosen)
-    assert torch.equal(chosen.targets, SHUFFLED[which]), "every image keeps its label"
-    assert which == sorted(set(which)), "none twice, in their former order"
-    assert (chosen.classes, chosen.mean, chosen.std) == (("a", "b", "c"), 0.1, 0.7)
-
-
-def test_few_labels_repeat_by_seed_and_are_nested():
-    chosen, again, more, other, more_other = (
-        set(positions(few_labels(of_classes(SHUFFLED), fraction, seed)))
-        for fraction, seed in ((0.1, 0), (0.1, 0), (0.3, 0), (0.1, 1), (0.3, 1))
-    )
-    assert chosen == again != other and chosen < more and other < more_other
-
-
-@pytest.mark.parametrize(
-    "targets, fraction, named",
-    [
-        *([[0, 1], fraction, f"fraction={fraction}"] for fraction in (0, -0.1, 1.01, math.nan)),
-        ([0, 0, 2], 0.5, r"class 1 \('b'\)"),
-        ([0.0] * 4, 0.5, "targets .*torch.float32"),
-        ([[0, 0]] * 4, 0.5, r"targets .*\(4, 2\)"),
-        ([0, 1, -1, 0], 0.5, "targets .*-1"),
-    ],
-)
-def test_few_labels_refuse_what_would_vanish(targets, fraction, named):
-    with pytest.raises(ValueError, match=named):
-        few_labels(of_classes(targets, "abc"), fraction, 0)
 
 
 def test_groups_at_the_published_limits_and_at_others_leave_out_the_empty():

@@ -5,11 +5,10 @@ import math
 
 import pytest
 import torch
-from timm.layers import LayerScale
 from timm.models.vision_transformer import VisionTransformer
 
 from atfamily import depth
-from atfamily.depth import branch_ratios, fold_scales, published_start
+from atfamily.depth import branch_ratios, published_start
 from atlib import AttentionTransfer, Plan, create_vit, walk
 from atlib.attention import Unwalkable
 from atlib.train import make_optimizer
@@ -176,33 +175,9 @@ def test_other_models_are_refused(name):
         SCALED[name](torch.nn.Linear(2, 2))
 
 
-@pytest.mark.parametrize("of", [fold_scales, lambda vit: branch_ratios(vit, random_images(1, 3, 32, 32))])
-def test_where_there_are_no_such_branches(of):
+def test_where_there_are_no_such_branches():
     with pytest.raises(ValueError, match="Eva"):
-        of(create_vit("vit_small_patch16_dinov3", **SMALL_VIT).eval())
-
-
-# --- Folded in
-
-
-@pytest.mark.parametrize("name", ["layer scale", "one scalar"])
-@pytest.mark.parametrize("options", [{}, {"proj_bias": False}], ids=["biases", "none"])
-def test_factors_can_be_folded_into_the_last_weights(name, options):
-    vit = randomise(SCALED[name](fresh(**options))).double().eval()
-    assert all(len(gamma) == 1 or gamma.std() > 0.1 for gamma in factors(vit)), "a wrong axis would show"
-    before, images = state_of(vit), IMAGES.double()
-    folded = fold_scales(vit)
-    assert (folded(images) - vit(images)).abs().max() <= 1e-12
-    assert not [module for module in folded.modules() if isinstance(module, LayerScale)]
-    assert same(before, vit.state_dict()), "the original stays as it is"
-    plain = create_vit(SMALL_VIT | options).double()
-    plain.load_state_dict(folded.state_dict())
-    assert torch.equal(plain.eval()(images), folded(images)), "it is a plain ViT"
-
-
-def test_a_vit_without_factors_is_folded_already():
-    vit = randomise(fresh())
-    assert same(fold_scales(vit).state_dict(), vit.state_dict())
+        branch_ratios(create_vit("vit_small_patch16_dinov3", **SMALL_VIT).eval(), IMAGES[:1])
 
 
 # --- How loud

@@ -12,14 +12,7 @@ from timm.models.deit import VisionTransformerDistilled
 from torch import nn
 from torch.nn.functional import cosine_similarity, cross_entropy
 
-from atfamily.distillation_token import (
-    DistillationToken,
-    Heads,
-    add_softmaxes,
-    both_heads,
-    small_convnet,
-    token_report,
-)
+from atfamily.distillation_token import DistillationToken, both_heads, small_convnet, token_report
 from atlib import AttentionTransfer, Plan, create_vit, walk
 from atlib.attention import Unwalkable
 from atlib.data import UNLABELLED, Images, with_unlabelled
@@ -119,19 +112,6 @@ def test_dropout_before_the_heads_is_timms():
     found = both_heads(student, student.forward_features(images_of()))
     torch.manual_seed(3)
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(found, two_heads(student, images_of())))
-
-
-def test_softmaxes_added():
-    heads = Heads(GOLDEN["of_class"], GOLDEN["of_token"])
-    found = add_softmaxes(heads)
-    for b in range(6):
-        rows = [[math.exp(value) for value in of[b].tolist()] for of in heads]
-        expected = [sum(row[c] / sum(row) for row in rows) / 2 for c in range(10)]
-        assert found[b].tolist() == pytest.approx(expected, rel=1e-12)
-    sure, unsure = torch.tensor([[9.0, 0.0, 0.0]]), torch.tensor([[-12.0, 0.5, 0.0]])
-    assert add_softmaxes(Heads(sure, unsure)).argmax() == 0 and (sure + unsure).argmax() == 1, (
-        "no mean of logits"
-    )
 
 
 # --- what is run, what is trained, what is left
