@@ -363,8 +363,7 @@ class Dino(MomentumPair):
             )
         if local_size is not None and not getattr(vit, "dynamic_img_size", False):
             raise ValueError(
-                f"local_size={local_size}: this ViT takes images of one size only; build it with"
-                " dynamic_img_size=True, or leave local_size out, and small views are computed at full size"
+                f"local_size={local_size}: this ViT takes one size only; build it with dynamic_img_size=True"
             )
         super().__init__(vit, momentum)
         self.head = DinoHead(vit.num_features, hidden, bottleneck, outputs, lengths)

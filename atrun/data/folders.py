@@ -70,8 +70,7 @@ class ImageFolders(Mapping):
         self.folders = _splits(self.path)
         if not any(map(_holds_pictures, self.folders.values())):
             raise FileNotFoundError(
-                f"{path} holds no images: a folder per class is looked for, such as {path}/train/cat/1.jpg"
-                f" and {path}/validation/cat/2.jpg (or train*.parquet and validation*.parquet)"
+                f"{path} holds no images: put them as {path}/train/cat/1.jpg, or give train*.parquet"
             )
 
     def __iter__(self) -> Iterator[str]:

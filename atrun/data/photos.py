@@ -257,8 +257,7 @@ def names_of(rows, label_column: str, known: Known | None) -> tuple[str, ...]:
         return tuple(map(str, range(known.classes)))
     if not isinstance(feature, datasets.ClassLabel) and isinstance(rows, datasets.IterableDataset):
         raise CannotStream(
-            f"column {label_column!r} says neither how many classes there are nor their names, and a stream"
-            " cannot be searched for them: read it by index with open_photos"
+            f"column {label_column!r} says not which classes there are, as a stream must: use open_photos"
         )
     names = class_names(rows, label_column)
     if known is not None and len(names) != known.classes:

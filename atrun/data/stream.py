@@ -182,8 +182,8 @@ def open_stream(
         whole = None if known is None else known.images.get(split)
     if None not in (count, whole) and count != whole:
         raise DataError(
-            f"{name_or_path} {split} has {whole:,} images, not {count:,}, and an epoch of a stream is all"
-            " of them: leave count= out, or read a part of them by index with open_photos",
+            f"{name_or_path} {split} has {whole:,} images, not {count:,}: leave count= out, or use"
+            f" open_photos",
             "count",
         )
     count = count if whole is None else whole
