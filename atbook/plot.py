@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from atlib.analysis.pictures import image_grid as image_grid
+from atfamily.measures.pictures import image_grid as image_grid
 
 # Okabe and Ito's palette, whose colours readers with colour-blindness can tell apart; a method keeps its
 # colour through the book.

@@ -9,7 +9,6 @@ All of them keep the norm before the branch, and need warm-up: so Touvron's thes
 Fixup's further biases are left out. Where weights start follows the papers, not code of theirs.
 """
 
-import copy
 from typing import NamedTuple
 
 import torch
@@ -146,27 +145,6 @@ def published_start(depth: int) -> float:
     Source: arXiv 2103.17239, section 2; it names 18, 24 and deeper.
     """
     return 0.1 if depth <= 18 else 1e-5 if depth <= 24 else 1e-6
-
-
-def fold_scales(vit: VisionTransformer) -> VisionTransformer:
-    """A copy of `vit` that computes the same without factors: they are multiplied into the last weights and
-    biases of their branches, `attn.proj` and `mlp.fc2`.
-
-    What a trained LayerScale says can be said without it; only training differs. Source: the remark
-    on equation 3.7 of Touvron's thesis (arXiv 2103.17239, section 2).
-    """
-    _require_blocks(vit)
-    folded = copy.deepcopy(vit)
-    with torch.no_grad():
-        for block in folded.blocks:
-            for name, last in (("ls1", block.attn.proj), ("ls2", block.mlp.fc2)):
-                factors = getattr(block, name)
-                if isinstance(factors, LayerScale):
-                    last.weight.mul_(factors.gamma[:, None])  # a row makes one channel
-                    if last.bias is not None:
-                        last.bias.mul_(factors.gamma)
-                    setattr(block, name, nn.Identity())
-    return folded
 
 
 # --- How loud they are ---

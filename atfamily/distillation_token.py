@@ -37,16 +37,6 @@ def both_heads(student: VisionTransformerDistilled, tokens: Tensor) -> Heads:
     )
 
 
-def add_softmaxes(heads: Heads) -> Tensor:
-    """The class probabilities (B, classes) when the softmaxes of both heads are added, and halved: rows sum
-    to 1.
-
-    So arXiv 2012.12877 writes it (section 4, "joint classifiers"); timm and the published code average the
-    *logits*, and so does the student itself in eval mode.
-    """
-    return (heads.of_class.softmax(-1) + heads.of_token.softmax(-1)) / 2
-
-
 class DistillationToken(Distillation):
     """A student whose class token learns the labels and whose distillation token learns the predictions of
     any classifier that knows the same classes.

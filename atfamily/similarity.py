@@ -11,9 +11,9 @@ import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
+from atfamily.contrast import features
 from atlib.baselines.distillation import Distillation
 from atlib.pair import Normalisation
-from atlib.train.contrast import features
 from atlib.train.distributed import gathered
 from atlib.transfer import Transferred
 
@@ -29,7 +29,7 @@ class SimilarityDistillation(Distillation):
     the teacher is not run. `.student` alone is the result.
 
     teacher: a ViT, whose features are those that its head would read, such as a teacher by MoCo or DINO
-    (`atlib.train.contrast`). queue: how many features; it is filled with random ones at first, drawn from
+    (`atfamily.contrast`). queue: how many features; it is filled with random ones at first, drawn from
     torch's global generator, is kept in checkpoints, and gets the images of all processes. normalisation: of
     the images that the pair is given (`atlib.pair.Pair`).
 

@@ -12,27 +12,27 @@ from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
-from atfamily import distilled_mae, simmim
+from atfamily import contrast, distilled_mae, simmim
 from atlib._util import require_known
 from atlib.baselines.distillation import FeatureDistillation
 from atlib.baselines.mean_maps import MeanMapCopy
 from atlib.checkpoint import read_header
 from atlib.compatibility import TIMM_ACTIVATIONS, pair_up
-from atlib.data.catalogue import CATALOGUE
 from atlib.data.decoding import ON_CORRUPT
-from atlib.data.generated import is_generated, maker
 from atlib.data.images import draw
 from atlib.data.rng import seed_for
-from atlib.data.transforms import Augmentation
-from atlib.data.views import Look, Views, looks, small_views
 from atlib.pair import IMAGENET, Normalisation, Pair, student_of
 from atlib.plan import Plan
 from atlib.student import differences
-from atlib.train import contrast, pretrain
+from atlib.train import pretrain
 from atlib.train.objectives import Loss, student_loss, unlabelled_loss
 from atlib.transfer import AttentionTransfer
 from atlib.vit import Architecture
 from atrun.config import RunConfig, built_for
+from atrun.data.catalogue import CATALOGUE
+from atrun.data.generated import is_generated, maker
+from atrun.data.transforms import Augmentation
+from atrun.data.views import Look, Views, looks, small_views
 from atrun.method import Method
 from atrun.parts import (
     COCO,
@@ -138,7 +138,7 @@ def held_out_images(
     if is_generated(data):
         return maker(data)(split=split, size=None, seed=0)
     # Imported here: `datasets` takes seconds, and generated data do not need it.
-    from atlib.data.photos import open_photos
+    from atrun.data.photos import open_photos
 
     columns = {"image_column": image_column, "label_column": label_column}
     how = {"augmentation": augmentation, "train": False, "workers": workers}
@@ -222,7 +222,7 @@ def known_size(config: RunConfig) -> tuple[int, int] | None:
 
 
 def _photographs(config: RunConfig, reading: Rows):
-    from atlib.data.photos import open_photos
+    from atrun.data.photos import open_photos
 
     augmentation: Augmentation | Views | None = reading.augmentation
     if isinstance(config.task, Contrast):
@@ -242,7 +242,7 @@ def _photographs(config: RunConfig, reading: Rows):
         "labelled": isinstance(config.task, Labelled),
     }
     if reading.streaming:
-        from atlib.data.stream import open_stream
+        from atrun.data.stream import open_stream
 
         return open_stream(config.data, count=reading.data_size, **chosen)
     photos = open_photos(config.data, **chosen)

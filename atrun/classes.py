@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from atlib.checkpoint import read_header
-from atlib.data.folders import pairs_alike
 from atlib.pair import student_of
 from atrun.build import training_images
 from atrun.config import is_run, read_config
+from atrun.data.folders import pairs_alike
 
 SHOWN = 5  # names in a message
 

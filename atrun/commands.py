@@ -13,8 +13,6 @@ import torch
 from atlib._util import INTERRUPTED, STOPPED, memory_message, out_of_memory, require_known
 from atlib.checkpoint import read_header, save_vit
 from atlib.data.decoding import ON_CORRUPT
-from atlib.data.generated import is_generated
-from atlib.data.transforms import Augmentation
 from atlib.pair import Normalisation, Pair, student_of
 from atlib.train.record import Record
 from atlib.train.trainer import NonFiniteLoss, Preempted
@@ -50,6 +48,8 @@ from atrun.configure import (
     oddities,
     teacher_name,
 )
+from atrun.data.generated import is_generated
+from atrun.data.transforms import Augmentation
 from atrun.log import as_line
 from atrun.measure import ModelOnTest, measured_lines, shifted_test
 from atrun.method import Method

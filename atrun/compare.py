@@ -8,7 +8,7 @@ import torch
 from scipy.stats import binomtest
 from torch import Tensor
 
-from atlib.analysis.predictions import Interval, paired_bootstrap
+from atfamily.measures.predictions import Interval, paired_bootstrap
 from atlib.train.evaluate import predict, score
 from atrun.config import TRUST_DATA, RunConfig, read_config
 from atrun.measure import same_images

@@ -10,12 +10,12 @@ from typing import Any, get_type_hints
 import torch
 
 from atlib._util import check_fields, write_atomically
-from atlib.data.generated import require_installed
-from atlib.data.transforms import Augmentation
 from atlib.pair import Normalisation
 from atlib.plan import Plan
 from atlib.train.recipe import Recipe
 from atlib.vit import VITS, Architecture
+from atrun.data.generated import require_installed
+from atrun.data.transforms import Augmentation
 from atrun.method import Method, method_of_run
 from atrun.overrides import Setting, read, said_of
 from atrun.parts import (
@@ -74,7 +74,7 @@ class RunConfig:
     method: Method
     #: the student (of pre-training the teacher to be); without num_classes it gets the data's
     model: Architecture
-    #: a name of the catalogue, a path, "coco", or a function (`atlib.data.generated`)
+    #: a name of the catalogue, a path, "coco", or a function (`atrun.data.generated`)
     data: str
     #: in epochs, until the number of images is known (`on`)
     recipe: Recipe
@@ -260,9 +260,9 @@ class RunConfig:
         """What trains `vit` on images alone: what hides patches of them, a pair of it and a copy that
         follows, or one of it and its teacher. images: how they are normalised, where there is a teacher."""
         # imported here: other runs do not need them
-        from atfamily import distilled_mae, simmim
+        from atfamily import contrast, distilled_mae, simmim
         from atfamily.attndistill import AttnDistill
-        from atlib.train import contrast, pretrain
+        from atlib.train import pretrain
 
         match self.task:
             case Mae() as task:

@@ -11,9 +11,6 @@ import timm
 import torch
 
 from atlib._util import require_known
-from atlib.data.catalogue import CATALOGUE, find
-from atlib.data.generated import is_generated, maker
-from atlib.data.transforms import Augmentation
 from atlib.train import recipe as recipes
 from atlib.vit import PRESETS, Architecture, check_activation, create_vit, weights_file
 from atrun import generic
@@ -27,6 +24,9 @@ from atrun.config import (
     read_config_file,
     with_settings,
 )
+from atrun.data.catalogue import CATALOGUE, find
+from atrun.data.generated import is_generated, maker
+from atrun.data.transforms import Augmentation
 from atrun.log import require_tensorboard
 from atrun.method import Method
 from atrun.parts import COCO

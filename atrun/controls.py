@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from atlib.analysis.controls import controls, controls_table, switched
+from atfamily.measures.controls import controls, controls_table, switched
 from atlib.pair import Pair
 from atrun.build import build, outputs_for, training_images
 from atrun.config import read_config

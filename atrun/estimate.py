@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from atlib.analysis.accounting import (
+from atfamily.measures.accounting import (
     Memory,
     copy,
     distill,
@@ -340,7 +340,7 @@ def moments(config: RunConfig, groups: list[Group]) -> dict[str, tuple[int, floa
 
 
 def flops_of(config: RunConfig, skeleton: nn.Module) -> int | None:
-    """The fewest FLOPs that training takes an image (`atlib.analysis.accounting`); None where they are not
+    """The fewest FLOPs that training takes an image (`atfamily.measures.accounting`); None where they are not
     counted: other kinds of ViT, pre-training without labels, mean maps, transfers of queries, keys or
     values."""
     uncounted = config.method.pretrains or config.method is Method.MEAN_MAPS or not isinstance(skeleton, VITS)

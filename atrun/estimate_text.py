@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from atlib.analysis.accounting import transferred_numbers
+from atfamily.measures.accounting import transferred_numbers
 from atlib.vit import VITS
 from atrun.build import teacher_architecture
 from atrun.config import RunConfig

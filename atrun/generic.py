@@ -12,15 +12,15 @@ import torch
 from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
 
-from atlib.data.catalogue import CATALOGUE
-from atlib.data.generated import is_generated, maker
 from atlib.data.sampler import steps_per_epoch
-from atlib.data.transforms import Augmentation
 from atlib.pair import Normalisation
 from atlib.plan import Plan
 from atlib.train.recipe import Recipe
 from atlib.vit import VITS, Architecture, create_classifier, create_vit
 from atrun.config import built_for, settings
+from atrun.data.catalogue import CATALOGUE
+from atrun.data.generated import is_generated, maker
+from atrun.data.transforms import Augmentation
 from atrun.method import Method
 from atrun.overrides import read
 from atrun.parts import COCO
@@ -171,7 +171,7 @@ def _material(data: str, told: Mapping[str, Any], seed: int) -> Material:
     if told.get("streaming") or set(parts) <= set(known):
         return Material(told.get("data_size") or sum(known[part] for part in parts), None, fixed=False)
     from atlib.data.decoding import CorruptImage, decode
-    from atlib.data.photos import open_photos  # imported here: `datasets` takes seconds
+    from atrun.data.photos import open_photos  # imported here: `datasets` takes seconds
 
     columns = {name: told.get(name) for name in ("image_column", "label_column")}
     photos = open_photos(data, path=told.get("data_path"), split=split, train=True, **columns)

@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from atlib.analysis.predictions import ensemble_logits
-from atlib.analysis.subsets import accuracy_on
+from atfamily.measures.predictions import ensemble_logits
+from atfamily.measures.subsets import accuracy_on
 from atlib.data.decoding import decode
 from atlib.data.images import Images
-from atlib.data.transforms import Augmentation
 from atlib.train.evaluate import predict, score
 from atrun.build import require_size
+from atrun.data.transforms import Augmentation
 
 LOOKED_AT = 16  # images of two sets, evenly spread, whose pixels tell the sets apart
 
@@ -41,7 +41,7 @@ def shifted_test(
 
     Raises `ValueError` for a model that does not know the classes that the set's are among, for a setting
     without use, and what `open_shifted` raises."""
-    from atlib.data.natural_shifts import SHIFTED, open_shifted  # reads timm's lists of classes
+    from atrun.data.natural_shifts import SHIFTED, open_shifted  # reads timm's lists of classes
 
     for column in ("image_column", "label_column"):
         if column in reading:

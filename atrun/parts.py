@@ -9,8 +9,8 @@ from typing import ClassVar
 
 from atlib._util import check_fields, require_known
 from atlib.data.decoding import ON_CORRUPT
-from atlib.data.generated import is_generated
-from atlib.data.transforms import Augmentation
+from atrun.data.generated import is_generated
+from atrun.data.transforms import Augmentation
 from atrun.method import Method
 
 COCO = "coco"  # what detectors learn from, in COCO's form
@@ -191,7 +191,7 @@ class Simmim(Masked):
 
 @dataclass(frozen=True)
 class Contrast(Part):
-    """What two views of an image have in common, which makes a teacher (`atlib.train.contrast`)."""
+    """What two views of an image have in common, which makes a teacher (`atfamily.contrast`)."""
 
     says = "learning by contrast"
 
@@ -272,7 +272,7 @@ class Reading(Part):
 
 @dataclass(frozen=True)
 class Generated(Reading):
-    """Images that a function makes (`atlib.data.generated`), taken as they are."""
+    """Images that a function makes (`atrun.data.generated`), taken as they are."""
 
     says = "data that are generated"
 
@@ -289,7 +289,7 @@ class Files(Reading):
 
 @dataclass(frozen=True)
 class Rows(Files):
-    """An image and its label in each row, as `atlib.data.photos.open_photos` reads them."""
+    """An image and its label in each row, as `atrun.data.photos.open_photos` reads them."""
 
     says = "data that are read in rows"
 

@@ -6,8 +6,8 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
+from atfamily.measures.pictures import coloured, first_middle_last, image_grid, looked_at
 from atlib._util import in_eval_mode
-from atlib.analysis.pictures import coloured, first_middle_last, image_grid, looked_at
 from atlib.attention import walk
 from atlib.data.sampler import EvaluationData
 from atlib.pair import student_of

@@ -14,13 +14,13 @@ from PIL import Image
 
 from atlib._util import require_known, write_atomically
 from atlib.data.decoding import ON_CORRUPT, CorruptImage, decode
-from atlib.data.folders import pictures_below
 from atlib.pair import student_of
-from atlib.train.evaluate import NOT_FINITE, says_nothing
+from atlib.train.evaluate import says_nothing
 from atlib.train.objectives import outputs
 from atrun.build import preparation_of
 from atrun.classes import class_names
 from atrun.config import is_run, read_config
+from atrun.data.folders import pictures_below
 from atrun.runner import load_result, weights_of
 
 BATCH = 64
@@ -84,7 +84,7 @@ def predictions(path: Path, files: Sequence[Path], on_corrupt: str = "raise") ->
             logits = outputs(model, batch).logits.float().cpu()
         for (file, _), row, nothing in zip(some, logits.softmax(-1), says_nothing(logits)):
             if nothing:
-                raise ValueError(f"of {file} the model says NaN or infinity: {NOT_FINITE}")
+                raise ValueError(f"of {file} the model says NaN or infinity: look for NaN in its weights")
             found.append(Prediction(str(file), names[int(row.argmax())], row.tolist()))
     if not found:
         raise ValueError(f"none of {len(files)} files can be read as an image")

@@ -17,7 +17,6 @@ from torch import nn
 
 from atlib.baselines.mean_maps import load_stored_maps, save_stored_maps
 from atlib.checkpoint import load_bundle, load_vit, read_header, save_bundle, save_vit
-from atlib.data.generated import is_generated
 from atlib.pair import student_of
 from atlib.train.checkpoint_manager import CheckpointManager, digest, digest_of_weights
 from atlib.train.distributed import require_together
@@ -38,6 +37,7 @@ from atrun.build import (
     with_student,
 )
 from atrun.config import FREE, RunConfig, config_path, read_config, write_config
+from atrun.data.generated import is_generated
 from atrun.log import RunLog, require_tensorboard
 from atrun.method import Method
 from atrun.parts import Classify, Detect, Labelled

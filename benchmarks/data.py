@@ -21,11 +21,11 @@ from timing import interleave
 
 from atbook.worlds import marked_glyphs
 from atlib import create_vit
-from atlib.data.catalogue import open_rows_of
 from atlib.data.decoding import decode
-from atlib.data.natural_shifts import IMAGENET
-from atlib.data.photos import Photos, undecoded
 from atlib.data.sampler import ShardSpec
+from atrun.data.catalogue import open_rows_of
+from atrun.data.natural_shifts import IMAGENET
+from atrun.data.photos import Photos, undecoded
 from atrun.recipes import published
 
 RECIPE = "copy-vit-large"  # whose augmentation is measured

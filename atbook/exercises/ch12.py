@@ -11,8 +11,8 @@ from torch import Tensor
 
 from atbook.exercises.inputs import normal, vit
 from atbook.exercises.judging import Exercise, Wrong
+from atfamily.measures.robustness import effective_robustness, fit_line
 from atlib import walk
-from atlib.analysis import effective_robustness, fit_line
 from atlib.attention import Instead
 
 # --- 12.1 ---

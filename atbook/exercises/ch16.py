@@ -8,7 +8,7 @@ import numpy as np
 from scipy import stats
 
 from atbook.exercises.judging import Exercise, Wrong
-from atlib.analysis import accounting
+from atfamily.measures import accounting
 
 # --- 16.1 ---
 

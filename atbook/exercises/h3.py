@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from atbook.exercises.inputs import normal
 from atbook.exercises.judging import Exercise, Wrong
-from atlib.analysis import accounting
+from atfamily.measures import accounting
 
 # --- H3.1 ---
 

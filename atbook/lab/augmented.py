@@ -9,11 +9,11 @@ from PIL import Image
 from timm.data.auto_augment import AugmentOp, rand_augment_transform
 from torch import nn
 
+from atbook.lab.as_pictures import as_pictures
 from atbook.lab.scales import AXES, START, GlyphScale
 from atbook.lab.study import Sources, Study, Variant, by, scratch
 from atbook.lab.tuning import Range
 from atlib.data.images import Images
-from atlib.data.pictures import as_pictures
 
 Operation = Callable[[Image.Image], Image.Image]
 

@@ -11,7 +11,7 @@ from atbook.lab.scales import AXES, BLANK, START, TUNING_SEED, UNTIL_LEARNED, Gl
 from atbook.lab.study import Sources, Study, Variant, by
 from atbook.lab.tuning import Range
 from atbook.worlds import glyphs
-from atlib.analysis.controls import jigsaw, maps_of, mean_map, patch_order
+from atfamily.measures.controls import jigsaw, maps_of, mean_map, patch_order
 from atlib.baselines.distillation import LogitDistillation
 from atlib.data.images import Images, with_unlabelled
 from atlib.data.map_cache import keys_of

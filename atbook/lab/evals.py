@@ -43,30 +43,19 @@ from atbook.worlds import glyph_images, glyphs
 from atbook.worlds.shifts import all_shifts
 from atfamily.depth import branch_ratios
 from atfamily.distillation_token import token_report
-from atlib._util import require_known
-from atlib.analysis import (
-    PAIRINGS,
-    class_token,
-    compare_layers,
-    describe_layers,
-    disagreement,
-    ensemble_accuracy,
-    expected_calibration_error,
-    features,
-    knn_accuracy,
-    layer_cka,
-    layer_profiles,
-    linear_probe,
-    mlp_probe,
-)
-from atlib.analysis.streaming import walks
-from atlib.analysis.subsets import (
+from atfamily.measures.fourier import layer_profiles
+from atfamily.measures.predictions import disagreement, ensemble_accuracy, expected_calibration_error
+from atfamily.measures.probes import features, knn_accuracy, linear_probe, mlp_probe
+from atfamily.measures.subsets import (
     adversarially_filtered,
     class_counts,
     class_groups,
     evaluate_filtered,
     group_accuracy,
 )
+from atlib._util import require_known
+from atlib.analysis import PAIRINGS, class_token, compare_layers, describe_layers, layer_cka
+from atlib.analysis.streaming import walks
 from atlib.data.images import Images
 from atlib.pair import Pair
 from atlib.train.evaluate import evaluate, predict, shift_accuracies

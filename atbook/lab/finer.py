@@ -11,8 +11,8 @@ from atbook.lab.study import CENTRAL, Measure, Sources, Study, Variant
 from atbook.lab.tuning import Ladder
 from atbook.worlds.coarse import COARSE, TOGETHER, another_view, coarse
 from atfamily.grafit import Grafit, grafit_loss, numbered, snca_loss
-from atlib.analysis.probes import features
-from atlib.analysis.retrieval import conditional_scores, cosines, mean_average_precision, neighbour_votes
+from atfamily.measures.probes import features
+from atfamily.measures.retrieval import conditional_scores, cosines, mean_average_precision, neighbour_votes
 from atlib.data.images import Images
 from atlib.plan import Plan
 from atlib.train.objectives import Loss, student_loss

@@ -22,7 +22,7 @@ from atbook.lab.scales import (
 )
 from atbook.lab.study import ACCURACY, Measure, Place, Sources, Study, Variant, scratch, with_new_head
 from atbook.lab.tuning import Range
-from atlib.analysis.controls import jigsaw, patch_order
+from atfamily.measures.controls import jigsaw, patch_order
 from atlib.baselines.distillation import TokenDistillation
 from atlib.data.images import Images, crop_and_flip
 from atlib.data.map_cache import MapCache, keys_of

@@ -17,22 +17,23 @@ from atbook.lab.tuning import ABOVE_GUESSING, Ladder, Range
 from atbook.worlds import glyph_images, glyphs, pretext
 from atbook.worlds.phrases import Language, generate_phrases, phrase_sentences
 from atbook.worlds.scenes import SceneWorld, generate_scenes, scene_images, scene_objects
+from atfamily.contrast import MomentumPair
 from atfamily.detection.objects import ObjectImages
+from atfamily.sentences import Sentences
 from atfamily.seq2seq import EncoderDecoder
 from atlib._util import require_known
 from atlib.analysis.attention_maps import describe_layers
-from atlib.data.catalogue import DOMAINS, load_pacs
-from atlib.data.images import Images, crop_and_flip, draw, load, other_of_class, pair
+from atlib.data.images import Images, crop_and_flip, draw, other_of_class, pair
 from atlib.data.rng import seed_for
-from atlib.data.sentences import Sentences
 from atlib.train import pretrain
 from atlib.train import recipe as recipes
 from atlib.train.checkpoint_manager import CheckpointManager
-from atlib.train.contrast import MomentumPair
 from atlib.train.loop import train
 from atlib.train.objectives import Loss, student_loss
 from atlib.train.recipe import Recipe
 from atlib.vit import Architecture
+from atrun.data.catalogue import DOMAINS, load_pacs
+from atrun.data.in_memory import load
 
 # A teacher, its architecture, and the history of its training.
 Made = tuple[VisionTransformer, Architecture, list[dict]]

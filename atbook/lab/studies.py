@@ -61,10 +61,10 @@ from atfamily.distilled_mae import (
 from atfamily.late_class import LateClassViT
 from atfamily.layer_reserve import keep_first
 from atfamily.locality import localise_attention, shift_patches
+from atfamily.measures.subsets import long_tail
 from atfamily.patch_conv import PatchConvNet, PoolTransfer, with_attention_pool
 from atfamily.resmlp import StaticMapDistill, copy_static_maps, mean_patch_maps, resmlp
 from atfamily.similarity import CompRess, SimilarityDistillation
-from atlib.analysis.subsets import long_tail
 from atlib.baselines.distillation import FeatureDistillation, LogitDistillation
 from atlib.baselines.mean_maps import MeanMapCopy, StoredMaps, one_group
 from atlib.data.images import Images, with_unlabelled

@@ -12,12 +12,12 @@ from atbook.lab.study import RIGHT, Measure, Sources, Study, Variant
 from atbook.lab.tuning import Ladder, Range
 from atbook.records import pack_bits
 from atbook.worlds.phrases import oracle
+from atfamily.measures.bleu import bleu
+from atfamily.sentences import Sentences
 from atfamily.seq2seq import END, EncoderDecoder
 from atfamily.sequence_transfer import OracleTransfer, SequenceTransfer
 from atfamily.translation import translate, translation_loss
-from atlib.analysis.bleu import bleu
 from atlib.data.rng import seed_for
-from atlib.data.sentences import Sentences
 
 TEACHER = "teacher"
 

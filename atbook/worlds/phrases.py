@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from atbook.worlds.glyphs import SPLITS
+from atfamily.sentences import Sentences
 from atfamily.seq2seq import BEGIN, END, PAD
 from atlib._util import require_known, require_ranges
-from atlib.data.sentences import Sentences
 
 MARKERS = ("keep", "reverse", "last first", "first last")
 FIRST_MARKER = 3  # after PAD, BEGIN and END

@@ -2,9 +2,7 @@
 
 import copy
 import json
-import math
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,8 +30,6 @@ from atlib.pair import IMAGENET
 # Edges in annotations are rounded; one that lies further out of its image than this is an error.
 ROUNDING = 1.0  # pixels
 ORIENTATION = Base.Orientation
-# The lists of a file of annotations, and what each entry of them must have.
-FORM = {"images": ("id", "file_name", "height", "width"), "annotations": ("id",), "categories": ("id",)}
 
 
 class Placed(NamedTuple):
@@ -57,13 +53,12 @@ class CocoObjects:
     in the order of their ids. jitter: the range of large-scale jitter (Ghiasi et al. 2021, arXiv 2012.07177),
     for training: the longer side becomes a random share of `size`, a random part is cut out where it is
     larger, and half of the images are flipped. None: the longer side fits, at the upper left. What is left of
-    the square is the mean colour. leave_out: ids of annotations that are not used. masks: whether pixels are
-    read, too.
+    the square is the mean colour. masks: whether pixels are read, too.
 
-    Raises `MissingData` for files that are not there, and `DataError`, naming the file and the ids, for
-    entries that are not COCO's, for ids that come twice, and for annotations of unknown images or categories,
-    without area, outside their image, or (with `masks`) without pixels that can be drawn. An image that
-    cannot be decoded raises `CorruptImage` when it is read.
+    Raises `MissingData` for files that are not there, and `DataError` for entries that are not COCO's, ids
+    that come twice, and annotations of unknown images or categories, without area, outside their image, or
+    (with `masks`) without pixels that can be drawn. An image that cannot be decoded raises `CorruptImage`
+    when it is read.
     """
 
     normalisation = IMAGENET  # how the images come out
@@ -76,7 +71,6 @@ class CocoObjects:
         *,
         size: int,
         jitter: tuple[float, float] | None = None,
-        leave_out: Collection[int] = (),
         masks: bool = True,
         workers: int = 0,
     ):
@@ -86,17 +80,9 @@ class CocoObjects:
             raise MissingData(
                 f"{self.folder} is no folder: images= names the one with the image files", "path"
             )
-        read = _read(self.file)
-        categories = sorted(read["categories"], key=lambda each: each["id"])
+        self.entries, self._annotations, categories = _read(self.file, masks)
         self.classes = tuple(str(each.get("name", each["id"])) for each in categories)
-        self.entries = sorted(read["images"], key=lambda each: each["id"])
         self._number = {each["id"]: number for number, each in enumerate(categories)}
-        self._annotations: dict[int, list[dict]] = {each["id"]: [] for each in self.entries}
-        without = set(leave_out)
-        used = [each for each in read["annotations"] if each["id"] not in without]
-        _check(used, read["images"], self.file, self._number, masks)
-        for each in used:
-            self._annotations[each["image_id"]].append(each)
         absent = [
             each["file_name"] for each in self.entries if not (self.folder / each["file_name"]).is_file()
         ]
@@ -209,8 +195,8 @@ class CocoObjects:
         lengths = np.array(counts if isinstance(counts, list) else _lengths(counts), dtype=np.int64)
         if (lengths < 0).any() or lengths.sum() != height * width:
             raise DataError(
-                f"{self.file}, annotation {annotation['id']}: run lengths fill {lengths.sum()} pixels, its"
-                f" image has {height * width}. Mend the file, or name its id in leave_out="
+                f"{self.file}, annotation {annotation['id']}: run lengths fill {lengths.sum()} pixels of"
+                f" {height * width}"
             )
         return np.repeat(np.arange(len(lengths)) % 2 == 1, lengths).reshape(width, height).T
 
@@ -236,13 +222,8 @@ class CocoObjects:
                 f" {entry['id']}"
             )
         if shown is not picture and stored == shown.size:
-            raise DataError(
-                f"{path} is turned by its EXIF orientation {turn}, and its boxes may be of either view: store"
-                " it as it is shown (exiftran -ai), or remove the tag (exiftool -Orientation=)"
-            )
-        # boxes are of the view whose size the annotations say
-        picture = picture if said == stored else shown
-        return picture
+            raise DataError(f"{path} is turned by EXIF ({turn}): its boxes may be of either view")
+        return picture if said == stored else shown  # boxes are of the view whose size the annotations say
 
 
 def place_image(picture: Image.Image, place: Placed, size: int) -> Tensor:
@@ -340,85 +321,47 @@ def export_coco(images: ObjectImages, folder: str | Path) -> tuple[Path, Path]:
     return pictures, write_atomically(file, json.dumps(whole).encode())
 
 
-def _read(file: Path) -> dict:
-    """The file of annotations, with the lists and entries that it must have."""
+def _read(file: Path, masks: bool) -> tuple[list[dict], dict[int, list[dict]], list[dict]]:
+    """Images, annotations by image and categories of a file, the first and last in the order of their ids."""
     if not file.is_file():
         raise MissingData(f"{file} is not there: annotations= names the JSON file", "path")
     try:
         read = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise DataError(f"{file} is no JSON: {error}") from error
-    for name, fields in FORM.items():
-        if not isinstance(read, dict) or not isinstance(read.get(name), list):
-            raise DataError(
-                f"{file} has no list {name!r}: COCO's form has images, annotations and categories"
-            )
-        for place, each in enumerate(read[name]):
-            missing = [field for field in fields if not isinstance(each, dict) or field not in each]
-            if missing:
-                raise DataError(
-                    f"{file}: entry {place} of {name!r} has no {', '.join(missing)}: {each!r:.200}"
-                )
-        twice = [key for key, times in Counter(each["id"] for each in read[name]).items() if times > 1]
-        if twice:
-            raise DataError(f"{file}: ids of {name!r} that come twice: {_listed(twice)}")
-    if not read["images"]:
-        raise DataError(f"{file} lists no images")
-    return read
-
-
-def _check(
-    annotations: Sequence[dict], images: Sequence[dict], file: Path, categories: Collection[int], masks: bool
-) -> None:
-    """Find all annotations that cannot be used, and name them."""
-    sizes = {each["id"]: (each["width"], each["height"]) for each in images}
-    wrong: dict[str, list[int]] = {}
-    for each in annotations:
-        why = _why_not(each, sizes, categories, masks)
-        if why:
-            wrong.setdefault(why, []).append(each["id"])
-    if wrong:
-        said = "; ".join(f"{len(ids)} {why} (ids {_listed(ids)})" for why, ids in wrong.items())
-        raise DataError(f"{file}, annotations: {said}. Mend the file, or name their ids in leave_out=")
-
-
-def _why_not(
-    annotation: dict, sizes: Mapping[int, tuple[int, int]], categories: Collection[int], masks: bool
-) -> str | None:
-    """Why an annotation cannot be used; None where it can."""
-    if annotation.get("image_id") not in sizes:
-        return "are of images that are not listed"
-    if annotation.get("category_id") not in categories:
-        return "are of categories that are not listed"
-    width, height = sizes[annotation["image_id"]]
-    try:
-        left, top, across, down = map(float, annotation["bbox"])
-    except (KeyError, TypeError, ValueError):
-        return "have no bbox of four numbers"
-    if not all(map(math.isfinite, (left, top, across, down))):
-        return "have no bbox of four numbers"
-    if across <= 0 or down <= 0:
-        return "have boxes without area"
-    if max(-left, -top, left + across - width, top + down - height) > ROUNDING:
-        return "have boxes that reach out of their image"
-    if left >= width or top >= height or left + across <= 0 or top + down <= 0:
-        return "have boxes without area in their image"
-    if masks and not _can_be_drawn(annotation.get("segmentation"), height, width):
-        return "have neither polygons nor run lengths of their image's size (masks=False reads boxes alone)"
-    return None
-
-
-def _can_be_drawn(segmentation: object, height: int, width: int) -> bool:
-    """Whether there are polygons of three points or more, or run lengths of an image of that size."""
-    if isinstance(segmentation, list):
-        return bool(segmentation) and all(
-            isinstance(each, list) and len(each) >= 6 and len(each) % 2 == 0 for each in segmentation
+        images, categories = (
+            sorted(read[name], key=lambda each: each["id"]) for name in ("images", "categories")
         )
-    return (
-        isinstance(segmentation, dict)
-        and segmentation.get("size") == [height, width]
-        and isinstance(segmentation.get("counts"), list | str)
-    )
+        annotations = read["annotations"]
+        for each in (images, annotations, categories):
+            if len({one["id"] for one in each}) < len(each):
+                raise ValueError("an id comes twice")
+        if not images:
+            raise ValueError("it lists no images")
+        sizes = {each["id"]: (each["width"], each["height"]) for each in images if each["file_name"]}
+        by_image: dict[int, list[dict]] = {each["id"]: [] for each in images}
+        known = {each["id"]: each for each in categories}
+        for each in annotations:
+            if not _usable(each, *sizes[each["image_id"]], masks) or not known[each["category_id"]]:
+                raise ValueError(f"annotation {each['id']}: no box in its image, or a mask of another size")
+            by_image[each["image_id"]].append(each)
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{file} is not in COCO's form: {type(error).__name__}, {error}") from error
+    return images, by_image, categories
+
+
+def _usable(annotation: dict, width: int, height: int, masks: bool) -> bool:
+    """Whether its box has area and lies in its image, but for rounding, and whether its mask can be drawn."""
+    left, top, across, down = map(float, annotation["bbox"])
+    right, bottom = left + across, top + down
+    if not (across > 0 and down > 0 and -ROUNDING <= left < width and -ROUNDING <= top < height):
+        return False  # also where a number is NaN
+    if not (0 < right <= width + ROUNDING and 0 < bottom <= height + ROUNDING):
+        return False
+    if not masks:
+        return True
+    segmentation = annotation["segmentation"]
+    if isinstance(segmentation, list):  # of four numbers pycocotools would make a box
+        return bool(segmentation) and all(len(each) >= 6 and len(each) % 2 == 0 for each in segmentation)
+    return segmentation["size"] == [height, width]
 
 
 def _lengths(counts: str) -> list[int]:
@@ -440,11 +383,6 @@ def _lengths(counts: str) -> list[int]:
         lengths.append(number + (lengths[-2] if len(lengths) > 2 else 0))
         number, bits = 0, 0
     return lengths
-
-
-def _listed(ids: Sequence) -> str:
-    """The first ten."""
-    return ", ".join(map(str, ids[:10])) + (" ..." if len(ids) > 10 else "")
 
 
 def _together(each: Sequence[tuple[Tensor, Objects]]) -> tuple[Tensor, ObjectBatch]:

@@ -63,9 +63,8 @@ class FeatureDistillation(Distillation):
         ]
         if sizes[0] != sizes[1]:
             raise ValueError(
-                "features correspond only in ViTs of the same (depth, width, prefix tokens, patch grid):"
-                f" teacher {sizes[0]}, student {sizes[1]}; attention maps can be transferred between more"
-                " kinds (atlib.Plan)"
+                f"features correspond only in ViTs of one (depth, width, prefix tokens, patch grid):"
+                f" {sizes[0]}, {sizes[1]}"
             )
         if isinstance(layers, Mapping):
             raise ValueError(
@@ -120,8 +119,8 @@ class TokenDistillation(Distillation):
         own = self.student.forward_features(images)
         if own.shape[1] != theirs.shape[1]:
             raise ValueError(
-                f"{own.shape[1]} tokens of the student and {theirs.shape[1]} of the teacher: they correspond"
-                " only one to one; give both the same patch grid and prefix tokens"
+                f"{own.shape[1]} tokens of the student and {theirs.shape[1]} of the teacher: they must be"
+                f" as many"
             )
         target = nn.functional.layer_norm(theirs, theirs.shape[-1:]).clone()
         return Transferred(self.student.forward_head(own), feature_mse([self.projector(own)], [target]))

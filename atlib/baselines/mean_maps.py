@@ -115,10 +115,7 @@ def save_stored_maps(path: str | Path, model: StoredMaps, student: Architecture,
     `atlib.checkpoint.save_vit`. Returns the path. Raises `ValueError` for maps of several groups: what says
     an image's group is a function, and a file has none."""
     if (groups := len(model.maps_0)) != 1:
-        raise ValueError(
-            f"these are maps of {groups} groups, and a file cannot say to which an image belongs: save"
-            " model.state_dict(), and build the model with your group_of= before you load it"
-        )
+        raise ValueError(f"maps of {groups} groups: save model.state_dict(), a file cannot hold group_of=")
     seen = None if model.normalisation is None else model.normalisation.describe()
     header = {
         **more,

@@ -84,10 +84,8 @@ class MapCache:
         missing = [place for place, key in enumerate(keys) if key not in self._places]
         if missing:
             raise ValueError(
-                f"{self.folder} holds maps of {len(self)} images, and not those of {len(missing)} of the"
-                f" {len(keys)} given here, the first of them image {missing[0]}: add(images) makes them."
-                " Images that are changed at random, or scaled otherwise, are other images: then run the"
-                " teacher, without maps="
+                f"{self.folder} lacks maps of {len(missing)} of {len(keys)} images, the first of them"
+                f" image {missing[0]}: add(images) makes them"
             )
         stored = torch.from_numpy(self._stored()[[self._places[key] for key in keys]])
         maps = stored.to(images.device).float()

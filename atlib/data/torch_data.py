@@ -134,9 +134,7 @@ def as_data(data: Any, batch_size: int | None = None) -> TrainingData | Evaluati
     dataset = data.dataset if isinstance(data, DataLoader) else data
     if isinstance(dataset, IterableDataset):
         raise ValueError(
-            f"a {type(dataset).__name__} is read as it comes: its order can be neither repeated nor taken up"
-            " again. Give a data set with an index (__getitem__ and __len__); atlib.data.open_stream reads"
-            " large files as they come"
+            f"a {type(dataset).__name__} has no index: give a data set with __getitem__ and __len__"
         )
     if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
         raise ValueError(
@@ -198,10 +196,7 @@ def _check_order(loader: DataLoader) -> None:
     else:
         wrong = f"a sampler of its own, {type(sampler).__name__}"
     raise ValueError(
-        f"the DataLoader has {wrong}, and the order of images is that of the recipe's seed, divided among"
-        " processes by train itself. Give the data set alone, for some of its images"
-        " torch.utils.data.Subset(dataset, indices); for an order of your own, write data with `epoch`"
-        " (atlib.data.sampler.TrainingData)"
+        f"the DataLoader has {wrong}; train orders images itself: give it the data set, or a Subset"
     )
 
 
@@ -227,9 +222,8 @@ def _image_and_label(item: Any, index: int) -> tuple[Tensor, Tensor]:
     if not isinstance(item, (tuple, list)) or len(item) != 2:
         parts = f" of {len(item)}" if isinstance(item, (tuple, list)) else ""
         raise ValueError(
-            f"{of} is a {type(item).__name__}{parts}, and not (image, label): let it return these two (the"
-            " label of an image without one is atlib.data.UNLABELLED), or give a DataLoader whose collate_fn"
-            " makes (images, labels) of a list of items"
+            f"{of} is a {type(item).__name__}{parts}: give (image, label), or a DataLoader whose"
+            f" collate_fn does"
         )
     image, label = item
     if isinstance(image, Image.Image) or not isinstance(image, Tensor):
@@ -247,9 +241,7 @@ def _image_and_label(item: Any, index: int) -> tuple[Tensor, Tensor]:
     if isinstance(label, Integral):
         return image, torch.tensor(int(label))
     raise ValueError(
-        f"{of} has the label {label!r}, a {type(label).__name__}: labels are whole numbers, the index of a"
-        " class from 0 on, or tensors, such as shares (classes,); torchvision's target_transform= can make"
-        " one"
+        f"{of} has the label {label!r}, a {type(label).__name__}: give a whole number or a tensor"
     )
 
 
@@ -257,9 +249,8 @@ def _stacked(parts: Sequence[Tensor], indices: Sequence[int]) -> Tensor:
     for part, index in zip(parts, indices):
         if part.shape != parts[0].shape:
             raise ValueError(
-                f"item {index} of the data set has a tensor {tuple(part.shape)}, item {indices[0]} one of"
-                f" {tuple(parts[0].shape)}: bring all images to one size by a transform, such as"
-                " RandomResizedCrop, or Resize and CenterCrop"
+                f"item {index} of the data set is {tuple(part.shape)}, item {indices[0]}"
+                f" {tuple(parts[0].shape)}: bring all to one size by a transform"
             )
     return torch.stack(list(parts))
 
@@ -275,6 +266,6 @@ def _collated(batch: Any, count: int) -> tuple[Tensor, Tensor]:
     else:
         found = f"a {type(batch).__name__}"
     raise ValueError(
-        f"the collate_fn of the DataLoader made {found} of {count} items: it must make (images, targets),"
-        " float32 (items, 3, height, width) and a tensor with as many targets"
+        f"the collate_fn made {found} of {count} items: give (images, targets), float32 (items,"
+        f" 3, height, width)"
     )

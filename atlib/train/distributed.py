@@ -161,15 +161,14 @@ def fsdp_plugin() -> FullyShardedDataParallelPlugin | None:
     plugin = FullyShardedDataParallelPlugin(mixed_precision_policy=MixedPrecisionPolicy())
     if plugin.state_dict_type != StateDictType.FULL_STATE_DICT:
         raise ValueError(
-            f"fsdp_state_dict_type is {plugin.state_dict_type.name}: set it to FULL_STATE_DICT, because the"
-            " other form is read back by unpickling, which can run code"
+            f"fsdp_state_dict_type is {plugin.state_dict_type.name}: set it to FULL_STATE_DICT, which"
+            f" is read without pickle"
         )
     if plugin.cpu_ram_efficient_loading:
         raise ValueError("fsdp_cpu_ram_efficient_loading is true: set it to false, or the teacher is lost")
     if plugin.activation_checkpointing:
         raise ValueError(
-            "fsdp_activation_checkpointing is true, but blocks are walked, not called, so that it would do"
-            " nothing: set it to false, and checkpoint_activations of the recipe to true"
+            "fsdp_activation_checkpointing does nothing here: set checkpoint_activations of the recipe"
         )
     return plugin
 

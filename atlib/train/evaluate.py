@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
+from accelerate.utils import gather_object
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -12,11 +13,6 @@ from atlib.data.sampler import EvaluationData
 from atlib.data.torch_data import as_data
 from atlib.pair import check_normalisation, student_of
 from atlib.train.objectives import outputs
-
-# What to do about logits that say nothing.
-NOT_FINITE = "look for NaN in its weights, and in its teacher's where it needs one"
-# What to do about a model with fewer outputs than the data have classes.
-FEWER = "pass num_classes= when it is built, or evaluate on data with the classes that it was trained for"
 
 
 class Evaluation(NamedTuple):
@@ -71,7 +67,7 @@ def score(logits: Tensor, labels: Tensor) -> Evaluation:
     if wrong.any():  # their argmax would count as a prediction
         raise ValueError(
             f"the model's logits are NaN or infinite for {wrong.sum().item()} of {len(wrong)} images, the"
-            f" first of them image {wrong.int().argmax().item()}: {NOT_FINITE}"
+            f" first of them image {wrong.int().argmax().item()}: look for NaN in its weights"
         )
     return Evaluation(
         (logits.argmax(1) == labels).double().mean().item(),
@@ -95,77 +91,43 @@ def evaluate_together(model: nn.Module, images: Labelled, batch_size: int = 500)
     """
     if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
         return evaluate(model, images, batch_size)
+    _check_head(model)
     images = as_data(images)
     check_normalisation(model, images)
-    _check_head(model)
     if len(images) == 0:
         raise ValueError(f"there are no images to evaluate in this {type(images).__name__}")
-    like = next(model.parameters())
+    like, parts = next(model.parameters()), []
     starts, world = range(0, len(images), batch_size), dist.get_world_size()
-    # right, nats, images, images of which it says nothing, images with a label that the model lacks
-    sums = torch.zeros(5, dtype=torch.float64)
     with torch.no_grad(), in_eval_mode(model):
         for place in range(dist.get_rank(), -(-len(starts) // world) * world, world):
             # One that is left without images runs some that it does not count: where weights are divided,
             # all processes are needed.
             start = starts[place % len(starts)]
-            mine = range(start, min(start + batch_size, len(images)))
-            batch, of_batch = images.take(mine)
-            of_batch = of_batch.cpu()
-            logits = outputs(model, batch.to(like.device, like.dtype)).logits.double().cpu()
-            _check_indices(of_batch)
-            known = of_batch.clamp(0, logits.shape[1] - 1)  # the others make all processes raise below
-            found = torch.stack(
-                [
-                    (logits.argmax(1) == of_batch).sum(),
-                    nn.functional.cross_entropy(logits, known, reduction="sum"),
-                    torch.tensor(len(mine)),
-                    says_nothing(logits).sum(),
-                    (of_batch != known).sum(),
-                ]
-            )
-            sums += found if place < len(starts) else 0
-    sums = sums.to(like.device)
-    dist.all_reduce(sums)
-    right, nats, count, wrong, unknown = sums.tolist()
-    if unknown:
-        raise ValueError(
-            f"{int(unknown)} of {int(count)} images have no label, or one that the model lacks: {FEWER}"
-        )
-    if wrong:
-        raise ValueError(
-            f"the model's logits are NaN or infinite for {int(wrong)} of {int(count)} images: {NOT_FINITE}"
-        )
-    return Evaluation(right / count, nats / count, int(count))
+            batch, labels = images.take(range(start, min(start + batch_size, len(images))))
+            logits = outputs(model, batch.to(like.device, like.dtype)).logits.float().cpu()
+            if place < len(starts):
+                parts.append((start, logits, labels.cpu()))
+    parts = sorted(gather_object(parts), key=lambda part: part[0])
+    return score(*(torch.cat(each) for each in list(zip(*parts))[1:]))
 
 
 def _check_head(model: nn.Module) -> None:
     if getattr(student_of(model), "num_classes", None) == 0:
         raise ValueError(
-            f"this {type(student_of(model)).__name__} has no class head (num_classes=0), so it says no class"
-            " of an image: build it with num_classes=, and train it"
+            f"this {type(student_of(model)).__name__} has no class head (num_classes=0): build it"
+            f" with num_classes="
         )
 
 
 def _check_labels(labels: Tensor, logits: Tensor) -> None:
-    _check_indices(labels)
-    if labels.min() < 0:
-        raise ValueError(
-            f"{(labels < 0).sum().item()} of {len(labels)} images have the label {labels.min().item()}, which"
-            " is no class: evaluate on images with labels"
-        )
-    if labels.max() >= logits.shape[1]:
-        raise ValueError(
-            f"the data have label {labels.max().item()}, the model has only {logits.shape[1]} outputs:"
-            f" {FEWER}"
-        )
-
-
-def _check_indices(labels: Tensor) -> None:
     if labels.ndim != 1 or labels.is_floating_point():
         raise ValueError(
-            f"labels are {labels.dtype} {tuple(labels.shape)}, and an accuracy needs class indices, int64"
-            " (n,): evaluate without what mixes classes"
+            f"labels must be class indices, int64 (n,), got {labels.dtype} {tuple(labels.shape)}"
+        )
+    if labels.min() < 0 or labels.max() >= logits.shape[1]:
+        raise ValueError(
+            f"labels are {labels.min().item()} to {labels.max().item()}, the model has {logits.shape[1]}"
+            " outputs: build it with num_classes=, evaluate images with labels"
         )
 
 

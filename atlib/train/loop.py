@@ -189,9 +189,9 @@ def _check_labels(targets: Tensor | None, classes: int | None) -> None:
     wrong = known[(known < 0) | (known >= classes)] if classes else known[known < 0]
     if len(wrong):
         raise ValueError(
-            f"{len(wrong)} of {len(targets)} labels are not among the model's classes 0 to"
+            f"{len(wrong)} of {len(targets)} labels are not among 0 to"
             f" {'' if classes is None else classes - 1}, such as {wrong[0].item()}: build the model with"
-            f" num_classes=, or number the classes from 0; images without a label have {UNLABELLED}"
+            f" num_classes=; images without a label have {UNLABELLED}"
         )
 
 
@@ -199,10 +199,7 @@ def _check(model: nn.Module, recipe: Recipe, loss: Loss, average_into: nn.Module
     """Find out before anything is trained that there is nothing to train, or nowhere to put the average."""
     student = student_of(model)
     if loss is student_loss and recipe.task_weight > 0 and _classes_of(model) == 0:
-        raise ValueError(
-            "the model has no classifier (num_classes=0), so there are no logits to train: build it with"
-            " num_classes=, or call reset_classifier with the number of classes"
-        )
+        raise ValueError("the model has no classifier (num_classes=0): build it with num_classes=")
     if average_into is None:
         return
     if recipe.ema is None:

@@ -107,9 +107,8 @@ def mixed(
         )
     if targets.ndim != 1 or targets.is_floating_point() or not classes:
         raise ValueError(
-            "mixup and cutmix mix classes: they need class indices (b,) and a model with num_classes, got"
-            f" targets {targets.dtype} {tuple(targets.shape)} and num_classes={classes}; set mixup and cutmix"
-            " to 0"
+            f"mixup and cutmix need class indices (b,) and num_classes, got targets {targets.dtype}"
+            f" {tuple(targets.shape)} and num_classes={classes}"
         )
     if (targets == UNLABELLED).any():
         raise ValueError(

@@ -161,7 +161,7 @@ def _commit() -> str:
         # An installed atlib may lie in the .venv of another project's checkout, whose commit is not its own.
         git("ls-files", "--error-unmatch", str(here))
         head = git("rev-parse", "--short=12", "HEAD")
-        changed = git("status", "--porcelain", "--", "atlib", "atbook")
+        changed = git("status", "--porcelain", "--", "atlib", "atfamily", "atrun", "atbook")
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
     return head + ("+" if changed else "")

@@ -20,7 +20,6 @@ from atlib.losses import noted
 from atlib.pair import Pair, student_of
 from atlib.plan import Plan
 from atlib.train.checkpoint_manager import CheckpointManager, digest_of_model, digest_of_tensors
-from atlib.train.contrast import MomentumPair
 from atlib.train.distributed import start_processes, to_train, whole_weights
 from atlib.train.objectives import Loss, mixed
 from atlib.train.optim import EMA, make_optimizer, schedule, set_weight_decay
@@ -86,7 +85,7 @@ class Training:
         if self.accelerator.num_processes > 1:
             set_seed(seed, device_specific=True)  # other images on each process, so other stochastic depth
         self.given, model = model.train(), to_train(model.train(), self.accelerator)
-        self.student, self.follows = student_of(model), isinstance(model, MomentumPair)
+        self.student = student_of(model)
         if recipe.checkpoint_activations:
             if not hasattr(self.student, "set_grad_checkpointing"):
                 raise ValueError(
@@ -171,7 +170,7 @@ class Training:
             self.average.update(self.model)
         self.position.count(loss, lr)
         set_weight_decay(self.optimizer, self.position.step, self.recipe)
-        if self.follows:
+        if hasattr(self.plain, "follow"):  # a copy that moves after the step, as in `atfamily.contrast`
             self.plain.follow(self.position.step, self.recipe.steps)
 
     def measure(self, evaluate: Callable[[nn.Module], dict] | None) -> dict:

@@ -11,8 +11,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from atlib._util import require_known
 from atlib.data.transforms import Augmentation
+
+from atlib._util import require_known
 from atlib.plan import Plan
 from atlib.train.recipe import Recipe
 from atrun.method import Method

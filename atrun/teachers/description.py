@@ -15,8 +15,8 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 from torchvision.transforms.functional import to_pil_image
 
-from atlib.analysis.accounting import transferred_numbers
-from atlib.analysis.pictures import coloured, first_middle_last, image_grid, looked_at
+from atfamily.measures.accounting import transferred_numbers
+from atfamily.measures.pictures import coloured, first_middle_last, image_grid, looked_at
 from atlib.attention import Unwalkable, walk
 from atlib.compatibility import sizes_of
 from atlib.data.decoding import as_rgb, large_pictures

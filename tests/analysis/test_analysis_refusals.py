@@ -4,6 +4,14 @@ import math
 
 import pytest
 import torch
+from atlib.analysis.accounting import method_costs, method_memory, shape_of, step_memory
+from atlib.analysis.bleu import bleu
+from atlib.analysis.controls import patch_order, switched
+from atlib.analysis.fourier import fourier_profile
+from atlib.analysis.probes import features, knn_accuracy, linear_probe
+from atlib.analysis.retrieval import cosines, mean_average_precision
+from atlib.analysis.robustness import effective_robustness, fit_line
+from atlib.analysis.subsets import few_labels, group_accuracy, long_tail
 
 from atlib import AttentionTransfer, Plan, create_vit
 from atlib.analysis import (
@@ -24,7 +32,6 @@ from atlib.analysis import (
     paired_bootstrap,
     patch_mean,
 )  # fmt: skip
-from atlib.analysis.accounting import method_costs, method_memory, shape_of, step_memory
 from atlib.analysis.attention_maps import (
     attention_distance,
     attention_entropy,
@@ -33,14 +40,7 @@ from atlib.analysis.attention_maps import (
     prefix_share,
     rollout,
 )  # fmt: skip
-from atlib.analysis.bleu import bleu
 from atlib.analysis.checks import check_maps
-from atlib.analysis.controls import patch_order, switched
-from atlib.analysis.fourier import fourier_profile
-from atlib.analysis.probes import features, knn_accuracy, linear_probe
-from atlib.analysis.retrieval import cosines, mean_average_precision
-from atlib.analysis.robustness import effective_robustness, fit_line
-from atlib.analysis.subsets import few_labels, group_accuracy, long_tail
 from atlib.attention import Unwalkable
 from atlib.data import Images
 from tests.helpers import SMALL_VIT, random_images, random_maps, randomise

@@ -14,11 +14,11 @@ from atfamily.cait import walk_cait
 from atfamily.depth import branch_ratios, layer_scale, one_scalar
 from atfamily.grafit import knn_loss
 from atfamily.locality import LocalityAttention
+from atfamily.measures.retrieval import mean_average_precision
 from atfamily.patch_conv import AttentionPool
 from atfamily.resmlp import resmlp
 from atfamily.seq2seq import Attention as SequenceAttention
 from atlib import AttentionTransfer, Plan, create_vit, walk
-from atlib.analysis.retrieval import mean_average_precision
 from atlib.checkpoint import load_vit
 from tests.book.test_taught import NOTEBOOKS, small_vit, taught
 from tests.helpers import SMALL_VIT, random_maps, randomise

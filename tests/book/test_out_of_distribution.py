@@ -6,7 +6,7 @@ import pytest
 
 from atbook.worlds import shifts
 from atbook.worlds.glyphs import World, generate
-from atlib.analysis import effective_robustness, fit_line
+from atfamily.measures.robustness import effective_robustness, fit_line
 from tests.book.test_taught import taught
 
 NAME = "12-out-of-distribution"

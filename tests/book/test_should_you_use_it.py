@@ -6,7 +6,7 @@ import re
 import pytest
 
 from atbook.drawing.guide import LAST, QUESTIONS
-from atlib.analysis import method_costs
+from atfamily.measures.accounting import method_costs
 from tests.book.test_chapter_form import section
 from tests.book.test_taught import taught
 from tests.helpers import ROOT

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from atlib.data.decoding import NAMED, CorruptImage, Wanted, decode, in_eight_bits, make, note_left_out
-from atlib.data.transforms import Augmentation
+from atlib.data.decoding import CorruptImage, Wanted, decode, in_eight_bits, make
+from atrun.data.transforms import Augmentation
 from tests.picture_files import encoded
 
 
@@ -48,30 +48,18 @@ def test_values_that_fit_eight_bits_stay_as_they_are():
 
 
 @pytest.mark.parametrize(
-    "kind, values, named",
+    "kind, values",
     [
-        ("float32", [0, 300], "0 to 300"),
-        ("float32", [-0.5, 1], "-0.5 to 1"),
-        ("float32", [np.nan, 1], "nan "),
-        ("int32", [0, 70000], "0 to 70000"),
-        ("int32", [-1, 5], "-1 to 5"),
+        ("float32", [0, 300]),
+        ("float32", [-0.5, 1]),
+        ("float32", [np.nan, 1]),
+        ("int32", [0, 70000]),
+        ("int32", [-1, 5]),
     ],
 )
-def test_values_that_say_no_brightness_are_refused_by_file(kind, values, named):
-    with pytest.raises(CorruptImage, match=f" {named}.*ramp"):
+def test_values_that_say_no_brightness_are_refused_by_file(kind, values):
+    with pytest.raises(CorruptImage):
         decode(in_form(Image.fromarray(np.array([values], dtype=kind)), "TIFF"))
-
-
-def test_many_images_that_are_left_out_are_counted_and_not_all_named():
-    corrupt, named = {}, set()
-    with pytest.warns(UserWarning) as warned:
-        for index in range(2 * NAMED):
-            note_left_out({index: "torn"}, corrupt, named)
-    assert (
-        len(warned) == NAMED + 1
-        and f"more than {NAMED} images" in str(warned[-1].message)
-        and len(corrupt) == 2 * NAMED
-    )
 
 
 @pytest.mark.parametrize("lacks", [MemoryError(), OSError(errno.EMFILE, "Too many open files")])
@@ -100,11 +88,3 @@ def test_a_large_photograph_is_read_and_pillows_limit_is_as_before(tmp_path):
     made = make([Wanted(0, file, 0, 1)], look)
     assert made.corrupt == {} and made.images.shape == (1, 3, 32, 32)
     assert Image.MAX_IMAGE_PIXELS == before
-
-
-def test_a_picture_beyond_all_memory_is_refused_with_a_way_out(monkeypatch, tmp_path):
-    monkeypatch.setattr("atlib.data.decoding.LARGEST", 100)
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 50)
-    Image.new("1", (15, 15)).save(tmp_path / "1.png")
-    with pytest.raises(CorruptImage, match="more than 200 pixels: store it smaller.*1.png"):
-        decode({"bytes": None, "path": str(tmp_path / "1.png")})

@@ -81,20 +81,6 @@ def test_repeated_augmentation():
     )
 
 
-@pytest.mark.parametrize(
-    "part, named",
-    [
-        (ShardSpec(0, 0, 0), "got 0 and 1"),
-        (ShardSpec(0, 0, 4, repeats=0), "got 4 and 0"),
-        (ShardSpec(0, 0, 4, rank=2, world=2), "rank 2 .* 2 processes"),
-    ],
-    ids=str,
-)
-def test_what_cannot_be_meant(part, named):
-    with pytest.raises(ValueError, match=named):
-        my_batches(10, part)
-
-
 def test_images_hand_out_their_epochs_in_the_order_of_their_loader():
     data = Images(torch.zeros(10, 3, 2, 2, dtype=torch.uint8), torch.arange(10))
     loader = data.loader(4, seed=9)

@@ -1,10 +1,9 @@
 """Sentences in memory are trained on in the order of all data of this project."""
 
-import pytest
 import torch
 
+from atfamily.sentences import Sentences
 from atlib.data.sampler import ShardSpec, my_batches
-from atlib.data.sentences import Sentences
 
 SOURCES = torch.arange(28).view(7, 4)
 TARGETS = torch.arange(35).view(7, 5)
@@ -19,18 +18,3 @@ def test_batches_are_those_of_the_order():
         assert torch.equal(batch.images, SOURCES[batch.indices])
         assert torch.equal(batch.targets, TARGETS[batch.indices])
     assert torch.equal(torch.cat([source for source, _ in data.loader(3)]), SOURCES) and len(data) == 7
-
-
-@pytest.mark.parametrize(
-    "sources, targets, named",
-    [
-        (SOURCES[:3], TARGETS, "3 sources, but 7 targets"),
-        (SOURCES.float(), TARGETS, "sources must be int64.*float32"),
-        (SOURCES, TARGETS[:, 0], r"targets must be int64.*\(7,\)"),
-        (SOURCES, TARGETS[:, None], r"targets must be int64.*\(7, 1, 5\)"),
-    ],
-)
-def test_other_data_are_refused(sources, targets, named):
-    with pytest.raises(ValueError, match=named):
-        Sentences(sources, targets)
-    assert Sentences(SOURCES[:, None].expand(-1, 2, -1), TARGETS).take([1])[0].shape == (1, 2, 4)

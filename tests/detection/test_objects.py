@@ -52,47 +52,27 @@ NARROW = torch.zeros(2, 10, 19, dtype=torch.bool)
 
 
 @pytest.mark.parametrize(
-    "wrong, named",
+    "wrong",
     [
-        (objects(boxes=((1, 2, 5, 8), (3, 4, 3, 9))), r"\[3.0, 4.0, 3.0, 9.0\]"),
-        (objects(boxes=((1, 2, 5, 8), (3, 9, 5, 4))), r"\[3.0, 9.0, 5.0, 4.0\]"),
-        (objects(boxes=((1, 2, 5, 8), (3, 4, float("nan"), 9))), "nan"),
-        (objects(boxes=((1, 2, 5, 8), (3, 4, 20.5, 9))), "20.5.* 20 x 10"),
-        (objects(boxes=((1, 2, 5, 8), (3, 4, 5, 11))), "11.0.* 20 x 10"),
-        (objects(boxes=((-1, 2, 5, 8), (3, 4, 5, 9))), "-1.0"),
-        (objects(boxes=((1, 2, 5, 8),)), r"\(1, 4\), \(2,\)"),
-        (objects(labels=(0,)), r"\(1,\)"),
-        (objects(crowd=(False,)), r"\(1,\)"),
-        (objects(labels=(0, -1)), "-1"),
-        (objects(labels=torch.tensor([0.0, 1.0])), "float32"),
-        (objects(masks=NARROW), r"\(2, 10, 19\)"),
+        objects(boxes=((1, 2, 5, 8), (3, 4, 3, 9))),
+        objects(boxes=((1, 2, 5, 8), (3, 9, 5, 4))),
+        objects(boxes=((1, 2, 5, 8), (3, 4, float("nan"), 9))),
+        objects(boxes=((1, 2, 5, 8), (3, 4, 20.5, 9))),
+        objects(boxes=((1, 2, 5, 8), (3, 4, 5, 11))),
+        objects(boxes=((-1, 2, 5, 8), (3, 4, 5, 9))),
+        objects(boxes=((1, 2, 5, 8),)),
+        objects(labels=(0,)),
+        objects(crowd=(False,)),
+        objects(labels=(0, -1)),
+        objects(labels=torch.tensor([0.0, 1.0])),
+        objects(masks=NARROW),
     ],
 )
-def test_what_nothing_could_learn_from_is_refused(wrong, named):
-    with pytest.raises(ValueError, match=f"(?s)one.jpg.*{named}"):
+def test_what_nothing_could_learn_from_is_refused(wrong):
+    with pytest.raises(ValueError):
         check_objects(wrong, 10, 20, "one.jpg")
-    with pytest.raises(ValueError, match="image 1"):
+    with pytest.raises(ValueError):
         ObjectImages(torch.zeros(2, 3, 10, 20, dtype=torch.uint8), [objects(), wrong])
-
-
-def test_what_is_right_is_handed_back():
-    right = objects(masks=torch.zeros(2, 10, 20, dtype=torch.bool))
-    assert check_objects(right, 10, 20, "one.jpg") is right
-    none = objects(boxes=(), labels=(), crowd=())._replace(boxes=torch.zeros(0, 4))
-    assert check_objects(none, 10, 20, "one.jpg") is none
-
-
-@pytest.mark.parametrize(
-    "pixels, named",
-    [
-        (torch.zeros(3, 3, 10, 20, dtype=torch.uint8), "3 images, but objects of 2"),
-        (torch.zeros(2, 3, 10, 20), "float32"),
-        (torch.zeros(2, 10, 20, dtype=torch.uint8), r"\(2, 10, 20\)"),
-    ],
-)
-def test_pixels_that_are_no_images_are_refused(pixels, named):
-    with pytest.raises(ValueError, match=named):
-        ObjectImages(pixels, [objects(), objects()])
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ from safetensors.torch import load_file
 
 from atfamily.detection.pyramid import SCALES, GridOfTokens, SimplePyramid
 from atlib import AttentionTransfer, Plan, create_vit, walk
-from atlib.attention import Unwalkable
 from tests.helpers import ROOT, random_images, randomise
 
 SCENE_VIT = {"img_size": 64, "patch_size": 8, "embed_dim": 16, "depth": 2, "num_heads": 2, "num_classes": 0}
@@ -68,10 +67,3 @@ def test_a_pair_in_evaluation_is_its_walk(how):
     seen = GridOfTokens(pair).eval()(images)
     tokens = pair.student.norm(pair.walk(images).tokens)[:, 1:]
     assert torch.equal(seen.grid.flatten(2).mT, tokens) and seen.transfer_loss.item() == 0
-
-
-def test_other_scales_and_other_models_are_refused():
-    with pytest.raises(ValueError, match=r"3\.0"):
-        SimplePyramid(16, 4, (3.0,))
-    with pytest.raises(Unwalkable):
-        GridOfTokens(torch.nn.Linear(2, 2))

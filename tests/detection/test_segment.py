@@ -77,17 +77,6 @@ def test_it_is_what_a_loop_counts_over_all_images(seed, classes):
         assert iou == pytest.approx(expected, rel=1e-6)
 
 
-def test_perfect_and_constant_answers_and_the_mode_is_left():
-    drawn = generate_scenes("test", 30)
-    true = class_of_pixels(drawn)
-    model = Says(9).train()
-    assert mean_iou(model, painted(true, true), 9) == 1 and model.training
-    ground = mean_iou(Says(9, always=0).eval(), painted(true, true), 9)
-    assert ground == pytest.approx((drawn.instances == 0).mean() / 9, rel=1e-6)
-    nowhere = torch.zeros_like(true)
-    assert mean_iou(Says(9, always=4).eval(), painted(nowhere, nowhere), 9) == 0
-
-
 def test_the_class_of_every_pixel_is_that_of_its_object():
     """Where objects hide each other, too: each pixel is asked."""
     drawn = generate_scenes("train", 8, world=SceneWorld(fewest=5, most=8, overlap=0.3))
@@ -151,12 +140,6 @@ def test_with_convolutions_places_hear_of_their_neighbours_and_no_others():
         expected = torch.zeros(8, 8, dtype=torch.bool)
         expected[3 - reach : 4 + reach, 4 - reach : 5 + reach] = True
         assert torch.equal((heard[0] != heard[1]).any(1)[0], expected)
-
-
-@pytest.mark.parametrize("size", [0, 2, -1])
-def test_a_convolution_without_a_middle_is_refused(size):
-    with pytest.raises(ValueError, match=f"size={size}:"):
-        Segmenter(vit(2), 5, 2, size)
 
 
 def test_the_loss_is_that_of_all_pixels_and_the_transfer_loss():

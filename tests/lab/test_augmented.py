@@ -5,11 +5,11 @@ import torch
 from PIL import ImageOps
 
 from atbook.lab import study as runner
+from atbook.lab.as_pictures import as_pictures
 from atbook.lab.augmented import AUGMENTATION, MIXUP, rand_augment, three_augment
 from atbook.lab.study import run_study
 from atbook.records import read_file
 from atbook.worlds import glyphs
-from atlib.data.pictures import as_pictures
 from tests import toy
 
 DRAWN = glyphs.generate("train", 300)

@@ -5,7 +5,7 @@ import torch
 
 from atbook.lab.controls import CONTROLS
 from atbook.worlds import glyphs
-from atlib.analysis.controls import maps_of
+from atfamily.measures.controls import maps_of
 from atlib.baselines.distillation import LogitDistillation
 from tests.toy import sources as sources  # a fixture
 

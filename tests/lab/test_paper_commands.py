@@ -15,12 +15,12 @@ from safetensors.torch import save_file
 from atbook.lab.paper_commands import FIGURES, TITLES, elsewhere, repeats
 from atbook.lab.papers import quoted
 from atlib.baselines.mean_maps import StoredMaps
-from atlib.data.natural_shifts import SHIFTED
 from atlib.vit import Architecture
 from atrun import __main__ as command
 from atrun import build as building
 from atrun import commands
 from atrun.config import read_config, write_config
+from atrun.data.natural_shifts import SHIFTED
 from atrun.parts import Detect
 from atrun.recipes import published
 from atrun.teachers import load

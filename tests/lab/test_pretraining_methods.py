@@ -9,9 +9,9 @@ from atbook.lab import study as runner
 from atbook.lab.pretraining_methods import METHODS, PRETRAINING_METHODS
 from atbook.lab.study import Sources
 from atbook.records import read_file
+from atfamily.contrast import Dino, MoCo
 from atlib import AttentionTransfer
 from atlib.checkpoint import load_vit
-from atlib.train.contrast import Dino, MoCo
 from atlib.train.pretrain import MaskedAutoencoder
 from atlib.vit import Architecture
 from tests import toy

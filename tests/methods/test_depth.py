@@ -3,12 +3,11 @@ and how loud branches are, against timm's modules."""
 
 import pytest
 import torch
-from timm.layers import LayerScale
 
 from atfamily import depth
-from atfamily.depth import branch_ratios, fold_scales
+from atfamily.depth import branch_ratios
 from atlib import AttentionTransfer, Plan, create_vit, walk
-from tests.helpers import DROPS, SMALL_VIT, assert_same_logits, random_images, randomise, same, state_of
+from tests.helpers import DROPS, SMALL_VIT, assert_same_logits, random_images, randomise, state_of
 
 IMAGES = random_images(3, 3, 32, 32)
 SCALED = {
@@ -89,24 +88,6 @@ def test_t_fixup_by_its_formula():
             not name.endswith(("qkv.weight", "proj.weight", "fc1.weight", "fc2.weight")) or "embed" in name
         )
         assert torch.equal(value, plain[name]) == untouched, name
-
-
-# --- Folded in
-
-
-@pytest.mark.parametrize("name", ["layer scale", "one scalar"])
-@pytest.mark.parametrize("options", [{}, {"proj_bias": False}], ids=["biases", "none"])
-def test_factors_can_be_folded_into_the_last_weights(name, options):
-    vit = randomise(SCALED[name](fresh(**options))).double().eval()
-    assert all(len(gamma) == 1 or gamma.std() > 0.1 for gamma in factors(vit)), "a wrong axis would show"
-    before, images = state_of(vit), IMAGES.double()
-    folded = fold_scales(vit)
-    assert (folded(images) - vit(images)).abs().max() <= 1e-12
-    assert not [module for module in folded.modules() if isinstance(module, LayerScale)]
-    assert same(before, vit.state_dict()), "the original stays as it is"
-    plain = create_vit(SMALL_VIT | options).double()
-    plain.load_state_dict(folded.state_dict())
-    assert torch.equal(plain.eval()(images), folded(images)), "it is a plain ViT"
 
 
 # --- How loud

@@ -12,11 +12,11 @@ from atlib import AttentionTransfer, Plan, Recipe, create_vit, load_teacher
 from atlib.attention import Unwalkable
 from atlib.checkpoint import read_header, save_vit
 from atlib.data.images import Images
-from atlib.data.photos import open_photos
 from atlib.train.evaluate import evaluate
 from atlib.train.loop import train
 from atlib.vit import Architecture
 from atrun import __main__ as command
+from atrun.data.photos import open_photos
 from tests.run.photographs import SMALL
 
 TINY = {"img_size": 16, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 2}

@@ -3,12 +3,12 @@
 import pytest
 
 from atlib.checkpoint import load_bundle, load_vit, save_bundle, save_vit
-from atlib.data.transforms import Augmentation
 from atlib.plan import Plan
 from atlib.train.recipe import Recipe
 from atlib.vit import Architecture
 from atrun.build import build, preparation_of, start_from
 from atrun.config import RunConfig
+from atrun.data.transforms import Augmentation
 from tests.helpers import same
 
 TINY = {"img_size": 32, "patch_size": 16, "depth": 2, "embed_dim": 24, "num_heads": 2}

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from atlib.data.transforms import Augmentation
 from atlib.plan import Plan
 from atlib.train.recipe import Recipe
 from atlib.vit import Architecture
 from atrun.build import training_images
 from atrun.config import RunConfig, read_config, write_config
 from atrun.configure import config_diff, configure, data_name
+from atrun.data.transforms import Augmentation
 from atrun.parts import Classify, Generated, Mae, Rows
 from atrun.recipes import published
 

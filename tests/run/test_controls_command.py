@@ -2,7 +2,7 @@
 
 import pytest
 
-from atlib.analysis.controls import controls_table, switched
+from atfamily.measures.controls import controls_table, switched
 from atrun import __main__ as command
 from atrun.build import training_images
 from atrun.config import read_config

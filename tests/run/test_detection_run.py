@@ -13,8 +13,8 @@ from atfamily.detection.coco import CocoObjects
 from atfamily.detection.detector import DETECTORS, SIZES, detection_loss, mask_rcnn
 from atfamily.detection.evaluate import evaluate_detector
 from atfamily.detection.files import load_detector
+from atfamily.measures.accounting import copy, distill, fine_tuning, shape_of
 from atlib import AttentionTransfer
-from atlib.analysis.accounting import copy, distill, fine_tuning, shape_of
 from atlib.checkpoint import load_bundle, load_vit, save_vit
 from atlib.data.rng import seed_for
 from atlib.plan import Plan
@@ -299,7 +299,7 @@ def test_a_dry_run_counts_parameters_steps_and_memory_without_data(soon, capsys)
 
 def test_the_published_detector_by_its_numbers(monkeypatch):
     """ViT-B of 448 pixels, counted without being run: 784 patches, 1,849 steps an epoch, 184,900 in all."""
-    from atlib.analysis.accounting import Memory
+    from atfamily.measures.accounting import Memory
     from atrun import estimate as of
 
     monkeypatch.setattr(of, "memory_of", lambda config, outputs: Memory(0, 0, 0, 0, 0))

@@ -8,9 +8,6 @@ import datasets
 import pytest
 
 from atlib.checkpoint import load_vit, read_header, save_vit
-from atlib.data.catalogue import CATALOGUE
-from atlib.data.photos import open_photos
-from atlib.data.transforms import Augmentation
 from atlib.pair import attach
 from atlib.train.evaluate import evaluate
 from atlib.train.record import read_record
@@ -18,6 +15,9 @@ from atlib.vit import Architecture
 from atrun import __main__ as command
 from atrun import runner
 from atrun.config import read_config
+from atrun.data.catalogue import CATALOGUE
+from atrun.data.photos import open_photos
+from atrun.data.transforms import Augmentation
 from tests.helpers import randomise
 from tests.picture_files import write_folders, write_parquet
 from tests.run.photographs import asked

@@ -14,11 +14,11 @@ from timm.data import create_transform, resolve_data_config
 from atlib import AttentionTransfer, Plan
 from atlib.baselines.mean_maps import MeanMapCopy, save_stored_maps
 from atlib.checkpoint import load_vit, read_header, save_bundle, save_vit
-from atlib.data.transforms import Augmentation
 from atlib.pair import Normalisation, attach
 from atlib.vit import Architecture
 from atrun import __main__ as command
 from atrun import export
+from atrun.data.transforms import Augmentation
 from atrun.predict import predictions
 from atrun.runner import load_result
 from tests.helpers import ROOT, randomise

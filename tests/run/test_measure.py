@@ -13,11 +13,11 @@ from timm.data import ImageNetInfo
 
 from atbook.worlds import glyph_images, glyphs
 from atlib.checkpoint import load_vit, save_vit
-from atlib.data.natural_shifts import IMAGENET_A, IMAGENET_R, open_shifted
-from atlib.data.photos import open_photos
-from atlib.data.transforms import Augmentation
 from atlib.vit import Architecture
 from atrun import __main__ as command
+from atrun.data.natural_shifts import IMAGENET_A, IMAGENET_R, open_shifted
+from atrun.data.photos import open_photos
+from atrun.data.transforms import Augmentation
 from atrun.measure import ModelOnTest, measured_lines, same_images
 from tests.helpers import randomise, tiny
 from tests.picture_files import cut_jpeg, encoded, picture, write_folders

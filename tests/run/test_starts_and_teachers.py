@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from atbook.worlds import glyphs, marked_glyphs
-from atlib.analysis.accounting import Memory
+from atfamily.measures.accounting import Memory
 from atlib.baselines.distillation import FeatureDistillation
 from atlib.baselines.mean_maps import MeanMapCopy, load_stored_maps
 from atlib.checkpoint import load_bundle, load_vit, save_vit

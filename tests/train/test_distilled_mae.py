@@ -4,7 +4,6 @@ error of logits no map can show."""
 import pytest
 import torch
 from safetensors.torch import load_file
-from timm.models.eva import Eva
 from torch import nn
 
 from atfamily.distilled_mae import (
@@ -16,8 +15,7 @@ from atfamily.distilled_mae import (
     logit_error,
     squared_error,
 )
-from atlib import create_vit, walk
-from atlib.attention import Unwalkable
+from atlib import create_vit
 from atlib.losses import noted
 from atlib.train import make_optimizer, train
 from atlib.train.pretrain import MaskedAutoencoder
@@ -298,16 +296,6 @@ def test_hidden_states_of_unequal_depths_by_hand(small_vit, pooled):
     assert abs(model(IMAGES, ORDER).transfer_loss - expected).item() <= 1e-10
 
 
-def test_a_teacher_of_hidden_states_is_run_no_further_than_the_norm_that_reads_them(small_vit):
-    teacher = small_vit(2)
-    model = DistilledHiddenMae(teacher, MaskedAutoencoder(small_vit(1), 0.75, 16, 1, 2), layers=[0]).double()
-    mine(teacher, after=1)
-    assert model(IMAGES, ORDER).transfer_loss.isfinite()
-    assert {name.split(".")[0] for name in model.state_dict()} == {"student", "widening"}
-    with pytest.raises(Unwalkable, match=r"DistilledHiddenMae: .*\.student\.vit"):
-        walk(model, IMAGES)
-
-
 # --- What no map can show
 
 
@@ -355,19 +343,6 @@ def test_pairs_that_do_not_fit_are_named(build, teacher, options, words):
     with pytest.raises(ValueError) as caught:
         build(teacher, **options)
     assert all(word in str(caught.value) for word in words)
-
-
-def test_other_models_are_refused(small_vit):
-    mae = MaskedAutoencoder(small_vit())
-    with pytest.raises(ValueError, match="same object"):
-        DistilledMae(mae.vit, mae)
-    with pytest.raises(ValueError, match="Eva"):
-        DistilledMae(Eva(**SMALL_VIT), mae)
-    with pytest.raises(Unwalkable, match=r"MaskedAutoencoder.*walk its \.vit"):
-        DistilledMae(mae, mae)
-    model = DistilledMae(small_vit(1), mae)
-    with pytest.raises(Unwalkable, match=r"DistilledMae: .*\.student\.vit"):
-        walk(model, IMAGES.float())
 
 
 # --- Training

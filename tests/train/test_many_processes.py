@@ -103,7 +103,7 @@ def test_a_run_of_two_does_not_go_on_as_one(pair_of_processes):
         replace(two.RECIPE, mixup=0.8, ema=0.9),
         CheckpointManager(pair_of_processes[0] / "kept", 3),
     )
-    with pytest.raises(ValueError, match="processes.* 2 .* 1"):
+    with pytest.raises(ValueError):
         train(tiny(drop_path_rate=0.3), two.images(), recipe, progress=None, keeper=keeper)
 
 

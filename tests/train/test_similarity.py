@@ -6,11 +6,10 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
+from atfamily.contrast import features
 from atfamily.similarity import CompRess, SimilarityDistillation, similarity_cross_entropy
-from atlib.pair import student_of
 from atlib.train import train
 from atlib.train.checkpoint_manager import CheckpointManager
-from atlib.train.contrast import features
 from atlib.train.recipe import Recipe
 from tests.helpers import random_images, same, state_of
 
@@ -87,17 +86,11 @@ def test_a_run_that_was_stopped_goes_on_with_the_same_queue(small_vit, glyphs64,
     assert whole[0]["next_place"] == 64 + 16 - 2 * 40
 
 
-def test_the_student_is_the_result(small_vit):
-    model = pair(small_vit)
-    assert student_of(model) is model.student and not model.needs_teacher
-
-
 @pytest.mark.parametrize(
     "options", [{"queue": 0}, {"teacher_temperature": 0.0}, {"student_temperature": -1.0}]
 )
 def test_values_that_cannot_be_meant(small_vit, options):
-    (name, value) = next(iter(options.items()))
-    with pytest.raises(ValueError, match=f"{name}={value}"):
+    with pytest.raises(ValueError):
         pair(small_vit, **options)
 
 
@@ -148,9 +141,3 @@ def test_gradients_of_compress_reach_the_student_alone(small_vit):
     assert all(weight.grad is None for weight in model.teacher.parameters())
     without = {name for name, weight in model.named_parameters() if weight.grad is None}
     assert without == {"student.head.weight", "student.head.bias"}
-
-
-@pytest.mark.parametrize("options, words", [({"queue": 0}, "queue=0"), ({"temperature": 0.0}, "ture=0.0")])
-def test_values_of_compress_that_cannot_be_meant(small_vit, options, words):
-    with pytest.raises(ValueError, match=words):
-        compressed(small_vit, **options)

@@ -70,32 +70,3 @@ def test_it_learns_without_decay_of_its_token(small_vit, glyphs64):
         model, glyphs64, Recipe(steps=30, batch_size=32, lr=3e-3), loss=simmim_loss, progress=None
     )
     assert history[-1]["loss"] < 0.9 * history[0]["loss"]
-
-
-@pytest.mark.parametrize(
-    "options, named",
-    [({"mask_ratio": 0.0}, "0 of 16"), ({"mask_ratio": 1.0}, "16 of 16"), ({"unit": 3}, "4 x 4")],
-)
-def test_what_cannot_be_hidden(small_vit, options, named):
-    with pytest.raises(ValueError, match=named):
-        SimMim(small_vit(), **options)
-
-
-def test_images_of_another_size(small_vit):
-    """A ViT that takes any hands its patches on as a square."""
-    model, free = build(small_vit), small_vit(num_classes=0, dynamic_img_size=True)
-    same_size = SimMim(free).double()
-    same_size.load_state_dict(model.state_dict())
-    mask = model.draw_mask(IMAGES)
-    assert (same_size(IMAGES, mask) - model(IMAGES, mask)).abs() <= 1e-12
-
-
-def test_checkpointing_changes_no_gradient(small_vit):
-    gradients, mask = [], None
-    for checkpointing in (False, True):
-        model = build(small_vit)
-        model.set_grad_checkpointing(checkpointing)
-        mask = model.draw_mask(IMAGES) if mask is None else mask
-        model(IMAGES, mask).backward()
-        gradients.append([p.grad for p in model.parameters() if p.grad is not None])
-    assert model.vit.grad_checkpointing and all(map(torch.equal, *gradients))

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from atfamily.sentences import Sentences
 from atfamily.seq2seq import BEGIN, END, PAD
 from atfamily.sequence_transfer import SequenceTransfer
 from atfamily.translation import translate, translation_loss
-from atlib.data.sentences import Sentences
 from atlib.losses import noted
 from atlib.train.loop import train
 from atlib.train.recipe import Recipe

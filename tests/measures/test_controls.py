@@ -7,8 +7,7 @@ import torch
 from scipy import stats
 
 from atbook.worlds import glyph_images, glyphs
-from atlib import AttentionTransfer, Plan, walk
-from atlib.analysis.controls import (
+from atfamily.measures.controls import (
     Control,
     controls,
     controls_table,
@@ -18,6 +17,7 @@ from atlib.analysis.controls import (
     patch_order,
     switched,
 )
+from atlib import AttentionTransfer, Plan, walk
 from atlib.attention import Instead
 from atlib.data.images import pair
 from atlib.data.rng import seed_for

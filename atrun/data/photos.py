@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, Dataset
 
 from atlib._util import require_known
-from atlib.data.catalogue import Known, open_rows_of
 from atlib.data.decoding import (
     AS_STORED,
     ON_CORRUPT,
@@ -36,9 +35,10 @@ from atlib.data.decoding import (
 from atlib.data.images import UNLABELLED
 from atlib.data.rng import augmentation_seeds
 from atlib.data.sampler import Batch, ShardSpec, my_batches, my_repeats
-from atlib.data.transforms import Augmentation
-from atlib.data.views import Views
 from atlib.pair import Normalisation
+from atrun.data.catalogue import Known, open_rows_of
+from atrun.data.transforms import Augmentation
+from atrun.data.views import Views
 
 
 class Photos(Dataset):
@@ -47,7 +47,7 @@ class Photos(Dataset):
 
     rows: a `datasets.Dataset` whose column `image_column` is undecoded. targets: labels (n,). classes: their
     names. augmentation: what images go through, in `epoch` as it says for training if `train` (else, and
-    everywhere else, as for evaluation), or `atlib.data.views.Views`, of each image several; None: they are
+    everywhere else, as for evaluation), or `atrun.data.views.Views`, of each image several; None: they are
     taken as they are, scaled as `atlib.data.images.Images` scales, and must be of one size. on_corrupt: what
     `epoch` does with an image that cannot be decoded, "raise" or "skip"; `corrupt` has those of the
     current epoch, {index: why}. workers: processes that `loader` decodes in. `left_out`: how many images
@@ -205,7 +205,7 @@ def open_photos(
 ) -> Photos:
     """Open a split of a data set for reading by index.
 
-    name_or_path, path, split, image_column, label_column: as in `atlib.data.catalogue.open_rows_of`.
+    name_or_path, path, split, image_column, label_column: as in `atrun.data.catalogue.open_rows_of`.
     augmentation, train, on_corrupt, workers: as in `Photos`. labelled=False: images alone, of any folder,
     each with the target `atlib.data.UNLABELLED`, and no classes. Nothing is decoded yet; `datasets` copies
     what it reads from parquet or the hub into its cache, once, as large as the files.
@@ -249,7 +249,7 @@ def names_of(rows, label_column: str, known: Known | None) -> tuple[str, ...]:
     """
     import datasets
 
-    from atlib.data.hub import class_names
+    from atrun.data.hub import class_names
 
     feature = rows.features[label_column]
     counts = isinstance(feature, datasets.Value) and feature.dtype.startswith(("int", "uint"))
@@ -257,8 +257,7 @@ def names_of(rows, label_column: str, known: Known | None) -> tuple[str, ...]:
         return tuple(map(str, range(known.classes)))
     if not isinstance(feature, datasets.ClassLabel) and isinstance(rows, datasets.IterableDataset):
         raise CannotStream(
-            f"column {label_column!r} says neither how many classes there are nor their names, and a stream"
-            " cannot be searched for them: read it by index with open_photos"
+            f"column {label_column!r} says not which classes there are, as a stream must: use open_photos"
         )
     names = class_names(rows, label_column)
     if known is not None and len(names) != known.classes:
@@ -284,7 +283,7 @@ def undecoded(rows, image_column: str):
     """The rows with image files instead of pictures. Raises `DataError` for a column that holds no images."""
     import datasets
 
-    from atlib.data.hub import holds_images, which_columns
+    from atrun.data.hub import holds_images, which_columns
 
     feature = rows.features[image_column]
     if not holds_images(feature):

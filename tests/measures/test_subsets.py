@@ -1,4 +1,4 @@
-"""Few labels, long tails, groups of classes and adversarial filtering, counted by hand."""
+"""Long tails, groups of classes and adversarial filtering, counted by hand."""
 
 import copy
 
@@ -6,12 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from atlib.analysis.subsets import (
+from atfamily.measures.subsets import (
     adversarially_filtered,
     class_counts,
     class_groups,
     evaluate_filtered,
-    few_labels,
     group_accuracy,
     long_tail,
 )
@@ -70,31 +69,6 @@ def test_long_tail_keeps_images_with_their_labels_in_order_and_their_treatment()
     )
     assert (chosen.classes, chosen.mean, chosen.std, chosen.augment) == (("a", "b", "c"), 0.1, 0.9, abs)
     assert positions(images) == list(range(60))
-
-
-SHUFFLED = torch.tensor([0] * 50 + [1] * 20 + [2] * 3)[
-    torch.randperm(73, generator=torch.Generator().manual_seed(0))
-]
-
-
-@pytest.mark.parametrize(
-    "fraction, kept", [(0.1, [5, 2, 1]), (0.01, [1, 1, 1]), (0.5, [25, 10, 2]), (1, [50, 20, 3])]
-)
-def test_few_labels_keep_a_share_of_every_class(fraction, kept):
-    chosen = few_labels(of_classes(SHUFFLED, "abc", mean=0.1, std=0.7), fraction, seed=0)
-    assert chosen.targets.bincount().tolist() == kept
-    which = positions(chosen)
-    assert torch.equal(chosen.targets, SHUFFLED[which]), "every image keeps its label"
-    assert which == sorted(set(which)), "none twice, in their former order"
-    assert (chosen.classes, chosen.mean, chosen.std) == (("a", "b", "c"), 0.1, 0.7)
-
-
-def test_few_labels_repeat_by_seed_and_are_nested():
-    chosen, again, more, other, more_other = (
-        set(positions(few_labels(of_classes(SHUFFLED), fraction, seed)))
-        for fraction, seed in ((0.1, 0), (0.1, 0), (0.3, 0), (0.1, 1), (0.3, 1))
-    )
-    assert chosen == again != other and chosen < more and other < more_other
 
 
 def test_groups_at_the_published_limits_and_at_others_leave_out_the_empty():

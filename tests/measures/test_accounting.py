@@ -8,8 +8,8 @@ from torch.nn.functional import cross_entropy
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
+from atfamily.measures.accounting import Memory, method_costs, step_memory, transferred_numbers
 from atlib import AttentionTransfer, Plan, create_vit, walk
-from atlib.analysis.accounting import Memory, method_costs, step_memory, transferred_numbers
 from atlib.losses import dense_attention_cross_entropy
 from atlib.transfer import Transferred
 from tests.helpers import random_images, randomise, set_fused

@@ -5,10 +5,9 @@ import pytest
 import torch
 from scipy.stats import bootstrap
 
-from atlib.analysis import (
+from atfamily.measures.predictions import (
     disagreement,
     ensemble_accuracy,
-    ensemble_gain,
     expected_calibration_error,
     paired_bootstrap,
 )
@@ -32,10 +31,7 @@ def test_the_ensemble_adds_probabilities_not_votes():
     p_b = torch.tensor([[0.4, 0.6], [0.95, 0.05], [0.4, 0.6], [0.1, 0.9]])
     labels = torch.tensor([0, 0, 0, 1])
     assert ensemble_accuracy(p_a, p_b, labels) == 0.75
-    assert ensemble_gain(p_a, p_b, labels) == (0.75, 0.5, 0.25)
-    assert ensemble_gain(p_a, p_a, labels) == (0.5, 0.5, 0)
-    gain = ensemble_gain(p_a, 1 - p_a, torch.tensor([0, 1, 1, 1])).gain
-    assert gain < 0, "the better one may be better alone"
+    assert ensemble_accuracy(p_a, p_a, labels) == 0.5
 
 
 def test_calibration_equals_the_longhand():

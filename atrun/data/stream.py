@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 
 from atlib._util import require_known
-from atlib.data.catalogue import find
 from atlib.data.decoding import ON_CORRUPT, CannotStream, DataError, Made, Share, Wanted, deliver, make
 from atlib.data.images import UNLABELLED
-from atlib.data.photos import checked_label, look_of, names_of, undecoded
 from atlib.data.rng import augmentation_seeds
 from atlib.data.sampler import Batch, ShardSpec, my_positions, steps_per_epoch
-from atlib.data.transforms import Augmentation
-from atlib.data.views import Views
 from atlib.pair import Normalisation
+from atrun.data.catalogue import find
+from atrun.data.photos import checked_label, look_of, names_of, undecoded
+from atrun.data.transforms import Augmentation
+from atrun.data.views import Views
 
 # of one step, in the rows that a process reads, and the weight of its batch
 Positions = tuple[Sequence[int], float]
@@ -29,7 +29,7 @@ class PhotoStream:
     rows: a `datasets.IterableDataset` whose image column is undecoded; label_column: None for images without
     labels (`atlib.data.UNLABELLED`). count: the images in it. classes: the
     names of the labels. sizes: how many images each of its shards has, where that is known. augmentation,
-    train, on_corrupt: as in `atlib.data.photos.Photos`. buffer: images held in memory to draw the next one
+    train, on_corrupt: as in `atrun.data.photos.Photos`. buffer: images held in memory to draw the next one
     from; shards, too, come in another order in each epoch. `corrupt`: {index: why} of the current epoch.
 
     An image's index is its place in the epoch. With one process that is the place in the shuffled stream, and
@@ -152,7 +152,7 @@ def open_stream(
     """Open a published split for reading as it comes: from the hub, or from parquet or arrow files. Nothing
     is copied.
 
-    Arguments are those of `atlib.data.photos.open_photos`; split: where no validation split is published,
+    Arguments are those of `atrun.data.photos.open_photos`; split: where no validation split is published,
     "train+validation" is all training images. buffer: as in `PhotoStream`. count: the number of images; it
     may be left out where it is published or local files say it. Raises `DataError` when it is not known or
     another than is known, and what `open_photos` raises.
@@ -164,7 +164,7 @@ def open_stream(
     if known is not None:
         require_known(f"split of {name_or_path}", split, known.images)
     image_column, label_column = location.columns(image_column, label_column)
-    from atlib.data.hub import columns_of, open_streamed  # imported here: `datasets` takes seconds
+    from atrun.data.hub import columns_of, open_streamed  # imported here: `datasets` takes seconds
 
     files_there = None if known is None else known.files.get(split)
     rows, files = open_streamed(location.name, location.path, split, files_there)
@@ -182,8 +182,8 @@ def open_stream(
         whole = None if known is None else known.images.get(split)
     if None not in (count, whole) and count != whole:
         raise DataError(
-            f"{name_or_path} {split} has {whole:,} images, not {count:,}, and an epoch of a stream is all"
-            " of them: leave count= out, or read a part of them by index with open_photos",
+            f"{name_or_path} {split} has {whole:,} images, not {count:,}: leave count= out, or use"
+            f" open_photos",
             "count",
         )
     count = count if whole is None else whole

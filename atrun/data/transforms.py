@@ -95,8 +95,7 @@ class Augmentation:
         except (ValueError, AssertionError, KeyError) as error:  # timm asserts some of it, int() raises too
             raise ValueError(
                 f"Augmentation(rand_augment={self.rand_augment!r}) is no RandAugment string of timm's"
-                f" ({error}): 'rand-m9-mstd0.5-inc1' has magnitude 9, spread 0.5 and operations that all grow"
-                " with the magnitude"
+                f" ({error})"
             ) from error
 
     def train(self, image: Image.Image, seed: int) -> Tensor:

@@ -5,7 +5,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -27,29 +26,6 @@ def class_counts(images: Images) -> list[int]:
     (n,)."""
     check_labels(images.targets, len(images), name="targets")
     return torch.bincount(images.targets, minlength=len(images.classes)).tolist()
-
-
-def few_labels(images: Images, fraction: float, seed: int) -> Images:
-    """A share of every class, drawn by `seed`: round(fraction · images of the class), at least one; in their
-    former order.
-
-    With one seed a smaller share is part of a larger one. Raises `ValueError` for a fraction outside (0, 1],
-    for targets that are no class labels, and for a named class without any image, which would vanish. Source:
-    the usual 1 % and 10 % of labels.
-    """
-    if not 0 < fraction <= 1:
-        raise ValueError(f"fraction={fraction}: a share of the labels is above 0 and at most 1, such as 0.01")
-    kept = []
-    for label, count in enumerate(class_counts(images)):
-        if count == 0 and label < len(images.classes):
-            raise ValueError(
-                f"class {label} ({images.classes[label]!r}) has no image to keep: choose from a split with"
-                " all classes"
-            )
-        members = (images.targets == label).nonzero().squeeze(1).numpy()
-        order = np.random.default_rng([seed, label]).permutation(members)
-        kept.extend(order[: max(1, round(fraction * count))].tolist())
-    return images.select(sorted(kept))
 
 
 def long_tail(images: Images, factor: float, seed: int = 0) -> Images:
@@ -149,10 +125,7 @@ def evaluate_filtered(model: nn.Module, filtered: Filtered, batch_size: int = 50
     model and one with the same weights by name; a reference in a wrapper, or in another precision, cannot be
     recognised."""
     if model is filtered.reference or _same_weights(model, filtered.reference):
-        raise ValueError(
-            "this is the reference model that the images were filtered with: it gets all of them wrong by"
-            " construction; leave it out of the comparison, or filter with another one"
-        )
+        raise ValueError("the images were filtered with this model: leave it out of the comparison")
     return evaluate(model, filtered.images, batch_size)
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import expit, logit
 
-from atlib.analysis.predictions import check_sampling
+from atfamily.measures.predictions import check_sampling
 
 
 class AccuracyLine(NamedTuple):
@@ -109,8 +109,7 @@ def _pool(
         )
     if np.ptp(x) == 0:
         raise ValueError(
-            f"all {len(x)} models of the pool have the in-distribution accuracy {expit(x[0]):.6g}: a line"
-            " needs models of several; add checkpoints along training, or models of other sizes"
+            f"all {len(x)} models have the accuracy {expit(x[0]):.6g}: a line needs models of several"
         )
     return x, y
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy.stats import linregress
 
-from atlib.analysis.robustness import effective_robustness, fit_line
+from atfamily.measures.robustness import effective_robustness, fit_line
 
 POOL = np.array([0.55, 0.62, 0.7, 0.74, 0.81, 0.86, 0.9])
 

@@ -11,14 +11,6 @@ from torch import Tensor
 from atlib.analysis.checks import check_labels, check_probabilities, check_scores
 
 
-class Gain(NamedTuple):
-    """Accuracy of an ensemble of two models, of the better of the two, and the difference."""
-
-    ensemble: float
-    better: float
-    gain: float
-
-
 class Interval(NamedTuple):
     """A mean and the ends of its interval."""
 
@@ -63,11 +55,6 @@ def ensemble_accuracy(p_a: Tensor, p_b: Tensor, labels: Tensor) -> float:
     range, and labels of one class only, where a model that always says that class is perfect. Source: arXiv
     2411.09702, section on ensembles.
     """
-    return ensemble_gain(p_a, p_b, labels).ensemble
-
-
-def ensemble_gain(p_a: Tensor, p_b: Tensor, labels: Tensor) -> Gain:
-    """What the ensemble gains over the better of the two models. Raises as `ensemble_accuracy` does."""
     check_probabilities(p_a, "p_a")
     check_probabilities(p_b, "p_b")
     _check_same_shape(p_a, p_b)
@@ -75,9 +62,7 @@ def ensemble_gain(p_a: Tensor, p_b: Tensor, labels: Tensor) -> Gain:
     if (labels == labels[0]).all():
         same = f"all {len(labels)} labels are class {labels[0].item()}"
         raise ValueError(f"{same}, and always saying it would be perfect: use images of several classes")
-    ensemble = _accuracy((p_a.double() + p_b.double()) / 2, labels)
-    better = max(_accuracy(p_a, labels), _accuracy(p_b, labels))
-    return Gain(ensemble, better, ensemble - better)
+    return ((p_a.double() + p_b.double()).argmax(1).cpu() == labels.cpu()).double().mean().item()
 
 
 def expected_calibration_error(p: Tensor, labels: Tensor, bins: int = 15) -> float:
@@ -128,10 +113,6 @@ def check_sampling(samples: int, level: float) -> None:
     """Raise `ValueError` unless a bootstrap can be made of so many samples at this level."""
     if samples < 1 or not 0 < level < 1:
         raise ValueError(f"samples={samples}, level={level}: at least 1 sample and a level between 0 and 1")
-
-
-def _accuracy(p: Tensor, labels: Tensor) -> float:
-    return (p.argmax(1) == labels.to(p.device)).double().mean().item()
 
 
 def _truths(correct: Tensor, name: str) -> np.ndarray:

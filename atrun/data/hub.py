@@ -9,8 +9,8 @@ import datasets
 
 from atlib._util import require_known
 from atlib.data.decoding import CannotStream, DataError
-from atlib.data.folders import WAY_OUT, ImageFolders
-from atlib.data.splits import VALIDATION_SHARE, fixed_order
+from atrun.data.folders import WAY_OUT, ImageFolders
+from atrun.data.splits import VALIDATION_SHARE, fixed_order
 
 IMAGE_COLUMNS, LABEL_COLUMNS = ("image", "img"), ("label", "labels", "fine_label")
 SPLITS = ("train", "validation", "test")
@@ -42,7 +42,7 @@ def open_streamed(
     """The rows of a published split as they come, and the local files that are its shards (None: they are on
     the hub).
 
-    split: as in `atlib.data.images.load`, but a stream cannot hold out a tenth: where no validation split is
+    split: as in `atrun.data.load`, but a stream cannot hold out a tenth: where no validation split is
     published, only "train+validation" is training data. Raises what `open_rows` raises, and `ValueError` for
     what is not in parquet or arrow files.
     """
@@ -135,8 +135,7 @@ def _from_files(name: str, path: Path, labelled: bool = True) -> Mapping[str, da
     if annotated := _annotated(path):
         return datasets.DatasetDict((split, _read_annotated(file)) for split, file in annotated.items())
     raise FileNotFoundError(
-        f"no train*.parquet, val*.parquet or test*.parquet in {path}, no .arrow files either, no data"
-        " set that `datasets` saved, and no annotations such as train2018.json"
+        f"{path} has no train*.parquet, .arrow files, saved data set or annotations such as train2018.json"
     )
 
 
@@ -226,8 +225,7 @@ def _published(splits, split: str, name: str) -> str:
         return split
     if split in ("train", "validation"):
         raise CannotStream(
-            f"{name} publishes no validation split, and a stream cannot hold out a tenth of the training"
-            " images: ask for 'train+validation', or read it by index with open_photos",
+            f"{name} publishes no validation split: ask for 'train+validation', or read it with open_photos",
             "split",
         )
     others = [other for other in splits if other != "train"]
@@ -300,10 +298,8 @@ def class_names(rows: datasets.Dataset, column: str) -> tuple[str, ...]:
     wrong = [label for label in labels if not isinstance(label, int) or label < 0]
     if wrong:
         raise DataError(
-            f"the labels in column {column!r} must be class indices from 0 on, got {wrong[0]!r}: cast the"
-            f" column to datasets.ClassLabel. Once, in Python, rows.class_encode_column({column!r}) does it,"
-            " and .to_parquet('FOLDER/train.parquet') keeps it; then name FOLDER as the data. Or name"
-            " another column with label_column=",
+            f"column {column!r} must hold class indices from 0 on, got {wrong[0]!r}:"
+            f" rows.class_encode_column({column!r}) makes a ClassLabel of it, label_column= names another",
             "label_column",
         )
     return tuple(map(str, range(max(labels, default=-1) + 1)))

@@ -6,8 +6,8 @@ import math
 import pytest
 import torch
 
+from atfamily.measures.fourier import fourier_profile, layer_profiles
 from atlib import AttentionTransfer, Plan, walk
-from atlib.analysis.fourier import fourier_profile, layer_profiles
 from atlib.attention import Instead
 from tests.helpers import random_images
 

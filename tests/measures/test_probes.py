@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from atlib.analysis.probes import features, knn_accuracy, linear_probe, mlp_probe
+from atfamily.measures.probes import features, knn_accuracy, linear_probe, mlp_probe
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def test_neighbours_against_loops(monkeypatch):
     expected = {k: longhand_knn(train_x, train_y, test_x, test_y, k) for k in ks}
     assert len(set(expected.values())) > 1 and 0.3 < min(expected.values())
     assert knn_accuracy(train_x, train_y, test_x, test_y, ks) == pytest.approx(expected)
-    monkeypatch.setattr("atlib.analysis.probes.BLOCK", 100)  # two test images at a time
+    monkeypatch.setattr("atfamily.measures.probes.BLOCK", 100)  # two test images at a time
     assert knn_accuracy(train_x, train_y, test_x, test_y, ks) == pytest.approx(expected)
 
 

@@ -14,8 +14,9 @@ import torch
 
 from atlib._util import require_known
 from atlib.data.decoding import DataError, MissingData
-from atlib.data.images import HUB, Images, decode_rows, draw
-from atlib.data.splits import SPLIT_NAMES, VALIDATION_SHARE, fixed_order
+from atlib.data.images import Images, draw
+from atrun.data.in_memory import HUB, decode_rows
+from atrun.data.splits import SPLIT_NAMES, VALIDATION_SHARE, fixed_order
 
 # --- PACS: the same seven classes as photographs, art paintings, cartoons and sketches ---
 
@@ -40,13 +41,13 @@ def load_pacs(
     domains: some of `DOMAINS`. path: a parquet file or a folder of them in the hub's format (None: from the
     hub). split: "train", "validation", "test" or "all". The hub's copy has no splits, so they are this book's
     own and not the published ones: a fixed tenth of every domain for validation, a fifth for test, by
-    position in the file, hanging on no seed. size, seed, image_size: as in `atlib.data.images.load`.
+    position in the file, hanging on no seed. size, seed, image_size: as in `atrun.data.in_memory.load`.
 
     Raises `ValueError` for unknown domains and splits and for missing columns, and what `load` raises for
     files and the network. Source: Li et al. 2017, "Deeper, Broader and Artier Domain Generalization" (arXiv
     1710.03077).
     """
-    from atlib.data.hub import class_names, columns_of  # imported here: `datasets` takes seconds
+    from atrun.data.hub import class_names, columns_of  # imported here: `datasets` takes seconds
 
     rows = pacs_rows(domains, path, split)
     image_column, label_column = columns_of(rows)
@@ -65,7 +66,7 @@ def pacs_rows(domains: Sequence[str], path: str | Path | None, split: str):
     for domain in domains:
         require_known("domain of PACS", domain, DOMAINS)
     require_known("split of PACS", split, SPLITS)
-    from atlib.data.hub import find_column, open_rows
+    from atrun.data.hub import find_column, open_rows
 
     rows = open_rows(PACS, path, "train")
     domain_of = np.array(rows[find_column(rows, ("domain",), "domain")][:])
@@ -157,7 +158,7 @@ def find(name_or_path: str | Path, path: str | Path | None = None) -> Location:
         return Location("imagefolder" if folders else name, Path(path), known)
     here = Path(path if path is not None else name_or_path).expanduser()
     if path is not None or here.exists():
-        from atlib.data.hub import is_image_folder  # imported here: `datasets` takes seconds
+        from atrun.data.hub import is_image_folder  # imported here: `datasets` takes seconds
 
         return Location("imagefolder" if is_image_folder(here) else name, here, None)
     if isinstance(name_or_path, Path) or name[:1] in ("/", ".", "~") or here.suffix in (".parquet", ".arrow"):
@@ -181,14 +182,14 @@ def open_rows_of(
     `datasets`, one folder per class (of a name: train/ and validation/ or val/ with these in them, whose
     sorted names are then the order of the classes, as it is ImageNet's with WordNet ids), or images with
     annotations in COCO's format, as iNaturalist's authors pack them. Where no validation split is published,
-    a tenth of "train" becomes it, as in `atlib.data.images.load`; where one is published beside a test split,
+    a tenth of "train" becomes it, as in `atrun.data.load`; where one is published beside a test split,
     "train+validation" is both. Columns are found by their usual names unless they are named; labelled=False
     looks for no labels. Raises what `find` raises, `ValueError` for unknown splits and columns, listing those
-    there are, and for files and the network what `atlib.data.images.load` raises.
+    there are, and for files and the network what `atrun.data.in_memory.load` raises.
     """
     location = find(name_or_path, path)
     known = location.known
-    from atlib.data.hub import columns_of, open_labelled
+    from atrun.data.hub import columns_of, open_labelled
 
     columns = location.columns(image_column, label_column)
     if known is not None and known.domains:
@@ -205,7 +206,7 @@ def _has_class_folders(path: Path) -> bool:
     names = {name for names in SPLIT_NAMES.values() for name in names}
     if not path.is_dir() or not any(each.name.lower() in names and each.is_dir() for each in path.iterdir()):
         return False
-    from atlib.data.hub import is_image_folder  # imported here: `datasets` takes seconds
+    from atrun.data.hub import is_image_folder  # imported here: `datasets` takes seconds
 
     return is_image_folder(path)
 

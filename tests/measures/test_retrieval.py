@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from atlib.analysis.retrieval import conditional_scores, cosines, mean_average_precision, neighbour_votes
+from atfamily.measures.retrieval import conditional_scores, cosines, mean_average_precision, neighbour_votes
 from tests.helpers import random_images
 
 

@@ -19,9 +19,9 @@ from timm.data import ImageNetInfo
 from torch import Tensor
 
 from atlib._util import require_known
-from atlib.data.catalogue import CATALOGUE
 from atlib.data.decoding import ON_CORRUPT
-from atlib.data.transforms import Augmentation
+from atrun.data.catalogue import CATALOGUE
+from atrun.data.transforms import Augmentation
 
 # --- Which class a stored label means: WordNet ids, names and numbers to the class indices of ImageNet-1k or
 # CIFAR-10 ---
@@ -156,17 +156,17 @@ def open_shifted(
     path: a parquet file, a folder of them, or a folder with one folder per class, as the authors' archives
     unpack (None: from the hub). ReaL needs ImageNet's validation images under their own file names, which the
     hub gives after a login, and leaves out those without a label. augmentation, workers: as in
-    `atlib.data.photos.Photos`. on_corrupt: "skip" leaves out what cannot be decoded, and decodes everything
+    `atrun.data.photos.Photos`. on_corrupt: "skip" leaves out what cannot be decoded, and decodes everything
     once to know.
 
     Raises `ValueError` for an unknown name and for labels that are not, or not clearly, among the set's
-    classes; for files and the network what `atlib.data.images.load` raises.
+    classes; for files and the network what `atrun.data.in_memory.load` raises.
     """
     require_known("shifted set", name, SHIFTED)
     require_known("on_corrupt", on_corrupt, ON_CORRUPT)
     shifted = SHIFTED[name]
-    from atlib.data.hub import find_column, open_rows  # imported here: `datasets` takes seconds
-    from atlib.data.photos import Photos, undecoded
+    from atrun.data.hub import find_column, open_rows  # imported here: `datasets` takes seconds
+    from atrun.data.photos import Photos, undecoded
 
     rows = open_rows(shifted.hub, path, shifted.split, shifted.files)
     image_column = find_column(rows, IMAGE_COLUMNS, "image")
@@ -186,7 +186,7 @@ def open_shifted(
 
 def _one_class(rows, image_column: str, space: LabelSpace) -> tuple[Tensor, Tensor]:
     """All rows, and the one class each is labelled with."""
-    from atlib.data.hub import find_column
+    from atrun.data.hub import find_column
 
     column = find_column(rows, LABEL_COLUMNS, "label")
     indices = space.indices(rows[column][:], getattr(rows.features[column], "names", None))

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from atlib.analysis.bleu import bleu
+from atfamily.measures.bleu import bleu
 
 SAID = "the cat sat on the the mat".split()
 MEANT = "the cat sat on the mat and slept".split()

@@ -22,8 +22,8 @@ import torch
 from scipy import stats
 from torch import Tensor, nn
 
+from atfamily.measures.predictions import Interval, paired_bootstrap
 from atlib._util import in_eval_mode
-from atlib.analysis.predictions import Interval, paired_bootstrap
 from atlib.attention import walk
 from atlib.baselines.mean_maps import mean_maps
 from atlib.compatibility import sizes_of

@@ -21,12 +21,9 @@ from timm.layers import Mlp
 from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from atlib.compatibility import sizes_of
 from atlib.pair import Pair
-from atlib.plan import Plan
-from atlib.transfer import AttentionTransfer
 from atlib.vit import create_vit
 
 
@@ -149,27 +146,6 @@ def step_memory(
     saved = {key: size for key, size in _sizes(kept).items() if key not in weights and key not in frozen}
     gradients = sum(each.numel() * each.element_size() for each in model.parameters() if each.requires_grad)
     return Memory(sum(weights.values()), gradients, 2 * gradients, sum(saved.values()), sum(frozen.values()))
-
-
-def method_memory(
-    name_or_config: str | Mapping, image_size: int | None = None, batch: int = 1, layers: int | None = None
-) -> dict[str, Memory]:
-    """`step_memory` of training from scratch, fine-tuning, Copy and Distill, by method; arguments as in
-    `method_costs`, float32.
-
-    Nothing of that size is allocated: the forward passes are run on PyTorch's fake tensors, which have shapes
-    and no numbers.
-    """
-    teacher, student = (_weightless(name_or_config, image_size) for _ in range(2))
-    layers = _checked(batch, layers, len(student.blocks))
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        teacher, student = (vit.to_empty(device="cpu").train() for vit in (teacher, student))
-        images = torch.empty(batch, 3, *student.patch_embed.img_size)
-        plain = step_memory(student, images)
-        plans = {how: Plan(how=how, layers=range(layers)) for how in ("copy", "distill")}
-        return {"scratch": plain, "fine-tune": plain} | {
-            how: step_memory(AttentionTransfer(teacher, student, plan), images) for how, plan in plans.items()
-        }
 
 
 def _weightless(name_or_config: str | Mapping, image_size: int | None) -> VisionTransformer | Eva:

@@ -28,7 +28,7 @@ from atlib.train.recipe import Recipe
 class MomentumPair(nn.Module, ABC):
     """A ViT that learns, `vit`, and its copy, `momentum_vit`, which follows it and gets no gradient.
 
-    Images are given to it as views, (B, views, 3, height, width) (`atlib.data.views`); `forward` returns the
+    Images are given to it as views, (B, views, 3, height, width) (`atrun.data.views`); `forward` returns the
     loss, a scalar, the mean over the images. The training loop calls `follow` after each step, so that a run
     that goes on from a checkpoint follows as one that was never stopped.
 
@@ -150,7 +150,7 @@ def _check_views(views: Tensor, least: int, most: int | None = None) -> None:
         raise ValueError(
             f"{number} views of each image are wanted, (B, views, 3, height, width), got"
             f" {tuple(views.shape)}: images.with_augment(small_views(looks((0.2, 1.0)))) makes two"
-            " (atlib.data.views)"
+            " (atrun.data.views)"
         )
 
 
@@ -326,7 +326,7 @@ class Dino(MomentumPair):
 
     Both have a head of `outputs` (a `DinoHead`); that nothing collapses to one answer is due to the teacher's
     `centre`, the running mean of its outputs, taken from them, and to its low temperature. The first two
-    views are large, and the teacher sees these alone; the others (`atlib.data.views.looks(local=8)`) are
+    views are large, and the teacher sees these alone; the others (`atrun.data.views.looks(local=8)`) are
     small parts of the image. local_size: compute them at so many pixels a side, as published (96 of 224),
     which takes a ViT with dynamic_img_size=True; None: at full size. teacher_temperature: at the first step
     and from the share `temperature_warmup` of the run on, linear between. frozen: the share of the run in
@@ -363,8 +363,7 @@ class Dino(MomentumPair):
             )
         if local_size is not None and not getattr(vit, "dynamic_img_size", False):
             raise ValueError(
-                f"local_size={local_size}: this ViT takes images of one size only; build it with"
-                " dynamic_img_size=True, or leave local_size out, and small views are computed at full size"
+                f"local_size={local_size}: this ViT takes one size only; build it with dynamic_img_size=True"
             )
         super().__init__(vit, momentum)
         self.head = DinoHead(vit.num_features, hidden, bottleneck, outputs, lengths)

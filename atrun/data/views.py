@@ -20,8 +20,8 @@ from torchvision import transforms
 from atlib._util import check_fields
 from atlib.data.images import Augment
 from atlib.data.rng import draw_below, rng_put_back, seed_generators, splitmix64
-from atlib.data.transforms import Augmentation
 from atlib.pair import Normalisation
+from atrun.data.transforms import Augmentation
 
 # Of brightness, contrast, saturation and hue; and with which probability an image gets it, or turns grey.
 JITTER = (0.4, 0.4, 0.2, 0.1)

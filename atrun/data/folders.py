@@ -14,7 +14,7 @@ from pathlib import Path
 from PIL import Image, ImageFile
 
 from atlib.data.decoding import DataError
-from atlib.data.splits import SPLIT_NAMES
+from atrun.data.splits import SPLIT_NAMES
 
 WAY_OUT = (
     "each class needs a folder of its own, such as FOLDER/train/cat/1.jpg and FOLDER/train/dog/2.jpg;"
@@ -70,8 +70,7 @@ class ImageFolders(Mapping):
         self.folders = _splits(self.path)
         if not any(map(_holds_pictures, self.folders.values())):
             raise FileNotFoundError(
-                f"{path} holds no images: a folder per class is looked for, such as {path}/train/cat/1.jpg"
-                f" and {path}/validation/cat/2.jpg (or train*.parquet and validation*.parquet)"
+                f"{path} holds no images: put them as {path}/train/cat/1.jpg, or give train*.parquet"
             )
 
     def __iter__(self) -> Iterator[str]:
