@@ -24,7 +24,7 @@ from atrun.data.transforms import Augmentation
 from atrun.method import Method
 from atrun.overrides import read
 from atrun.parts import COCO
-from atrun.published import ERASED, SCRATCH, TUNED
+from atrun.recipes import shared
 from atrun.teachers.load import is_file, load_teacher
 from atrun.untrained import NOTHING_TO_TUNE, UNTRAINED
 
@@ -122,7 +122,7 @@ def derive(name: str, data: str, teacher: str | None, changes: Mapping[str, str]
         depth, width = 0, None
     tuned = method in (Method.COPY, Method.FINE_TUNE)
     recipe = Recipe(
-        **_without((TUNED if tuned else SCRATCH), "warmup_epochs", "base_lr", "clip"),
+        **_without(shared("_tuned" if tuned else "_scratch")["recipe"], "warmup_epochs", "base_lr", "clip"),
         epochs=epochs,
         warmup=_warmup(method, rules),
         batch_size=batch,
@@ -132,7 +132,7 @@ def derive(name: str, data: str, teacher: str | None, changes: Mapping[str, str]
         ema=_average(epochs * steps_per_epoch(material.images, batch), rules),
     )
     normalised = {} if model.normalisation is None else vars(model.normalisation)
-    augmentation = replace(ERASED, image_size=size, **normalised)
+    augmentation = Augmentation(**shared("_erased")["augmentation"], image_size=size, **normalised)
     if size <= SMALL:
         recipe = replace(recipe, mixup=0.0, cutmix=0.0)
         augmentation = Augmentation(size, crop="padded", padding=4, crop_pct=1.0, **normalised)
@@ -274,7 +274,7 @@ def _epochs(method: Method, images: int, rules: dict[str, str]) -> int:
 
 def _warmup(method: Method, rules: dict[str, str]) -> float:
     tuned = method in (Method.COPY, Method.FINE_TUNE)
-    passes = (TUNED if tuned else SCRATCH)["warmup_epochs"]
+    passes = shared("_tuned" if tuned else "_scratch")["recipe"]["warmup_epochs"]
     share = passes / PASSES[method]
     rules["warmup"] = f"{share:g}: of all steps, as {passes} of the paper's {PASSES[method]} passes"
     return share

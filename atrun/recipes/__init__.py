@@ -56,12 +56,12 @@ for _name in ("transfer", "mae", "contrast", "deit", "other_networks", "detectio
     _TABLES |= _read
 
 
-def _whole(name: str) -> dict[str, Any]:
-    """A recipe's table with what it takes from others, lists as tuples."""
+def shared(name: str) -> dict[str, Any]:
+    """A table, of a recipe or of what several share, with what it takes from others; lists are tuples."""
     table, whole = _TABLES[name], {}
     like = table.get("like", [])
     for other in [like] if isinstance(like, str) else like:
-        whole = _merged(whole, _whole(other))
+        whole = _merged(whole, shared(other))
     return _merged(whole, {key: value for key, value in table.items() if key != "like"})
 
 
@@ -80,7 +80,7 @@ def published(name: str) -> Published:
 
     It is built when it is first asked for. Raises `ValueError` for an unknown name, with the close ones."""
     require_known("recipe", name, (*names(), *FOR_PYTHON))
-    values = _whole(name)
+    values = shared(name)
     values.pop("for_python", None)
     oddities = (*values.pop("oddities", ()), *values.pop("also", ()))
     if (after := values.pop("after", None)) is not None:
@@ -102,6 +102,6 @@ def names() -> tuple[str, ...]:
 
 
 # Those whose network the command line does not know: `atlib.train.train` takes their recipe.
-FOR_PYTHON = tuple(name for name in _TABLES if name[0] != "_" and "for_python" in _whole(name))
+FOR_PYTHON = tuple(name for name in _TABLES if name[0] != "_" and "for_python" in shared(name))
 # What `pretrain` runs of them.
-PRETRAINING = tuple(name for name in names() if Method(_whole(name)["method"]).pretrains)
+PRETRAINING = tuple(name for name in names() if Method(shared(name)["method"]).pretrains)
