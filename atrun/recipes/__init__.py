@@ -11,11 +11,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from atlib.data.transforms import Augmentation
-
 from atlib._util import require_known
 from atlib.plan import Plan
 from atlib.train.recipe import Recipe
+from atrun.data.transforms import Augmentation
 from atrun.method import Method
 
 
