@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, RandomSampler
 
-from atlib.data.decoding import as_is
+from atlib.data.loading import as_is
 from atlib.data.rng import augmentation_seeds, draw_below
 from atlib.data.sampler import Batch, ShardSpec, my_batches, my_repeats
 from atlib.pair import Normalisation

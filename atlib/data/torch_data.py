@@ -25,7 +25,7 @@ from torch.utils.data import (
 from torchvision import transforms
 from torchvision.transforms import v2
 
-from atlib.data.decoding import Made, Share, deliver, loader_of
+from atlib.data.loading import Made, Share, deliver, loader_of
 from atlib.data.rng import augmentation_seeds, rng_put_back, seed_generators
 from atlib.data.sampler import Batch, EvaluationData, ShardSpec, TrainingData, my_batches, my_repeats
 from atlib.pair import Normalisation

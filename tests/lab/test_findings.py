@@ -25,7 +25,7 @@ from atbook.lab.studies import CENTRAL, STUDIES
 from atbook.lab.translation import TRANSLATION
 from atbook.lab.verdicts import TOO_SMALL, UNSEEN, Claim, Side
 from atbook.records import add_record, pack_bits, records_file
-from atlib.train.record import Record
+from atrun.record import Record
 
 ABOUT = dict.fromkeys(("python", "torch", "timm", "atlib", "device", "threads", "commit", "date"), "")
 

@@ -25,7 +25,7 @@ from atbook.lab.study import scratch as from_scratch
 from atbook.lab.verdicts import Estimate, Side
 from atbook.records import add_record, pack_bits, records_file
 from atlib.train.recipe import STUDENT, Recipe
-from atlib.train.record import Record
+from atrun.record import Record
 from tools.sentences import functions
 
 ABOUT = dict.fromkeys(("python", "torch", "timm", "atlib", "device", "threads", "commit", "date"), "")

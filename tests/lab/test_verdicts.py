@@ -26,7 +26,7 @@ from atbook.lab.verdicts import (
     share_of,
 )
 from atbook.records import add_record, pack_bits, read_records, unpack_bits
-from atlib.train.record import Record
+from atrun.record import Record
 
 ABOUT = dict.fromkeys(("python", "torch", "timm", "atlib", "device", "threads", "commit", "date"), "")
 
