@@ -13,7 +13,7 @@ from statistics import mean, stdev
 import numpy as np
 
 from atlib._util import require_known, write_atomically
-from atlib.train.record import Record, as_json, parsed
+from atrun.record import Record, as_json, parsed
 
 # --- The records of an experiment at a scale: results/EXPERIMENT/SCALE.jsonl, one in a line ---
 

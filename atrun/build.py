@@ -18,8 +18,8 @@ from atlib.baselines.distillation import FeatureDistillation
 from atlib.baselines.mean_maps import MeanMapCopy
 from atlib.checkpoint import read_header
 from atlib.compatibility import TIMM_ACTIVATIONS, pair_up
-from atlib.data.decoding import ON_CORRUPT
 from atlib.data.images import draw
+from atlib.data.loading import ON_CORRUPT
 from atlib.data.rng import seed_for
 from atlib.pair import IMAGENET, Normalisation, Pair, student_of
 from atlib.plan import Plan
@@ -157,7 +157,7 @@ def coco_images(
 ):
     """A split of a folder of COCO's form, in squares of `size` pixels: images in FOLDER/SPLIT, what is in
     them in FOLDER/annotations/instances_SPLIT.json. jitter, masks, workers: as in
-    `atfamily.detection.coco.CocoObjects`; without masks it is unknown which objects COCO counts as small.
+    `atrun.data.coco.CocoObjects`; without masks it is unknown which objects COCO counts as small.
 
     Raises `ValueError` without a folder and without pycocotools, and what `CocoObjects` raises.
     """
@@ -172,7 +172,7 @@ def coco_images(
             f"data {COCO!r} needs pycocotools, which reads masks and measures precision: pip install"
             " 'attention-transfer[detection]'"
         )
-    from atfamily.detection.coco import CocoObjects
+    from atrun.data.coco import CocoObjects
 
     images, file = Path(folder) / split, Path(folder) / "annotations" / f"instances_{split}.json"
     return CocoObjects(images, file, size=size, jitter=jitter, masks=masks, workers=workers)

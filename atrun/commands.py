@@ -12,9 +12,8 @@ import torch
 
 from atlib._util import INTERRUPTED, STOPPED, memory_message, out_of_memory, require_known
 from atlib.checkpoint import read_header, save_vit
-from atlib.data.decoding import ON_CORRUPT
+from atlib.data.loading import ON_CORRUPT
 from atlib.pair import Normalisation, Pair, student_of
-from atlib.train.record import Record
 from atlib.train.trainer import NonFiniteLoss, Preempted
 from atrun import generic, recipes
 from atrun.build import (
@@ -55,6 +54,7 @@ from atrun.measure import ModelOnTest, measured_lines, shifted_test
 from atrun.method import Method
 from atrun.overrides import help_text, pairs, read
 from atrun.parts import COCO, Detect
+from atrun.record import Record
 from atrun.runner import (
     check_folder,
     detector_path,

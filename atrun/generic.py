@@ -170,7 +170,8 @@ def _material(data: str, told: Mapping[str, Any], seed: int) -> Material:
     known = CATALOGUE[data].images if data in CATALOGUE else {}
     if told.get("streaming") or set(parts) <= set(known):
         return Material(told.get("data_size") or sum(known[part] for part in parts), None, fixed=False)
-    from atlib.data.decoding import CorruptImage, decode
+    from atlib.data.loading import CorruptImage
+    from atrun.data.decoding import decode
     from atrun.data.photos import open_photos  # imported here: `datasets` takes seconds
 
     columns = {name: told.get(name) for name in ("image_column", "label_column")}

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from atfamily.measures.predictions import ensemble_logits
 from atfamily.measures.subsets import accuracy_on
-from atlib.data.decoding import decode
 from atlib.data.images import Images
 from atlib.train.evaluate import predict, score
 from atrun.build import require_size
+from atrun.data.decoding import decode
 from atrun.data.transforms import Augmentation
 
 LOOKED_AT = 16  # images of two sets, evenly spread, whose pixels tell the sets apart

@@ -8,7 +8,7 @@ from inspect import get_annotations
 from typing import ClassVar
 
 from atlib._util import check_fields, require_known
-from atlib.data.decoding import ON_CORRUPT
+from atlib.data.loading import ON_CORRUPT
 from atrun.data.generated import is_generated
 from atrun.data.transforms import Augmentation
 from atrun.method import Method
@@ -111,7 +111,7 @@ class Detect(Labelled):
     detector: str | None = None
     #: the sizes of its pyramid and heads, one of `DETECTOR_SIZES`
     detector_sizes: str = "vitdet"
-    #: least and largest scale of large-scale jitter (`atfamily.detection.coco.CocoObjects`), None for none
+    #: least and largest scale of large-scale jitter (`atrun.data.coco.CocoObjects`), None for none
     jitter: tuple[float, float] | None = None
 
     def __post_init__(self):

@@ -22,7 +22,6 @@ from atlib.train.checkpoint_manager import CheckpointManager, digest, digest_of_
 from atlib.train.distributed import require_together
 from atlib.train.evaluate import evaluate_together
 from atlib.train.loop import train
-from atlib.train.record import Record, about, peak_memory_mb, read_record, write_record
 from atrun.build import (
     READING,
     Built,
@@ -41,6 +40,7 @@ from atrun.data.generated import is_generated
 from atrun.log import RunLog, require_tensorboard
 from atrun.method import Method
 from atrun.parts import Classify, Detect, Labelled
+from atrun.record import Record, about, peak_memory_mb, read_record, write_record
 from atrun.untrained import UNTRAINED, store_untrained
 
 WEIGHTS = tuple(f"{name}.safetensors" for name in ("student", "teacher", "averaged", "detector"))

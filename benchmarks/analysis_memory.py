@@ -24,7 +24,7 @@ from atlib.analysis.attention_maps import describe_layers
 from atlib.analysis.cka import MinibatchCKA, StreamingCKA, class_token, every_token, layer_cka, linear_cka
 from atlib.analysis.divergence import StreamingDivergence, compare_layers
 from atlib.data import Images
-from atlib.train.record import Record, about, peak_memory_mb
+from atrun.record import Record, about, peak_memory_mb
 
 LIMIT_MB = 2000
 L, N, H, D = 12, 197, 6, 384  # ViT-S/16 at 224 pixels

@@ -21,9 +21,9 @@ from timing import interleave
 
 from atbook.worlds import marked_glyphs
 from atlib import create_vit
-from atlib.data.decoding import decode
 from atlib.data.sampler import ShardSpec
 from atrun.data.catalogue import open_rows_of
+from atrun.data.decoding import decode
 from atrun.data.natural_shifts import IMAGENET
 from atrun.data.photos import Photos, undecoded
 from atrun.recipes import published

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from atbook.records import add_record, records_file, results_folder
-from atlib.train.record import Record, about, peak_memory_mb
+from atrun.record import Record, about, peak_memory_mb
 
 
 def leave(

@@ -27,7 +27,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from atbook.worlds import glyph_images, glyphs
 from atbook.worlds.glyphs import generate
-from atfamily.detection.coco import CocoObjects
 from atfamily.detection.detector import SIZES, detection_loss, mask_rcnn
 from atfamily.detection.evaluate import evaluate_detector
 from atlib import AttentionTransfer, Plan, create_vit
@@ -38,6 +37,7 @@ from atlib.train.evaluate import evaluate_together
 from atlib.train.recipe import Recipe
 from atrun import __main__ as command
 from atrun import runner
+from atrun.data.coco import CocoObjects
 from tests.detection.coco_folder import coco_folder
 from tests.detection.knows import Knows
 from tests.helpers import draw_nothing_on_meta

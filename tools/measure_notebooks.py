@@ -14,10 +14,10 @@ import nbformat
 from nbclient import NotebookClient
 
 from atbook.records import add_record, records_file
-from atlib.train.record import Record, about
+from atrun.record import Record, about
 
 ROOT = Path(__file__).resolve().parent.parent
-ASK = "from atlib.train.record import peak_memory_mb; print(peak_memory_mb())"
+ASK = "from atrun.record import peak_memory_mb; print(peak_memory_mb())"
 
 
 def measure(source: Path) -> Record:

@@ -59,7 +59,7 @@ from atlib.analysis.streaming import walks
 from atlib.data.images import Images
 from atlib.pair import Pair
 from atlib.train.evaluate import evaluate, predict, shift_accuracies
-from atlib.train.record import Record
+from atrun.record import Record
 
 
 @dataclass(frozen=True)

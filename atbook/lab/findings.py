@@ -11,7 +11,7 @@ from typing import Any
 from atbook.lab.verdicts import NOT_RECORDED, Claim, Judged, Metric, Side, judge, on_test
 from atbook.records import markdown_table
 from atlib._util import require_known
-from atlib.train.record import Record
+from atrun.record import Record
 
 # Where a claim is asked, and the head of its column.
 SCALES = {

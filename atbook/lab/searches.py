@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from atbook.lab.tuning import ABOVE_GUESSING
 from atbook.records import markdown_table, read_records, results_folder
-from atlib.train.record import Record
+from atrun.record import Record
 
 NEAR_GUESSING = 0.075  # what is listed: 20 % of eight classes
 # How many classes students tell apart, where accuracy is what is searched for.

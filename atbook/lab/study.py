@@ -48,9 +48,9 @@ from atlib.train.evaluate import predict, score
 from atlib.train.loop import train
 from atlib.train.objectives import Loss, student_loss
 from atlib.train.recipe import Recipe
-from atlib.train.record import Record, about, peak_memory_mb
 from atlib.train.trainer import Preempted
 from atlib.transfer import AttentionTransfer
+from atrun.record import Record, about, peak_memory_mb
 
 
 class Place(NamedTuple):

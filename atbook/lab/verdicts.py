@@ -28,7 +28,7 @@ from scipy import optimize, special, stats
 from atbook.lab.searches import did_not_learn
 from atbook.records import read_records, unpack_bits
 from atlib._util import require_known
-from atlib.train.record import Record
+from atrun.record import Record
 
 VERDICTS = (
     "holds",

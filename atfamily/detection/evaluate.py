@@ -1,20 +1,24 @@
 """Average precision of a detector on images in COCO's form, on one process or many."""
 
+from typing import TYPE_CHECKING
+
 import torch
 import torch.distributed as dist
 from accelerate.utils import gather_object
 
-from atfamily.detection.coco import CocoObjects
 from atfamily.detection.detector import Detector
 from atfamily.detection.objects import Found
 from atfamily.detection.precision import annotated_precision, annotations
 from atlib._util import in_eval_mode
 
+if TYPE_CHECKING:
+    from atrun.data.coco import CocoObjects
+
 # What `Precision` calls its figures, and a record.
 FIGURES = {"ap": "AP", "ap50": "AP50", "ap75": "AP75", "small": "APs", "medium": "APm", "large": "APl"}
 
 
-def evaluate_detector(model: Detector, images: CocoObjects, batch_size: int = 16) -> dict[str, float]:
+def evaluate_detector(model: Detector, images: "CocoObjects", batch_size: int = 16) -> dict[str, float]:
     """COCO's figures in [0, 1] of what a detector says of all images, in their own pixels: {"box_AP": ...,
     "box_AP50": ...} and, where it has masks, {"mask_AP": ...}; what there is nothing to find of is left out.
 

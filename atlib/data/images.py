@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, RandomSampler
 
-from atlib.data.decoding import as_is
+from atlib.data.loading import as_is
 from atlib.data.rng import augmentation_seeds, draw_below
 from atlib.data.sampler import Batch, ShardSpec, my_batches, my_repeats
 from atlib.pair import Normalisation
@@ -143,15 +143,9 @@ def pair(images: Images, teacher_images: Images) -> Images:
     student. Raises `ValueError` for another number or shape of images, and for another scaling.
     """
     if images.pixels.shape != teacher_images.pixels.shape or images.pixels.ndim != 4:
-        raise ValueError(
-            f"each image needs one of the same shape for the teacher: got {tuple(images.pixels.shape)} images"
-            f" and {tuple(teacher_images.pixels.shape)} for the teacher"
-        )
-    if (images.mean, images.std) != (teacher_images.mean, teacher_images.std):
-        raise ValueError(
-            f"images are scaled by mean {images.mean} and std {images.std}, those of the teacher by"
-            f" {teacher_images.mean} and {teacher_images.std}: load both with the same"
-        )
+        shapes = f"{tuple(images.pixels.shape)} and {tuple(teacher_images.pixels.shape)}"
+        raise ValueError(f"both must be (n, 3, height, width) of one shape, got {shapes}")
+    _check_scaling(images, teacher_images)
     return images.with_pixels(torch.stack([images.pixels, teacher_images.pixels], dim=1))
 
 
@@ -163,15 +157,9 @@ def with_unlabelled(images: Images, more: Images) -> Images:
     and for targets that are not class indices.
     """
     if images.pixels.shape[1:] != more.pixels.shape[1:]:
-        raise ValueError(
-            f"images are {tuple(images.pixels.shape[1:])}, unlabelled ones {tuple(more.pixels.shape[1:])}:"
-            " load both with the same image_size="
-        )
-    if (images.mean, images.std) != (more.mean, more.std):
-        raise ValueError(
-            f"images are scaled by mean {images.mean} and std {images.std}, unlabelled ones by {more.mean}"
-            f" and {more.std}: load both with the same"
-        )
+        shapes = f"{tuple(images.pixels.shape[1:])} and {tuple(more.pixels.shape[1:])}"
+        raise ValueError(f"images must be of one shape, got {shapes}: load both with the same image_size=")
+    _check_scaling(images, more)
     if images.targets.ndim != 1 or images.targets.is_floating_point():
         raise ValueError(
             f"labels are class indices (n,), got targets {images.targets.dtype} {tuple(images.targets.shape)}"
@@ -179,6 +167,12 @@ def with_unlabelled(images: Images, more: Images) -> Images:
     pixels = torch.cat([images.pixels, more.pixels])
     targets = torch.cat([images.targets, images.targets.new_full((len(more),), UNLABELLED)])
     return Images(pixels, targets, images.classes, images.mean, images.std, images.augment)
+
+
+def _check_scaling(images: Images, others: Images) -> None:
+    if (images.mean, images.std) != (others.mean, others.std):
+        scalings = f"{(images.mean, images.std)} and {(others.mean, others.std)}"
+        raise ValueError(f"images are scaled by mean and std {scalings}: load both with the same")
 
 
 def other_of_class(images: Images, same: bool, seed: int) -> Images:

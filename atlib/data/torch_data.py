@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor, nn
 from torch.utils.data import (
     BatchSampler,
@@ -25,7 +24,7 @@ from torch.utils.data import (
 from torchvision import transforms
 from torchvision.transforms import v2
 
-from atlib.data.decoding import Made, Share, deliver, loader_of
+from atlib.data.loading import Made, Share, deliver, loader_of
 from atlib.data.rng import augmentation_seeds, rng_put_back, seed_generators
 from atlib.data.sampler import Batch, EvaluationData, ShardSpec, TrainingData, my_batches, my_repeats
 from atlib.pair import Normalisation
@@ -107,7 +106,7 @@ class TorchData:
                 seed_generators([wanted[0][1], 1])  # another stream than its first item's
                 return Made(*_collated(self.collate(items), len(items)), indices, {})
         pairs = [_image_and_label(item, index) for item, index in zip(items, indices)]
-        images, targets = (_stacked(part, indices) for part in zip(*pairs))
+        images, targets = (torch.stack(part) for part in zip(*pairs))
         return Made(images, targets, indices, {})
 
     def _item(self, index: int, seed: int) -> Any:
@@ -217,42 +216,18 @@ def _tell_replaced(loader: DataLoader, batch_size: int) -> None:
 
 
 def _image_and_label(item: Any, index: int) -> tuple[Tensor, Tensor]:
-    """An item as two tensors. Raises `ValueError` that says how it must be."""
-    of = f"item {index} of the data set"
-    if not isinstance(item, (tuple, list)) or len(item) != 2:
-        parts = f" of {len(item)}" if isinstance(item, (tuple, list)) else ""
-        raise ValueError(
-            f"{of} is a {type(item).__name__}{parts}: give (image, label), or a DataLoader whose"
-            f" collate_fn does"
-        )
+    """An item as two tensors. Raises `ValueError` for one of another form."""
     image, label = item
-    if isinstance(image, Image.Image) or not isinstance(image, Tensor):
+    if not isinstance(image, Tensor) or image.dtype != torch.float32 or image.ndim not in (3, 4):
+        found = f"{image.dtype} {tuple(image.shape)}" if isinstance(image, Tensor) else type(image).__name__
         raise ValueError(
-            f"{of} has a {type(image).__name__} as its image, and not a tensor: give the data set a"
-            " transform, such as Compose([RandomResizedCrop(224), ToTensor(), Normalize(mean, std)])"
-        )
-    if image.dtype != torch.float32 or image.ndim not in (3, 4):
-        raise ValueError(
-            f"{of} has an image {image.dtype} {tuple(image.shape)}, and not float32 (3, height, width),"
-            " normalised: ToTensor() and Normalize(mean, std) of torchvision make it"
+            f"the image of item {index} is {found}: transforms must make float32 (3, height, width)"
         )
     if isinstance(label, Tensor):
         return image, label.long() if label.ndim == 0 and not label.is_floating_point() else label
     if isinstance(label, Integral):
         return image, torch.tensor(int(label))
-    raise ValueError(
-        f"{of} has the label {label!r}, a {type(label).__name__}: give a whole number or a tensor"
-    )
-
-
-def _stacked(parts: Sequence[Tensor], indices: Sequence[int]) -> Tensor:
-    for part, index in zip(parts, indices):
-        if part.shape != parts[0].shape:
-            raise ValueError(
-                f"item {index} of the data set is {tuple(part.shape)}, item {indices[0]}"
-                f" {tuple(parts[0].shape)}: bring all to one size by a transform"
-            )
-    return torch.stack(list(parts))
+    raise ValueError(f"the label of item {index} is {label!r}: give a whole number or a tensor")
 
 
 def _collated(batch: Any, count: int) -> tuple[Tensor, Tensor]:

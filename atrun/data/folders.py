@@ -13,7 +13,7 @@ from pathlib import Path
 
 from PIL import Image, ImageFile
 
-from atlib.data.decoding import DataError
+from atrun.data.decoding import DataError
 from atrun.data.splits import SPLIT_NAMES
 
 WAY_OUT = (

@@ -8,7 +8,7 @@ from pathlib import Path
 import datasets
 
 from atlib._util import require_known
-from atlib.data.decoding import CannotStream, DataError
+from atrun.data.decoding import CannotStream, DataError
 from atrun.data.folders import WAY_OUT, ImageFolders
 from atrun.data.splits import VALIDATION_SHARE, fixed_order
 

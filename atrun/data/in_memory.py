@@ -8,8 +8,8 @@ from PIL import ImageOps
 from torch import Tensor
 
 from atlib._util import require_known
-from atlib.data.decoding import as_rgb, large_pictures
 from atlib.data.images import Images, draw
+from atrun.data.decoding import as_rgb, large_pictures
 
 # Where short names live on the hub.
 HUB = {"cifar10": "uoft-cs/cifar10", "cifar100": "uoft-cs/cifar100"}

@@ -19,7 +19,7 @@ from timm.data import ImageNetInfo
 from torch import Tensor
 
 from atlib._util import require_known
-from atlib.data.decoding import ON_CORRUPT
+from atlib.data.loading import ON_CORRUPT
 from atrun.data.catalogue import CATALOGUE
 from atrun.data.transforms import Augmentation
 

@@ -14,29 +14,22 @@ from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, Dataset
 
 from atlib._util import require_known
-from atlib.data.decoding import (
-    AS_STORED,
+from atlib.data.images import UNLABELLED
+from atlib.data.loading import (
     ON_CORRUPT,
-    CannotStream,
     CorruptImage,
-    DataError,
     Made,
     Share,
-    Transform,
-    Wanted,
-    as_stored,
     corrupt_image,
-    decode,
     deliver,
     loader_of,
-    make,
     note_left_out,
 )
-from atlib.data.images import UNLABELLED
 from atlib.data.rng import augmentation_seeds
 from atlib.data.sampler import Batch, ShardSpec, my_batches, my_repeats
 from atlib.pair import Normalisation
 from atrun.data.catalogue import Known, open_rows_of
+from atrun.data.decoding import AS_STORED, CannotStream, DataError, Transform, Wanted, as_stored, decode, make
 from atrun.data.transforms import Augmentation
 from atrun.data.views import Views
 

@@ -17,7 +17,7 @@ from atbook.exercises.judging import Exercise, Wrong, checker
 from atbook.exercises.own import own_seed
 from atbook.records import read_file
 from atlib.analysis.cka import MinibatchCKA
-from atlib.train.record import Record
+from atrun.record import Record
 
 # --- A3.1: (xs, ys, labels), lists of batches, to CKA ---
 

@@ -29,7 +29,7 @@ from atlib.data.rng import seed_for
 from atlib.train import train
 from atlib.train.evaluate import evaluate
 from atlib.train.recipe import Recipe
-from atlib.train.record import Record, about, peak_memory_mb, read_record
+from atrun.record import Record, about, peak_memory_mb, read_record
 
 SEEDS = (0, 1, 2)  # the runs that are reported have at least these
 TUNING_SEED = 100  # the seed of all trials

@@ -5,7 +5,7 @@ import pytest
 
 from atbook.lab.papers import quoted
 from atbook.records import add_record, pack_bits, records_file
-from atlib.train.record import Record
+from atrun.record import Record
 from tools import front_picture
 from tools.sentences import Guarded, functions, guarded, mend, pages, wrong
 

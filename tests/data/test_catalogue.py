@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 
-from atlib.data.decoding import CannotStream, DataError
 from atrun.data import catalogue
 from atrun.data.catalogue import CATALOGUE, find, load_pacs, open_rows_of
+from atrun.data.decoding import CannotStream, DataError
 from atrun.data.photos import open_photos
 from atrun.data.stream import open_stream
 from atrun.data.transforms import Augmentation

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from torchvision.datasets import ImageFolder
 
-from atlib.data.decoding import DataError
+from atrun.data.decoding import DataError
 from atrun.data.photos import open_photos
 from atrun.data.stream import open_stream
 from atrun.predict import image_files

@@ -7,8 +7,8 @@ import pytest
 import torch
 from PIL import Image
 
-from atlib.data.decoding import DataError
 from atrun.data import load
+from atrun.data.decoding import DataError
 from atrun.data.hub import open_labelled
 from tests.helpers import shared
 from tests.picture_files import CLASSES, encoded, index_of, rows, write_folders

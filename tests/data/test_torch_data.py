@@ -247,7 +247,7 @@ def test_a_collate_fn_makes_batches_of_other_items(images, tensors):
         as_data(DataLoader(Items(*rows), 24, collate_fn=lambda rows: rows))
     with pytest.raises(ValueError, match="collate_fn"):
         as_data(DataLoader(Items(*rows), 24, collate_fn=lambda rows: collate([*rows, *rows])))
-    with pytest.raises(ValueError, match="dict"):
+    with pytest.raises(ValueError):
         as_data(Items(*rows))
 
 
@@ -323,7 +323,7 @@ def test_data_without_an_order_of_their_own_are_refused(tensors, make):
 
 
 def test_sizes_that_differ_and_items_that_cannot_be_read(tmp_path):
-    with pytest.raises(ValueError):
+    with pytest.raises(RuntimeError):
         TorchData(Items((IMAGE, 0), (torch.zeros(3, 8, 9), 0))).take([0, 1])
     data = folder_of(tmp_path, prepared())
     with open(data.samples[5][0], "wb") as file:

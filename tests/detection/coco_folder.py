@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from atbook.worlds.scenes import generate_scenes, scene_objects
-from atfamily.detection.coco import export_coco
+from atrun.data.coco import export_coco
 
 
 def coco_folder(root: Path, **images: int) -> Path:

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from atfamily.detection import evaluate
-from atfamily.detection.coco import CocoObjects
 from atfamily.detection.evaluate import evaluate_detector
 from atfamily.detection.precision import coco_precision
+from atrun.data.coco import CocoObjects
 from tests.detection.coco_folder import coco_folder
 from tests.detection.knows import Knows
 

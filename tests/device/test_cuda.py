@@ -20,8 +20,8 @@ from atlib.map_free import by_blocks, by_fused_attention, map_free_cross_entropy
 from atlib.train import train
 from atlib.train.evaluate import predict
 from atlib.train.recipe import Recipe
-from atlib.train.record import about, peak_memory_mb
 from atlib.vit import create_vit
+from atrun.record import about, peak_memory_mb
 from tests.helpers import randomise, tiny
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")

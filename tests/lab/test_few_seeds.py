@@ -7,7 +7,7 @@ from scipy import stats
 from atbook.lab.few_seeds import gaps, stories, stories_of
 from atbook.lab.verdicts import DOES_NOT_HOLD, HOLDS
 from atbook.records import add_record, pack_bits, records_file
-from atlib.train.record import Record
+from atrun.record import Record
 
 ABOUT = dict.fromkeys(("python", "torch", "timm", "atlib", "device", "threads", "commit", "date"), "")
 

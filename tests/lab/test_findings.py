@@ -9,7 +9,7 @@ from atbook.lab.evals import COMPARISON
 from atbook.lab.findings import CLAIMS, cka_to_fine_tuned, shifted_accuracy, verdicts, verdicts_table
 from atbook.lab.verdicts import TOO_SMALL, UNSEEN
 from atbook.records import add_record, pack_bits, records_file
-from atlib.train.record import Record
+from atrun.record import Record
 
 ABOUT = dict.fromkeys(("python", "torch", "timm", "atlib", "device", "threads", "commit", "date"), "")
 

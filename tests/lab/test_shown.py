@@ -2,11 +2,12 @@
 
 import numpy as np
 import pytest
+from atlib.train.record import Record
 
 from atbook.lab.shown import kept_share
 from atbook.lab.verdicts import Side
 from atbook.records import add_record, pack_bits, records_file
-from atlib.train.record import Record
+from atrun.record import Record
 from tools.sentences import functions
 
 ABOUT = dict.fromkeys(("python", "torch", "timm", "atlib", "device", "threads", "commit", "date"), "")

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from atlib.train.record import Record
 from scipy import stats
 
 from atbook.lab.verdicts import (
@@ -23,7 +24,7 @@ from atbook.lab.verdicts import (
     share_of,
 )
 from atbook.records import add_record, pack_bits
-from atlib.train.record import Record
+from atrun.record import Record
 
 ABOUT = dict.fromkeys(("python", "torch", "timm", "atlib", "device", "threads", "commit", "date"), "")
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from atlib.train.record import read_record
+from atrun.record import read_record
 from tests.helpers import ROOT, made_once, same
 
 pytestmark = pytest.mark.slow

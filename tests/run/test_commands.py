@@ -21,7 +21,6 @@ from atlib.data.rng import seed_for
 from atlib.plan import Plan
 from atlib.train import train
 from atlib.train.evaluate import evaluate
-from atlib.train.record import read_record
 from atlib.transfer import AttentionTransfer
 from atlib.vit import Architecture
 from atrun import __main__ as command
@@ -29,6 +28,7 @@ from atrun import commands, runner
 from atrun.build import build
 from atrun.config import read_config
 from atrun.log import read_log
+from atrun.record import read_record
 from tests import stopped_runs
 from tests.helpers import in_a_fork, made_once, randomise, same, state_of
 from tests.picture_files import write_parquet

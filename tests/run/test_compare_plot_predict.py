@@ -16,7 +16,6 @@ from scipy.stats import binom, norm
 from torchvision.transforms import functional as F
 
 from atlib.checkpoint import load_vit, read_header, read_tensors, save_vit, write_tensors
-from atlib.train.record import read_record
 from atlib.vit import Architecture
 from atrun import __main__ as command
 from atrun import plot, predict
@@ -24,6 +23,7 @@ from atrun.compare import compare_runs, compared
 from atrun.config import read_config
 from atrun.configure import configure_again
 from atrun.log import read_log
+from atrun.record import read_record
 from tests.helpers import made_once, same, state_of
 from tests.picture_files import CLASSES, cut_jpeg, picture, write_folders
 from tests.run.photographs import asked as asked_for_photographs

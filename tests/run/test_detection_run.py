@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from atfamily.detection.coco import CocoObjects
 from atfamily.detection.detector import DETECTORS, SIZES, detection_loss, mask_rcnn
 from atfamily.detection.evaluate import evaluate_detector
 from atfamily.detection.files import load_detector
@@ -19,16 +18,17 @@ from atlib.checkpoint import load_bundle, load_vit, save_vit
 from atlib.data.rng import seed_for
 from atlib.plan import Plan
 from atlib.train import train
-from atlib.train.record import read_record
 from atlib.vit import Architecture
 from atrun import __main__ as command
 from atrun import estimate as dry_run
 from atrun import parts, runner
 from atrun.config import read_config
 from atrun.configure import configure
+from atrun.data.coco import CocoObjects
 from atrun.estimate import estimate, flops_of_detector
 from atrun.estimate_text import as_text
 from atrun.recipes import published
+from atrun.record import read_record
 from atrun.untrained import UNTRAINED
 from tests.detection.coco_folder import coco_folder
 from tests.helpers import randomise, same, state_of

@@ -10,7 +10,6 @@ import pytest
 from atlib.checkpoint import load_vit, read_header, save_vit
 from atlib.pair import attach
 from atlib.train.evaluate import evaluate
-from atlib.train.record import read_record
 from atlib.vit import Architecture
 from atrun import __main__ as command
 from atrun import runner
@@ -18,6 +17,7 @@ from atrun.config import read_config
 from atrun.data.catalogue import CATALOGUE
 from atrun.data.photos import open_photos
 from atrun.data.transforms import Augmentation
+from atrun.record import read_record
 from tests.helpers import randomise
 from tests.picture_files import write_folders, write_parquet
 from tests.run.photographs import asked

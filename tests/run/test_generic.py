@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from atlib.checkpoint import save_vit
-from atlib.data.decoding import CorruptImage
+from atlib.data.loading import CorruptImage
 from atlib.pair import IMAGENET, Normalisation
 from atlib.plan import Plan
 from atlib.vit import Architecture, WeightsUnavailable

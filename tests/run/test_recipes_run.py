@@ -15,10 +15,10 @@ from atlib import create_vit
 from atlib.checkpoint import load_vit
 from atlib.data.images import Images
 from atlib.train import train
-from atlib.train.record import read_record
 from atrun import __main__ as command
 from atrun.config import read_config
 from atrun.recipes import published
+from atrun.record import read_record
 
 SMALL = {"batch_size": 8, "steps": 2, "warmup": 0, "training_split": "train+validation"}
 VIT = {"patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 12, "img_size": 16}

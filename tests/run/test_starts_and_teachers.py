@@ -17,7 +17,6 @@ from atlib.data.rng import seed_for
 from atlib.plan import Plan
 from atlib.train import train
 from atlib.train.evaluate import evaluate
-from atlib.train.record import read_record
 from atlib.transfer import AttentionTransfer
 from atlib.vit import Architecture
 from atrun import __main__ as command
@@ -26,6 +25,7 @@ from atrun.config import read_config
 from atrun.configure import configure
 from atrun.estimate import Estimate, assembled, estimate, flops_of, memory_of
 from atrun.estimate_text import as_text
+from atrun.record import read_record
 from atrun.runner import load_result
 from atrun.teachers.load import load_teacher
 from tests.helpers import randomise, same

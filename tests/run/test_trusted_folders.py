@@ -10,11 +10,11 @@ from PIL import Image
 from atbook.worlds import glyphs
 from atlib.data.identity import identity_of
 from atlib.train.distributed import require_together
-from atlib.train.record import read_record
 from atrun import __main__ as command
 from atrun import runner
 from atrun.config import read_config
 from atrun.data.photos import open_photos
+from atrun.record import read_record
 from atrun.runner import is_finished, is_main_process, resume
 from tests.run import photographs
 from tests.stopped_runs import HELD_OUT, asked

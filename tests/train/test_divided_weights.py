@@ -12,10 +12,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from atfamily.detection.coco import CocoObjects
 from atfamily.detection.detector import SIZES, mask_rcnn
 from atfamily.detection.evaluate import evaluate_detector
 from atlib import create_vit
+from atrun.data.coco import CocoObjects
 from atrun.log import read_log
 from tests import divided
 from tests.detection.knows import Knows

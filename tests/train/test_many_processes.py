@@ -19,8 +19,8 @@ from atlib.checkpoint import load_vit
 from atlib.train import train
 from atlib.train.checkpoint_manager import CheckpointManager
 from atlib.train.evaluate import evaluate, evaluate_together
-from atlib.train.record import read_record
 from atrun.log import read_log
+from atrun.record import read_record
 from tests import two
 from tests.helpers import ROOT, ended, in_a_fork, made_once, start, tiny
 from tests.launching import accelerate_launch, torchrun

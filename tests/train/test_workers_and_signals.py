@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 
-from atlib.data.decoding import Made, Share, deliver
+from atlib.data.loading import Made, Share, deliver
 
 
 def made_slowly(what):

@@ -21,8 +21,8 @@ from atbook.records import (
     results_folder,
     spread,
 )
-from atlib.train import record
-from atlib.train.record import ABOUT, Record, about, read_record, write_record
+from atrun import record
+from atrun.record import ABOUT, Record, about, read_record, write_record
 
 
 @pytest.fixture
@@ -213,7 +213,7 @@ def test_commit_marks_changes_and_does_without_git(monkeypatch):
 
 
 def test_the_commit_of_a_checkout_that_atlib_is_only_installed_in_is_not_taken(monkeypatch, tmp_path):
-    installed = tmp_path / ".venv" / "atlib" / "train" / "record.py"
+    installed = tmp_path / ".venv" / "atrun" / "record.py"
     installed.parent.mkdir(parents=True)
     installed.touch()
     who = ["-c", "user.name=A", "-c", "user.email=a@b.c"]

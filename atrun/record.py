@@ -154,7 +154,7 @@ def _commit() -> str:
 
     def git(*arguments: str) -> str:
         return subprocess.check_output(
-            ["git", *arguments], cwd=here.parents[2], text=True, stderr=subprocess.DEVNULL
+            ["git", *arguments], cwd=here.parents[1], text=True, stderr=subprocess.DEVNULL
         ).strip()
 
     try:
