@@ -12,12 +12,14 @@ import torch
 from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
 
+from atlib.compatibility import Sizes, plan_of_sizes
 from atlib.data.catalogue import CATALOGUE
 from atlib.data.generated import is_generated, maker
 from atlib.data.sampler import steps_per_epoch
 from atlib.data.transforms import Augmentation
 from atlib.pair import Normalisation
 from atlib.plan import Plan
+from atlib.student import SIZES, student_sizes
 from atlib.train.recipe import Recipe
 from atlib.vit import VITS, Architecture, create_classifier, create_vit
 from atrun.config import built_for, settings
@@ -37,7 +39,6 @@ SMALL = 64  # pixels a side, up to which images are treated as CIFAR's
 ANY, PATCH = (224, 224), 16  # of other networks: the size where they take any, and the steps of smaller ones
 GRID = 14  # patches a side of a ViT with patches of 16 pixels at 224
 LOOKED_AT = 20  # images whose size is looked at
-SIZES = {"tiny": (192, 3), "small": (384, 6)}  # width and heads of ViT-Ti and ViT-S (DeiT, arXiv 2012.12877)
 
 
 class Derived(NamedTuple):
@@ -321,38 +322,26 @@ def _augmentation_rule(augmentation: Augmentation) -> str:
 def _plan(method: Method, model: Model, rules: dict[str, str]) -> Plan | None:
     if not method.transfers:
         return None
-    student, teacher = model.vit, model.teacher or model.vit
-    depth, of_teacher = len(student.blocks), len(teacher.blocks)
-    count = depth
     if method is Method.DISTILL:
-        count = max(1, round(0.75 * depth))
         rules["transfer_weight"] = "3.0: the paper's main result (2411.09702)"
-    why = "all layers" if method is Method.COPY else "the first three quarters, as the paper's 18 of 24"
-    if of_teacher != depth:
-        # The student's last layer has the teacher's last, and the others lie evenly below.
-        layers: Any = {layer: -(-(layer + 1) * of_teacher // depth) - 1 for layer in range(count)}
-        why += f"; the teacher's {of_teacher} layers lie evenly on the student's {depth}"
-    else:
-        layers = range(count) if count < depth else None
-    rules["plan.layers"] = (
-        f"{'null' if layers is None else layers if of_teacher != depth else [*layers]}: {why}"
-    )
-    unequal = {}
-    heads = [vit.blocks[0].attn.num_heads for vit in (teacher, student)]
-    if heads[0] != heads[1]:
-        unequal["unequal_heads"] = "aggregate"
-        rules["plan.unequal_heads"] = f"aggregate: {heads[0]} heads for {heads[1]} (AttnDistill, 2210.00944)"
-    patches = [tuple(vit.patch_embed.patch_size) for vit in (teacher, student)]
-    if patches[0] != patches[1]:
-        unequal["unequal_grid"] = "resample"
-        rules["plan.unequal_grid"] = f"resample: patches of {patches[0][0]} pixels for {patches[1][0]}"
-    return Plan(how=method.value, layers=layers, **unequal)
+    sizes = [_sizes(vit) for vit in (model.teacher or model.vit, model.vit)]
+    plan, whys = plan_of_sizes(*sizes, method.value)
+    rules |= {f"plan.{name}": why for name, why in whys.items()}
+    return plan
+
+
+def _sizes(vit: VisionTransformer | Eva) -> Sizes:
+    """What a plan hangs on, without a forward. Teacher and student get images of one size, so that patches
+    differ where their pixels do: the grid is that of the largest image that both could take whole."""
+    heads, width = vit.blocks[0].attn.num_heads, vit.embed_dim
+    down, across = vit.patch_embed.patch_size
+    grid = ANY[0] // down, ANY[1] // across
+    return Sizes(len(vit.blocks), heads, width // heads, grid, None, (0, 0, 0))
 
 
 def student_settings(student: str, teacher: str | None, changes: Mapping[str, str]) -> dict[str, str]:
-    """What `--student` stands for, as settings: a timm name is the model; "tiny", "small" and "half" are the
-    teacher's architecture in that width, "half" with half of its layers, too. Raises `ValueError` for another
-    name and without a teacher."""
+    """What `--student` stands for, as settings: a timm name is the model, and a size is read by
+    `atlib.student.student_sizes`. Raises `ValueError` for another name and without a teacher."""
     if timm.is_model(student):
         return {"model": student}
     if student not in (*SIZES, "half"):
@@ -362,11 +351,7 @@ def student_settings(student: str, teacher: str | None, changes: Mapping[str, st
     kinds = settings(setting for setting in changes if setting.startswith("teacher_"))
     told = read({setting: text for setting, text in changes.items() if setting in kinds}, kinds)
     vit = _model(teacher, told, Method.COPY.value).teacher
-    width, heads = SIZES.get(student, (vit.embed_dim // 2, vit.blocks[0].attn.num_heads // 2))
-    sized = {"model.embed_dim": str(width), "model.num_heads": str(heads)}
-    if student == "half":
-        sized["model.depth"] = str(max(1, len(vit.blocks) // 2))
-    return sized
+    return {f"model.{name}": str(value) for name, value in student_sizes(vit, student).items()}
 
 
 def _named(model: Model) -> str:
