@@ -98,8 +98,8 @@ class RunConfig:
     plan: Plan | None = None
     #: a timm name or a file that the student starts from, in place of random weights
     student_weights: str | None = None
-    #: the layers whose features are distilled; None: all
-    feature_layers: tuple[int, ...] | None = None
+    #: the layers whose features are distilled; None: all; pairs {student's: teacher's} where depths differ
+    feature_layers: Iterable[int] | Mapping[int, int] | None = None
     #: training images, chosen by the seed, whose mean map is copied
     reference_images: int = 1000
     #: the student's rate of stochastic depth
@@ -137,6 +137,7 @@ class RunConfig:
 
     def __post_init__(self):
         object.__setattr__(self, "method", method_of_run(self.method))
+        object.__setattr__(self, "feature_layers", _normal(self.feature_layers))
         if (type(self.task), type(self.reading)) != (kinds := kinds_of(self.method, self.data)):
             raise ValueError(
                 f"a run of method {self.method!r} on data {self.data!r} has the parts {kinds[0].__name__} and"
@@ -498,6 +499,13 @@ def as_plain(value: object) -> object:
     if is_dataclass(value):
         return {field.name: as_plain(getattr(value, field.name)) for field in fields(value)}
     return [as_plain(item) for item in value] if isinstance(value, (tuple, list)) else value
+
+
+def _normal(layers: Iterable[int] | Mapping[int, int] | None) -> tuple | None:
+    """Layers as the command line, Python or JSON give them, in one form."""
+    if layers is None or isinstance(layers, Mapping):
+        return layers and Plan(layers=layers).layers
+    return tuple(tuple(layer) if isinstance(layer, (list, tuple)) else layer for layer in layers)
 
 
 def _not_finite(value: object, name: str = "") -> str | None:

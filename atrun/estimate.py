@@ -24,10 +24,11 @@ from atlib.analysis.accounting import (
     step_memory,
     teacher,
 )
-from atlib.baselines.distillation import FeatureDistillation
+from atlib.baselines.distillation import FeatureDistillation, LogitDistillation
 from atlib.baselines.mean_maps import StoredMaps
 from atlib.data.sampler import Batch, ShardSpec, steps_per_epoch
 from atlib.pair import IMAGENET
+from atlib.plan import Plan
 from atlib.train.loop import train
 from atlib.train.optim import make_optimizer, schedule
 from atlib.train.recipe import PLAIN, Recipe, try_optimizer
@@ -35,6 +36,7 @@ from atlib.transfer import AttentionTransfer
 from atlib.vit import VITS
 from atrun.build import (
     SMALL_SCALE,
+    feature_layers,
     image_size,
     looks_of,
     loss_of,
@@ -292,7 +294,10 @@ def assembled(config: RunConfig, outputs: int) -> nn.Module:
             student = AttentionTransfer(twin, student, plan, normalisation=IMAGENET)
         case Method.FEATURES:
             twin = _twin(config, outputs)
-            student = FeatureDistillation(twin, student, config.feature_layers, normalisation=IMAGENET)
+            student = FeatureDistillation(twin, student, feature_layers(config), normalisation=IMAGENET)
+        case Method.LOGITS | Method.HARD_LOGITS:
+            twin = teacher_architecture(config).build_classifier()
+            student = LogitDistillation(twin, student, normalisation=IMAGENET)
         case Method.MEAN_MAPS:
             tokens = student.num_prefix_tokens + student.patch_embed.num_patches
             heads = (block.attn.num_heads for block in student.blocks)
@@ -341,28 +346,31 @@ def moments(config: RunConfig, groups: list[Group]) -> dict[str, tuple[int, floa
 
 def flops_of(config: RunConfig, skeleton: nn.Module) -> int | None:
     """The fewest FLOPs that training takes an image (`atlib.analysis.accounting`); None where they are not
-    counted: other kinds of ViT, pre-training without labels, mean maps, transfers of queries, keys or
+    counted: other kinds of ViT, pre-training without labels, mean maps, logits, transfers of queries, keys or
     values."""
-    uncounted = config.method.pretrains or config.method is Method.MEAN_MAPS or not isinstance(skeleton, VITS)
-    if uncounted or config.plan is not None and config.plan.what != "map":
+    uncounted = config.method.pretrains or config.method is Method.MEAN_MAPS or config.method.reads_logits
+    if uncounted or not isinstance(skeleton, VITS) or config.plan is not None and config.plan.what != "map":
         return None
     try:
         shape = shape_of(skeleton)
     except ValueError:
         return None
-    if config.method is Method.FEATURES:
-        return feature_distillation(shape, 1 + max(config.feature_layers or [shape.depth - 1]))
-    if config.plan is None:
+    if config.plan is None and config.method is not Method.FEATURES:
         return fine_tuning(shape)
-    flops_of_transfer = copy if config.method is Method.COPY else distill
-    pairs, of_teacher = config.plan.pairs_of(shape.depth, None), shape
+    of_teacher = shape
     if (native := teacher_architecture(config)) is not None:
         size = config.teacher_image_size or image_size(config)
         try:
             of_teacher = shape_of(on_meta(headless(native, size)))
         except ValueError:
             return None
+    plan = config.plan or Plan(layers=feature_layers(config))
+    pairs = plan.pairs_of(shape.depth, None)
     last = 1 + max(layer for _, layer in pairs)  # the teacher runs up to it, whichever layers are transferred
+    if config.method is Method.FEATURES:
+        projectors = 0 if shape.width == of_teacher.width else len(pairs)
+        return feature_distillation(shape, last, of_teacher, projectors)
+    flops_of_transfer = copy if config.method is Method.COPY else distill
     of_student = flops_of_transfer(shape, len(pairs)) - teacher(shape, len(pairs))
     return of_student + teacher(of_teacher, last)
 

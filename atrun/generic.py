@@ -18,7 +18,6 @@ from atlib.data.generated import is_generated, maker
 from atlib.data.sampler import steps_per_epoch
 from atlib.data.transforms import Augmentation
 from atlib.pair import Normalisation
-from atlib.plan import Plan
 from atlib.student import SIZES, student_sizes
 from atlib.train.recipe import Recipe
 from atlib.vit import VITS, Architecture, create_classifier, create_vit
@@ -30,10 +29,25 @@ from atrun.published import ERASED, SCRATCH, TUNED
 from atrun.teachers.load import is_file, load_teacher
 from atrun.untrained import NOTHING_TO_TUNE, UNTRAINED
 
-NAMES = (Method.SCRATCH, Method.FINE_TUNE, Method.COPY, Method.DISTILL)
+NAMES = (
+    Method.SCRATCH,
+    Method.FINE_TUNE,
+    Method.COPY,
+    Method.DISTILL,
+    Method.FEATURES,
+    Method.LOGITS,
+    Method.HARD_LOGITS,
+)
 # What the rules start from, and their sources.
 WIDTH, BATCH, RATE = 768, 1024, 1e-3  # DeiT's ViT-B (arXiv 2012.12877, table 9): 5e-4 per 512 images
-PASSES = {Method.SCRATCH: 200, Method.DISTILL: 200, Method.COPY: 100, Method.FINE_TUNE: 50}
+PASSES = {Method.COPY: 100, Method.FINE_TUNE: 50}  # of others 200
+# Weights of the task and of the transfer loss, and their source.
+WEIGHTS = {
+    Method.DISTILL: (1.0, 3.0, "the paper's main result (2411.09702)"),
+    Method.FEATURES: (1.0, 1.0, "all but the paper's main result (2411.09702)"),
+    Method.LOGITS: (0.9, 0.1, "soft distillation of DeiT (2012.12877, equation 2)"),
+    Method.HARD_LOGITS: (0.5, 0.5, "hard distillation of DeiT (2012.12877, equation 3)"),
+}
 SEEN = 500 * 512  # images, at least: the shortest schedule of the BiT-HyperRule (arXiv 1912.11370)
 SMALL = 64  # pixels a side, up to which images are treated as CIFAR's
 ANY, PATCH = (224, 224), 16  # of other networks: the size where they take any, and the steps of smaller ones
@@ -122,6 +136,10 @@ def derive(name: str, data: str, teacher: str | None, changes: Mapping[str, str]
     else:  # the rules are ViTs': no branches are dropped, and the rate is DeiT-B's
         depth, width = 0, None
     tuned = method in (Method.COPY, Method.FINE_TUNE)
+    weights = (1.0, 3.0)
+    if method in WEIGHTS:
+        *weights, why = WEIGHTS[method]
+        rules["transfer_weight"] = f"{weights[1]}, beside task_weight {weights[0]}: {why}"
     recipe = Recipe(
         **_without((TUNED if tuned else SCRATCH), "warmup_epochs", "base_lr", "clip"),
         epochs=epochs,
@@ -129,7 +147,8 @@ def derive(name: str, data: str, teacher: str | None, changes: Mapping[str, str]
         batch_size=batch,
         lr=_rate(width, batch, rules),
         layer_decay=_layer_decay(depth, rules) if method is Method.FINE_TUNE else None,
-        transfer_weight=3.0,
+        task_weight=weights[0],
+        transfer_weight=weights[1],
         ema=_average(epochs * steps_per_epoch(material.images, batch), rules),
     )
     normalised = {} if model.normalisation is None else vars(model.normalisation)
@@ -145,7 +164,7 @@ def derive(name: str, data: str, teacher: str | None, changes: Mapping[str, str]
         "method": method,
         "model": _sized(model.architecture, size if material.fixed else None),
         "recipe": recipe,
-        "plan": _plan(method, model, rules),
+        **_layers(method, model, rules),
         "teacher": teacher if method.needs_teacher else None,
         "drop_path": 0.0 if method is Method.COPY else _drop_path(depth, rules),
         "augmentation": augmentation,
@@ -264,7 +283,7 @@ def _batch(images: int, rules: dict[str, str]) -> int:
 
 
 def _epochs(method: Method, images: int, rules: dict[str, str]) -> int:
-    passes = PASSES[method]
+    passes = PASSES.get(method, 200)
     epochs = max(passes, math.ceil(SEEN / images))
     rules["epochs"] = (
         f"{epochs}: the {passes} of the paper (2411.09702), or as many as show {SEEN:,} images, the shortest"
@@ -276,8 +295,8 @@ def _epochs(method: Method, images: int, rules: dict[str, str]) -> int:
 def _warmup(method: Method, rules: dict[str, str]) -> float:
     tuned = method in (Method.COPY, Method.FINE_TUNE)
     passes = (TUNED if tuned else SCRATCH)["warmup_epochs"]
-    share = passes / PASSES[method]
-    rules["warmup"] = f"{share:g}: of all steps, as {passes} of the paper's {PASSES[method]} passes"
+    share = passes / PASSES.get(method, 200)
+    rules["warmup"] = f"{share:g}: of all steps, as {passes} of the paper's {PASSES.get(method, 200)} passes"
     return share
 
 
@@ -319,15 +338,18 @@ def _augmentation_rule(augmentation: Augmentation) -> str:
     return "random-resized: with RandAugment, random erasing, mixup and cutmix, as the paper (2411.09702)"
 
 
-def _plan(method: Method, model: Model, rules: dict[str, str]) -> Plan | None:
-    if not method.transfers:
-        return None
-    if method is Method.DISTILL:
-        rules["transfer_weight"] = "3.0: the paper's main result (2411.09702)"
+def _layers(method: Method, model: Model, rules: dict[str, str]) -> dict[str, Any]:
+    """The plan, and for features the layers of the plan that would distill."""
+    if not method.transfers and method is not Method.FEATURES:
+        return {"plan": None}
     sizes = [_sizes(vit) for vit in (model.teacher or model.vit, model.vit)]
-    plan, whys = plan_of_sizes(*sizes, method.value)
-    rules |= {f"plan.{name}": why for name, why in whys.items()}
-    return plan
+    how = "copy" if method is Method.COPY else "distill"
+    plan, whys = plan_of_sizes(*sizes, how)
+    if method.transfers:
+        rules |= {f"plan.{name}": why for name, why in whys.items()}
+        return {"plan": plan}
+    rules["feature_layers"] = whys["layers"]
+    return {"plan": None, "feature_layers": plan.layers}
 
 
 def _sizes(vit: VisionTransformer | Eva) -> Sizes:

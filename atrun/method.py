@@ -13,6 +13,8 @@ class Method(StrEnum):
     COPY = "copy"
     DISTILL = "distill"
     FEATURES = "features"  # distils the residual stream: what attention transfer is compared with
+    LOGITS = "logits"  # distils the predictions of a teacher that knows the classes
+    HARD_LOGITS = "hard-logits"  # likewise, its most likely class
     MEAN_MAPS = "mean-maps"  # copies the teacher's mean map of some training images, the same for all
     # make a teacher, without labels
     MAE = "mae"
@@ -45,12 +47,17 @@ class Method(StrEnum):
     def keeps_weights_apart(self) -> bool:
         """Whether something of a teacher reaches a student that has weights of its own, which may be others
         than random ones."""
-        return self.transfers or self in (Method.FEATURES, Method.MEAN_MAPS)
+        return self.transfers or self in (Method.FEATURES, Method.MEAN_MAPS) or self.reads_logits
+
+    @property
+    def reads_logits(self) -> bool:
+        """Whether its teacher says classes."""
+        return self in (Method.LOGITS, Method.HARD_LOGITS)
 
     @property
     def has_transfer_loss(self) -> bool:
         """Whether the teacher speaks through a loss, with the recipe's `transfer_weight`."""
-        return self in (Method.DISTILL, Method.FEATURES) or self.is_taught_unlabelled
+        return self in (Method.DISTILL, Method.FEATURES) or self.reads_logits or self.is_taught_unlabelled
 
     @property
     def needs_teacher(self) -> bool:

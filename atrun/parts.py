@@ -341,7 +341,7 @@ def kinds_of(method: Method, data: str) -> tuple[type, type]:
                 f"{method} learns without objects, and data {COCO!r} are for a detector, which learns with"
                 " them: choose another method, or other data"
             )
-        if method in (Method.FEATURES, Method.MEAN_MAPS):
+        if method in (Method.FEATURES, Method.MEAN_MAPS) or method.reads_logits:
             raise ValueError(
                 f"{method} is for classifying whole images, and data {COCO!r} are for a detector: choose"
                 " scratch, fine-tune, copy or distill, or other data"

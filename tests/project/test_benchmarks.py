@@ -135,6 +135,17 @@ def test_flops_of_feature_distillation(images):
     assert spent + both_ways(lambda: student(images)) == flops.feature_distillation(shape)
 
 
+def test_flops_of_projected_features(images):
+    """For each pair of layers a product forward and two backward."""
+    shape, wide = flops.shape_of(vit()), flops.shape_of(vit())._replace(width=20)
+    projector = torch.nn.Linear(shape.width, 20, bias=False)
+    stream = torch.zeros(BATCH, shape.tokens, shape.width, requires_grad=True)
+    spent = both_ways(lambda: projector(stream).sum())
+    without = flops.feature_distillation(shape, 2, wide)
+    assert without == flops.fine_tuning(shape) + wide.embed + 2 * wide.block
+    assert flops.feature_distillation(shape, 2, wide, projectors=3) == without + 3 * spent
+
+
 def test_products_that_are_added_in_place_are_counted():
     """A (5, 7, 2) by (5, 2, 3) product added to a sum: 2 · 5 · 7 · 2 · 3 operations in either form, and the
     same in a matrix product."""
