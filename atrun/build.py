@@ -46,6 +46,7 @@ from atrun.parts import (
     Masked,
     Rows,
     Simmim,
+    Taught,
 )
 from atrun.untrained import UNTRAINED, untrained_teacher
 
@@ -85,7 +86,7 @@ def loss_of(config: RunConfig) -> Loss:
         return simmim.simmim_loss
     if isinstance(config.task, Dmae):
         return distilled_mae.distilled_mae_loss
-    if isinstance(config.task, AttnDistilled):
+    if isinstance(config.task, AttnDistilled | Taught):
         return unlabelled_loss
     return pretrain.mae_loss if config.method is Method.MAE else student_loss
 
@@ -306,18 +307,18 @@ def build(
             model = config.pretext(model, teacher.vit, images)
         case Method.FINE_TUNE:
             model, view = start_from(model, teacher.vit), view_of_started(teacher, images)
-        case Method.COPY | Method.DISTILL:
+        case Method.COPY | Method.DISTILL | Method.DISTILL_UNLABELLED:
             try:
                 plan = plan_for(config, teacher.vit, model)
                 model = AttentionTransfer(teacher.vit, model, plan, normalisation=images)
             except ValueError as error:
                 raise ValueError(f"{error}{_settings_for(teacher.vit, model)}") from error
-        case Method.FEATURES:
+        case Method.FEATURES | Method.FEATURES_UNLABELLED:
             model = FeatureDistillation(teacher.vit, model, feature_layers(config), normalisation=images)
         case Method.LOGITS | Method.HARD_LOGITS:
-            attach(says_classes := load_vit(config.teacher), teacher.normalisation)
+            attach(classifier := load_vit(config.teacher), teacher.normalisation)
             hard = config.method is Method.HARD_LOGITS
-            model = LogitDistillation(says_classes, model, hard=hard, normalisation=images)
+            model = LogitDistillation(classifier, model, hard=hard, normalisation=images)
         case Method.MEAN_MAPS:
             model = MeanMapCopy(teacher.vit, model, reference_images(config), normalisation=images)
     paired = isinstance(model, Pair)
@@ -437,7 +438,7 @@ def check_fits(config: RunConfig) -> None:
     from, as far as that is known without weights: of a timm name, and of a file that atlib wrote."""
     from atrun.teachers.build import check_image_size, headless, on_meta
 
-    if config.method.reads_logits and not _says_classes(config.teacher):
+    if config.method.reads_logits and not says_classes(config.teacher):
         raise ValueError(
             f"{config.method} needs a teacher of these classes: --teacher RUN, of `train --recipe fine-tune`"
         )
@@ -453,7 +454,7 @@ def check_fits(config: RunConfig) -> None:
         case Method.DMAE | Method.ATTNDISTILL:
             with torch.device("meta"):
                 config.pretext(student, teacher, IMAGENET)
-        case Method.FEATURES:
+        case Method.FEATURES | Method.FEATURES_UNLABELLED:
             FeatureDistillation(teacher, student, feature_layers(config), normalisation=IMAGENET)
         case Method.LOGITS | Method.HARD_LOGITS:
             pass  # any two classifiers
@@ -469,7 +470,7 @@ def feature_layers(config: RunConfig) -> tuple[int, ...] | dict[int, int] | None
     return dict(layers) if layers and isinstance(layers[0], tuple) else layers
 
 
-def _says_classes(teacher: str) -> bool:
+def says_classes(teacher: str) -> bool:
     """Whether a teacher is a file that a run on labels has left."""
     path = Path(teacher)
     return path.suffix == ".safetensors" and path.is_file() and bool(read_header(path).get("classes"))

@@ -33,6 +33,7 @@ from atrun.parts import (
     Moco,
     Rows,
     Simmim,
+    Taught,
     kinds_of,
     names_of,
     require_use,
@@ -79,7 +80,7 @@ class RunConfig:
     #: in epochs, until the number of images is known (`on`)
     recipe: Recipe
     #: what is trained
-    task: Classify | Detect | Mae | Dmae | AttnDistilled | Moco | Dino | Simmim
+    task: Classify | Detect | Mae | Dmae | AttnDistilled | Taught | Moco | Dino | Simmim
     #: how its images come
     reading: Generated | Rows | CocoFolder
     #: a timm name or a file
@@ -153,7 +154,7 @@ class RunConfig:
                 " recipe of copy, distill or fine-tune"
             )
         planned = None if self.plan is None else self.plan.how
-        if planned != (self.method if self.method.transfers else None):
+        if planned != self.method.how:
             raise ValueError(
                 f"method {self.method!r} and plan {planned!r} do not go together: copy and distill have a"
                 " plan that says so, other methods none"
@@ -215,7 +216,7 @@ class RunConfig:
             self._check_no_vit(type(model).__name__)
         elif len(model.blocks) == 0:
             raise ValueError(f"the model {self.model.name!r} has no blocks: set model.depth to at least 1")
-        if self.method.pretrains:
+        if self.method.pretrains and not isinstance(self.task, Taught):
             self._check_pretext(model)
         if self.plan is not None:
             self.plan.layers_of(len(model.blocks))

@@ -281,18 +281,27 @@ def estimate(config: RunConfig, count: int, outputs: int, limit: float = 20.0) -
     return Estimate(config, count, skeleton, groups, when, flops, memory, seconds, timing, on_vit)
 
 
+def rough_hours(config: RunConfig, count: int, outputs: int) -> float:
+    """Hours of a run on `count` training images, from its FLOPs and the speed of a matrix product here; 0
+    where they are not counted. Takes less than a second."""
+    if isinstance(config.task, Detect):
+        return 0.0
+    flops, recipe = flops_of(config, config.skeleton(outputs)), config.on(count).recipe
+    return (flops or 0) * recipe.batch_size * recipe.steps / (EFFICIENCY * speed() * 3600)
+
+
 def assembled(config: RunConfig, outputs: int) -> nn.Module:
     """The model to train with first weights throughout, its teacher's too."""
     student = config.architecture(outputs).build_classifier()
-    if config.method.pretrains:
+    if config.method.pretrains and not config.method.is_unlabelled:
         twin = config.architecture(outputs).build() if config.method.needs_teacher else None
         return config.pretext(student, twin, IMAGENET)
     match config.method:
-        case Method.COPY | Method.DISTILL:
+        case Method.COPY | Method.DISTILL | Method.DISTILL_UNLABELLED:
             twin = _twin(config, outputs)
             plan = plan_for(config, twin, student)
             student = AttentionTransfer(twin, student, plan, normalisation=IMAGENET)
-        case Method.FEATURES:
+        case Method.FEATURES | Method.FEATURES_UNLABELLED:
             twin = _twin(config, outputs)
             student = FeatureDistillation(twin, student, feature_layers(config), normalisation=IMAGENET)
         case Method.LOGITS | Method.HARD_LOGITS:
@@ -348,14 +357,18 @@ def flops_of(config: RunConfig, skeleton: nn.Module) -> int | None:
     """The fewest FLOPs that training takes an image (`atlib.analysis.accounting`); None where they are not
     counted: other kinds of ViT, pre-training without labels, mean maps, logits, transfers of queries, keys or
     values."""
-    uncounted = config.method.pretrains or config.method is Method.MEAN_MAPS or config.method.reads_logits
-    if uncounted or not isinstance(skeleton, VITS) or config.plan is not None and config.plan.what != "map":
+    method = config.method
+    uncounted = method is Method.MEAN_MAPS or method.reads_logits or not isinstance(skeleton, VITS)
+    if uncounted or method.pretrains and not method.is_unlabelled:
+        return None
+    if config.plan is not None and config.plan.what != "map":
         return None
     try:
         shape = shape_of(skeleton)
     except ValueError:
         return None
-    if config.plan is None and config.method is not Method.FEATURES:
+    features = method in (Method.FEATURES, Method.FEATURES_UNLABELLED)
+    if config.plan is None and not features:
         return fine_tuning(shape)
     of_teacher = shape
     if (native := teacher_architecture(config)) is not None:
@@ -367,10 +380,10 @@ def flops_of(config: RunConfig, skeleton: nn.Module) -> int | None:
     plan = config.plan or Plan(layers=feature_layers(config))
     pairs = plan.pairs_of(shape.depth, None)
     last = 1 + max(layer for _, layer in pairs)  # the teacher runs up to it, whichever layers are transferred
-    if config.method is Method.FEATURES:
+    if features:
         projectors = 0 if shape.width == of_teacher.width else len(pairs)
         return feature_distillation(shape, last, of_teacher, projectors)
-    flops_of_transfer = copy if config.method is Method.COPY else distill
+    flops_of_transfer = copy if method is Method.COPY else distill
     of_student = flops_of_transfer(shape, len(pairs)) - teacher(shape, len(pairs))
     return of_student + teacher(of_teacher, last)
 

@@ -37,6 +37,8 @@ NAMES = (
     Method.FEATURES,
     Method.LOGITS,
     Method.HARD_LOGITS,
+    Method.DISTILL_UNLABELLED,
+    Method.FEATURES_UNLABELLED,
 )
 # What the rules start from, and their sources.
 WIDTH, BATCH, RATE = 768, 1024, 1e-3  # DeiT's ViT-B (arXiv 2012.12877, table 9): 5e-4 per 512 images
@@ -45,6 +47,8 @@ PASSES = {Method.COPY: 100, Method.FINE_TUNE: 50}  # of others 200
 WEIGHTS = {
     Method.DISTILL: (1.0, 3.0, "the paper's main result (2411.09702)"),
     Method.FEATURES: (1.0, 1.0, "all but the paper's main result (2411.09702)"),
+    Method.DISTILL_UNLABELLED: (1.0, 1.0, "it is the whole loss"),
+    Method.FEATURES_UNLABELLED: (1.0, 1.0, "it is the whole loss"),
     Method.LOGITS: (0.9, 0.1, "soft distillation of DeiT (2012.12877, equation 2)"),
     Method.HARD_LOGITS: (0.5, 0.5, "hard distillation of DeiT (2012.12877, equation 3)"),
 }
@@ -117,7 +121,7 @@ def derive(name: str, data: str, teacher: str | None, changes: Mapping[str, str]
     for setting in ("batch_size", "steps"):
         if told.get(setting, 1) < 1:
             raise ValueError(f"--{setting} {told[setting]}: {setting} must be a whole number above 0")
-    material = _material(data, told, seed)
+    material = _material(data, told, seed, not method.is_unlabelled)
     model = _model(teacher, told, name)
     rules: dict[str, str] = {"model": f"{_named(model)}: {model.whose}, with all its components (2605.07191)"}
     size = _image_size(model, material, rules)
@@ -139,7 +143,8 @@ def derive(name: str, data: str, teacher: str | None, changes: Mapping[str, str]
     weights = (1.0, 3.0)
     if method in WEIGHTS:
         *weights, why = WEIGHTS[method]
-        rules["transfer_weight"] = f"{weights[1]}, beside task_weight {weights[0]}: {why}"
+        beside = "" if weights[0] == 1 else f", beside task_weight {weights[0]}"
+        rules["transfer_weight"] = f"{weights[1]}{beside}: {why}"
     recipe = Recipe(
         **_without((TUNED if tuned else SCRATCH), "warmup_epochs", "base_lr", "clip"),
         epochs=epochs,
@@ -153,8 +158,9 @@ def derive(name: str, data: str, teacher: str | None, changes: Mapping[str, str]
     )
     normalised = {} if model.normalisation is None else vars(model.normalisation)
     augmentation = replace(ERASED, image_size=size, **normalised)
-    if size <= SMALL:
+    if size <= SMALL or method.is_unlabelled:
         recipe = replace(recipe, mixup=0.0, cutmix=0.0)
+    if size <= SMALL:
         augmentation = Augmentation(size, crop="padded", padding=4, crop_pct=1.0, **normalised)
     if material.fixed:
         rules["mixup"] = f"{recipe.mixup}: none up to {SMALL} pixels a side, else the paper's (2411.09702)"
@@ -171,13 +177,14 @@ def derive(name: str, data: str, teacher: str | None, changes: Mapping[str, str]
         "evaluate_every": every,
         "maps_every": every if is_vit else 0,
     }
-    return Derived(values, rules)
+    unused = ("evaluate_every", "maps_every") if method.is_unlabelled else ()
+    return Derived(values, _without(rules, *unused))
 
 
 # --- What the rules look at ---
 
 
-def _material(data: str, told: Mapping[str, Any], seed: int) -> Material:
+def _material(data: str, told: Mapping[str, Any], seed: int, labelled: bool = True) -> Material:
     split = told.get("training_split", "train")
     if is_generated(data):
         images = maker(data)(split=split, size=told.get("data_size"), seed=seed)
@@ -193,8 +200,8 @@ def _material(data: str, told: Mapping[str, Any], seed: int) -> Material:
     from atlib.data.decoding import CorruptImage, decode
     from atlib.data.photos import open_photos  # imported here: `datasets` takes seconds
 
-    columns = {name: told.get(name) for name in ("image_column", "label_column")}
-    photos = open_photos(data, path=told.get("data_path"), split=split, train=True, **columns)
+    how = {name: told.get(name) for name in ("image_column", "label_column")} | {"labelled": labelled}
+    photos = open_photos(data, path=told.get("data_path"), split=split, train=True, **how)
     some = range(0, len(photos), max(1, len(photos) // LOOKED_AT))
     sides, why = [], None
     for index in some:
@@ -340,11 +347,10 @@ def _augmentation_rule(augmentation: Augmentation) -> str:
 
 def _layers(method: Method, model: Model, rules: dict[str, str]) -> dict[str, Any]:
     """The plan, and for features the layers of the plan that would distill."""
-    if not method.transfers and method is not Method.FEATURES:
+    if not method.transfers and method not in (Method.FEATURES, Method.FEATURES_UNLABELLED):
         return {"plan": None}
     sizes = [_sizes(vit) for vit in (model.teacher or model.vit, model.vit)]
-    how = "copy" if method is Method.COPY else "distill"
-    plan, whys = plan_of_sizes(*sizes, how)
+    plan, whys = plan_of_sizes(*sizes, method.how or "distill")
     if method.transfers:
         rules |= {f"plan.{name}": why for name, why in whys.items()}
         return {"plan": plan}

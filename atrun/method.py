@@ -24,6 +24,9 @@ class Method(StrEnum):
     # likewise, with a teacher of their own
     DMAE = "dmae"
     ATTNDISTILL = "attndistill"
+    # without labels, by the transfer loss alone
+    DISTILL_UNLABELLED = "distill-unlabelled"
+    FEATURES_UNLABELLED = "features-unlabelled"
 
     def __repr__(self) -> str:  # in messages, where it is a value among others
         return repr(self.value)
@@ -36,12 +39,22 @@ class Method(StrEnum):
     @property
     def is_taught_unlabelled(self) -> bool:
         """Whether it makes a teacher with the help of another one."""
-        return self in (Method.DMAE, Method.ATTNDISTILL)
+        return self in (Method.DMAE, Method.ATTNDISTILL) or self.is_unlabelled
+
+    @property
+    def is_unlabelled(self) -> bool:
+        """Whether it is a distillation without its labels."""
+        return self in (Method.DISTILL_UNLABELLED, Method.FEATURES_UNLABELLED)
+
+    @property
+    def how(self) -> str | None:
+        """Of a method that transfers attention: "copy" or "distill", as its `Plan` says."""
+        return "distill" if self is Method.DISTILL_UNLABELLED else self.value if self.transfers else None
 
     @property
     def transfers(self) -> bool:
         """Whether attention is transferred, by a `Plan` that says so too."""
-        return self in (Method.COPY, Method.DISTILL)
+        return self in (Method.COPY, Method.DISTILL, Method.DISTILL_UNLABELLED)
 
     @property
     def keeps_weights_apart(self) -> bool:

@@ -175,6 +175,13 @@ class AttnDistilled(Part):
 
 
 @dataclass(frozen=True)
+class Taught(Part):
+    """A teacher's maps or features alone, which makes a student without a class head."""
+
+    says = "learning from a teacher alone"
+
+
+@dataclass(frozen=True)
 class Simmim(Masked):
     """SimMIM."""
 
@@ -316,12 +323,14 @@ class CocoFolder(Files):
     says = "data in COCO's form"
 
 
-TASKS: tuple[type, ...] = (Classify, Detect, Mae, Dmae, AttnDistilled, Moco, Dino, Simmim)
+TASKS: tuple[type, ...] = (Classify, Detect, Mae, Dmae, AttnDistilled, Taught, Moco, Dino, Simmim)
 # what a method that makes a teacher trains
 _PRETEXTS: dict[Method, type] = {
     Method.MAE: Mae,
     Method.DMAE: Dmae,
     Method.ATTNDISTILL: AttnDistilled,
+    Method.DISTILL_UNLABELLED: Taught,
+    Method.FEATURES_UNLABELLED: Taught,
     Method.MOCO: Moco,
     Method.DINO: Dino,
     Method.SIMMIM: Simmim,
@@ -369,7 +378,7 @@ def require_use(names: Iterable[str], method: Method, data: str) -> None:
             says = "a teacher"
         if name == "transfer_weight" and not method.has_transfer_loss:
             says = "Distill"
-        if name == "feature_layers" and method is not Method.FEATURES:
+        if name == "feature_layers" and method not in (Method.FEATURES, Method.FEATURES_UNLABELLED):
             says = "the method features"
         if name == "reference_images" and method is not Method.MEAN_MAPS:
             says = "the method mean-maps"

@@ -84,6 +84,18 @@ def test_the_paired_bootstrap_equals_scipys():
     assert interval.low < interval.mean < interval.high
 
 
+def test_the_paired_bootstrap_of_several_runs_equals_resampled_images():
+    """Images are drawn, with the answers of all three runs of both models."""
+    first, second = (torch.rand(3, 40, generator=torch.Generator().manual_seed(i)) < 0.6 for i in (0, 1))
+    found = paired_bootstrap(first, second, samples=20_000)
+    of_images = (first.double() - second.double()).mean(0).numpy()
+    drawn = np.random.default_rng(5).integers(40, size=(20_000, 40))
+    assert found.mean == pytest.approx(of_images.mean())
+    assert (found.low, found.high) == pytest.approx(
+        np.quantile(of_images[drawn].mean(1), [0.025, 0.975]), abs=0.01
+    )
+
+
 def test_the_paired_bootstrap_in_closed_form():
     correct = torch.arange(10_000) % 2 == 0
     other = correct.clone()
@@ -117,7 +129,7 @@ RIGHT = torch.tensor([True, False, True])
         (expected_calibration_error, (P + torch.tensor([1.0, -1, 0, 0]), LABELS), "^p .*softmax"),
         (expected_calibration_error, (P, LABELS.float()), r"\(6,\).*torch.float32"),
         (expected_calibration_error, (P, LABELS, 0), "bins=0"),
-        (paired_bootstrap, (RIGHT, RIGHT[:2]), "correct_a .*3 .*correct_b 2"),
+        (paired_bootstrap, (RIGHT, RIGHT[:2]), "correct_a .*3.*correct_b .*2"),
         (paired_bootstrap, (RIGHT[:1], RIGHT[:1]), "^1 images"),
         (paired_bootstrap, (RIGHT, torch.tensor([0.3, 1, 0])), "correct_b"),
         (paired_bootstrap, (RIGHT, torch.tensor([torch.nan, 1, 0])), "correct_b"),
