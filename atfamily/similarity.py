@@ -11,11 +11,11 @@ import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
+from atlib.attention_transfer import Transferred
 from atlib.baselines.distillation import Distillation
 from atlib.pair import Normalisation
 from atlib.train.contrast import features
 from atlib.train.distributed import gathered
-from atlib.transfer import Transferred
 
 
 class SimilarityDistillation(Distillation):

@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from atlib.attention import Instead, Seen, Unwalkable, Walk, walk
+    from atlib.attention_transfer import AttentionTransfer
     from atlib.data.map_cache import MapCache
     from atlib.losses import attention_cross_entropy
     from atlib.pair import Normalisation
     from atlib.plan import Plan
     from atlib.student import create_student
     from atlib.train.recipe import Recipe
-    from atlib.transfer import AttentionTransfer
     from atlib.vit import create_vit
     from atrun.looking.page import look
     from atrun.teachers.load import load_teacher
@@ -22,7 +22,7 @@ __version__ = "0.1.0"
 # train`): here the same name would be the function or the room, by what was imported before. So the room of
 # `look` has a different name.
 _HOME = {
-    "AttentionTransfer": "atlib.transfer",
+    "AttentionTransfer": "atlib.attention_transfer",
     "Plan": "atlib.plan",
     "create_student": "atlib.student",
     "create_vit": "atlib.vit",

@@ -14,6 +14,7 @@ from torch import nn
 
 from atfamily import distilled_mae, simmim
 from atlib._util import require_known
+from atlib.attention_transfer import AttentionTransfer
 from atlib.baselines.distillation import FeatureDistillation, LogitDistillation
 from atlib.baselines.mean_maps import MeanMapCopy
 from atlib.checkpoint import load_vit, read_header
@@ -30,7 +31,6 @@ from atlib.plan import Plan
 from atlib.student import differences
 from atlib.train import contrast, pretrain
 from atlib.train.objectives import Loss, student_loss, unlabelled_loss
-from atlib.transfer import AttentionTransfer
 from atlib.vit import Architecture
 from atrun.config import RunConfig, built_for
 from atrun.method import Method

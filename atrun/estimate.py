@@ -24,6 +24,7 @@ from atlib.analysis.accounting import (
     step_memory,
     teacher,
 )
+from atlib.attention_transfer import AttentionTransfer
 from atlib.baselines.distillation import FeatureDistillation, LogitDistillation
 from atlib.baselines.mean_maps import StoredMaps
 from atlib.data.sampler import Batch, ShardSpec, steps_per_epoch
@@ -32,7 +33,6 @@ from atlib.plan import Plan
 from atlib.train.loop import train
 from atlib.train.optim import make_optimizer, schedule
 from atlib.train.recipe import PLAIN, Recipe, try_optimizer
-from atlib.transfer import AttentionTransfer
 from atlib.vit import VITS
 from atrun.build import (
     SMALL_SCALE,

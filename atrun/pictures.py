@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from atlib._util import in_eval_mode
 from atlib.analysis.pictures import coloured, first_middle_last, image_grid, looked_at
 from atlib.attention import walk
+from atlib.attention_transfer import AttentionTransfer
 from atlib.data.sampler import EvaluationData
 from atlib.pair import student_of
-from atlib.transfer import AttentionTransfer
 
 COUNT = 6  # images in a picture
 

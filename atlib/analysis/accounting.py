@@ -23,10 +23,10 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from atlib.attention_transfer import AttentionTransfer
 from atlib.compatibility import sizes_of
 from atlib.pair import Pair
 from atlib.plan import Plan
-from atlib.transfer import AttentionTransfer
 from atlib.vit import create_vit
 
 

@@ -9,10 +9,10 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from atlib.attention import walk
+from atlib.attention_transfer import Transferred
 from atlib.losses import feature_mse, hard_distillation, soft_distillation
 from atlib.pair import Normalisation, Pair
 from atlib.plan import Plan
-from atlib.transfer import Transferred
 from atlib.vit import check_timm
 
 

@@ -10,6 +10,7 @@ from torch import nn
 from atfamily.attndistill import AttnDistill
 from atlib import create_vit
 from atlib.attention import Unwalkable
+from atlib.attention_transfer import Transferred
 from atlib.baselines.distillation import (
     Distillation,
     FeatureDistillation,
@@ -18,7 +19,6 @@ from atlib.baselines.distillation import (
 )
 from atlib.train import make_optimizer, student_loss, train
 from atlib.train.recipe import Recipe
-from atlib.transfer import Transferred
 from tests import longhand
 from tests.helpers import Bomb, random_images, same, state_of
 
