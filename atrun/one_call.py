@@ -36,7 +36,7 @@ from atrun.untrained import UNTRAINED
 METHODS = tuple(name.value for name in generic.NAMES if not name.is_unlabelled)
 
 
-class Transferred(NamedTuple):
+class Trained(NamedTuple):
     """What `transfer` has made. student: in eval mode, after Copy with its teacher; record: of the run;
     report: what it says at its end; folder: the run's."""
 
@@ -99,7 +99,7 @@ def transfer(
     out: str | Path,
     seed: int = 0,
     settings: Mapping[str, str] = {},
-) -> Transferred:
+) -> Trained:
     """Train a student of a teacher on photographs: `python -m atlib transfer`, with its rules and files.
 
     teacher: a timm name, a file, or a ViT of `create_vit`, which is written beside `out`; data: a folder, or
@@ -225,7 +225,7 @@ def _config(
     return configured(method, data, teacher, settings, seed)
 
 
-def _carried_out(config: RunConfig, folder: Path, images=None) -> Transferred:
+def _carried_out(config: RunConfig, folder: Path, images=None) -> Trained:
     """The run in its folder: begun, gone on with, or only read, where it is finished."""
     images = training_images(config) if images is None else images
     if not config_path(folder).exists():
@@ -235,7 +235,7 @@ def _carried_out(config: RunConfig, folder: Path, images=None) -> Transferred:
     else:
         record = resume(folder, trust_data=True)
     text = "" if record is None else summary(folder, record)
-    return Transferred(load_result(weights_of(folder)), record, text, folder)
+    return Trained(load_result(weights_of(folder)), record, text, folder)
 
 
 def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
