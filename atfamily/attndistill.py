@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 from atfamily.locality import masked_attention
 from atlib.attention import Seen, walk
+from atlib.attention_transfer import Transferred
 from atlib.baselines.distillation import Distillation
 from atlib.maps import aggregate_heads, resample_class_attention
 from atlib.pair import Normalisation
-from atlib.transfer import Transferred
 from atlib.vit import check_timm
 
 # the published code clamps probabilities there; here only resampled ones, which an interpolation can make 0

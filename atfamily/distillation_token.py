@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from atlib._util import in_eval_mode
 from atlib.attention import walk
+from atlib.attention_transfer import AttentionTransfer, Transferred
 from atlib.baselines.distillation import Distillation
 from atlib.losses import hard_distillation, soft_distillation
 from atlib.pair import Normalisation
-from atlib.transfer import AttentionTransfer, Transferred
 
 
 class Heads(NamedTuple):

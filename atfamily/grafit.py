@@ -15,12 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from atlib.attention import walk
+from atlib.attention_transfer import AttentionTransfer
 from atlib.data.images import Images
 from atlib.losses import note
 from atlib.pair import student_of
 from atlib.train.distributed import require_undivided
 from atlib.train.recipe import Recipe
-from atlib.transfer import AttentionTransfer
 
 NOT_SEEN = -1  # the label, in a memory, of an image that was not seen yet
 

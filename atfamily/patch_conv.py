@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from atfamily.locality import masked_attention
 from atlib._util import in_eval_mode, require_known
 from atlib.attention import walk
+from atlib.attention_transfer import Transferred
 from atlib.baselines.distillation import Distillation
 from atlib.maps import Grid, aggregate_heads, resample_class_attention
 from atlib.pair import Normalisation
-from atlib.transfer import Transferred
 from atlib.vit import check_timm
 
 EPS = 1e-6  # of all norms

@@ -16,10 +16,10 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from atlib._util import require_known
+from atlib.attention_transfer import Transferred
 from atlib.baselines.mean_maps import mean_maps
 from atlib.maps import Grid, keep_tokens
 from atlib.pair import Pair
-from atlib.transfer import Transferred
 from atlib.vit import check_timm
 
 MIXINGS = ("linear", "none", "mlp", "conv", "depthwise", "separable")

@@ -11,10 +11,10 @@ from torch import Tensor
 from atfamily.seq2seq import PAD, EncoderDecoder, Maps, walk_sequences
 from atlib._util import require_known
 from atlib.attention import Seen
+from atlib.attention_transfer import Transferred
 from atlib.losses import map_cross_entropy
 from atlib.pair import Pair
 from atlib.plan import HOW
-from atlib.transfer import Transferred
 
 # (source, int64 (B, N); rows M) -> the right cross-attention, (B, M, N), whose row m is of what comes after
 # the m-th word of the target

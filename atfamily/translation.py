@@ -5,11 +5,11 @@ from torch import Tensor, nn
 
 from atfamily.seq2seq import BEGIN, END, PAD
 from atlib._util import in_eval_mode
+from atlib.attention_transfer import Transferred
 from atlib.losses import note
 from atlib.train.distributed import require_undivided
 from atlib.train.objectives import as_transferred
 from atlib.train.recipe import Recipe
-from atlib.transfer import Transferred
 
 
 def translation_loss(model: nn.Module, sources: Tensor, targets: Tensor, recipe: Recipe) -> Tensor:

@@ -5,24 +5,25 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from atlib.attention import Instead, Seen, Unwalkable, Walk, walk
+    from atlib.attention_transfer import AttentionTransfer
     from atlib.data.map_cache import MapCache
     from atlib.losses import attention_cross_entropy
     from atlib.pair import Normalisation
     from atlib.plan import Plan
     from atlib.student import create_student
     from atlib.train.recipe import Recipe
-    from atlib.transfer import AttentionTransfer
     from atlib.vit import create_vit
     from atrun.looking.page import look
+    from atrun.one_call import transfer
     from atrun.teachers.load import load_teacher
 
 __version__ = "0.1.0"
 # Where each name is. It is imported when it is asked for: `python -m atlib --help` does without torch, and
 # code that copies or distills does without Accelerate. `train` stands in its room (`from atlib.train import
 # train`): here the same name would be the function or the room, by what was imported before. So the room of
-# `look` has a different name.
+# `look`, and the file of `transfer`, have different names.
 _HOME = {
-    "AttentionTransfer": "atlib.transfer",
+    "AttentionTransfer": "atlib.attention_transfer",
     "Plan": "atlib.plan",
     "create_student": "atlib.student",
     "create_vit": "atlib.vit",
@@ -36,6 +37,7 @@ _HOME = {
     "Normalisation": "atlib.pair",
     "load_teacher": "atrun.teachers.load",
     "look": "atrun.looking.page",
+    "transfer": "atrun.one_call",
     "Recipe": "atlib.train.recipe",
 }
 __all__ = [
@@ -53,6 +55,7 @@ __all__ = [
     "create_vit",
     "load_teacher",
     "look",
+    "transfer",
     "walk",
 ]
 

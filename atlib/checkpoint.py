@@ -12,10 +12,10 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from atlib._util import write_atomically
+from atlib.attention_transfer import AttentionTransfer
 from atlib.pair import Normalisation, attach
 from atlib.plan import Plan
 from atlib.student import differences
-from atlib.transfer import AttentionTransfer
 from atlib.vit import VITS, Architecture
 
 

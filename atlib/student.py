@@ -10,6 +10,7 @@ is the teacher's own architecture unless something else is asked for.
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from timm.layers import GluMlp, Mlp, PatchEmbed, SwiGLU
 from torch import nn
 
@@ -32,6 +33,7 @@ STANDARD: Mapping[str, Any] = {
     "tokeniser": "PatchEmbed",
 }
 COMPONENTS: tuple[str, ...] = tuple(STANDARD)
+SIZES = {"tiny": (192, 3), "small": (384, 6)}  # width and heads of ViT-Ti and ViT-S (DeiT, arXiv 2012.12877)
 
 
 def describe(vit: nn.Module) -> dict[str, Any]:
@@ -115,14 +117,52 @@ def _shown(model: nn.Module) -> dict[str, Any]:
     }
 
 
-def create_student(teacher: nn.Module, num_classes: int, *, drop_path_rate: float = 0.0) -> nn.Module:
+def student_sizes(
+    teacher: nn.Module, size: str | None = None, depth: int | None = None, embed_dim: int | None = None
+) -> dict[str, int]:
+    """Sizes of a student as arguments of timm's constructors, those alone that are not the teacher's by
+    default: depth, embed_dim, num_heads.
+
+    size: "tiny" or "small", the width and heads of ViT-Ti and ViT-S; "half", half of the teacher's width,
+    heads and layers; None: as the teacher. `depth` and `embed_dim` replace what it says. A width without a
+    size has heads as wide as the teacher's where they divide it, else as many as the teacher. Raises
+    `ValueError` for another size, and a width that neither divides.
+    """
+    width, heads = teacher.embed_dim, teacher.blocks[0].attn.num_heads
+    sizes: dict[str, int] = {}
+    if size in SIZES:
+        sizes = dict(zip(("embed_dim", "num_heads"), SIZES[size]))
+    elif size == "half":
+        layers = max(1, len(teacher.blocks) // 2)
+        sizes = {"embed_dim": width // 2, "num_heads": max(1, heads // 2), "depth": layers}
+    elif size is not None:
+        raise ValueError(f"size={size!r}: {', '.join(SIZES)} or half")
+    if embed_dim is not None:
+        number = embed_dim // (width // heads) if embed_dim % (width // heads) == 0 else heads
+        if embed_dim % number:
+            raise ValueError(f"embed_dim={embed_dim}: give a multiple of {width // heads} or of {heads}")
+        sizes |= {"embed_dim": embed_dim, "num_heads": number}
+    return sizes | ({} if depth is None else {"depth": depth})
+
+
+def create_student(
+    teacher: nn.Module,
+    num_classes: int,
+    size: str | None = None,
+    *,
+    depth: int | None = None,
+    embed_dim: int | None = None,
+    drop_path_rate: float = 0.0,
+) -> nn.Module:
     """A freshly initialised student of the teacher's own architecture: timm's model of its name, with the
     arguments that it was built with. None of its weights are taken.
 
-    `create_vit` notes name and arguments on the model, timm the name alone; for such a teacher depth, image
-    size and channels are read off it. Rates of dropout are not taken over. Raises
-    `ValueError` for a model without a timm name, and where what is built of it is not like the teacher.
-    Source: arXiv 2605.07191; the matched student also arXiv 2411.09702.
+    size, depth, embed_dim: of a smaller (or larger) student, as `student_sizes` reads them;
+    `atlib.compatibility.derive_plan` pairs it with its teacher. `create_vit` notes name and arguments on the
+    model, timm the name alone; for such a teacher depth, image size and channels are read off it. Rates of
+    dropout are not taken over. Raises `ValueError` for a model without a timm name, where what is built of it
+    is not like the teacher, and as `student_sizes` does. Source: arXiv 2605.07191; the matched student also
+    arXiv 2411.09702.
     """
     from atlib.vit import create_vit  # which not every pair needs
 
@@ -131,24 +171,29 @@ def create_student(teacher: nn.Module, num_classes: int, *, drop_path_rate: floa
     if not name:
         raise ValueError(f"this {kind} has no timm name: build its student as you built it")
     if arguments is None:
-        size = getattr(getattr(teacher, "patch_embed", None), "img_size", None)
-        read = {"depth": len(teacher.blocks), "img_size": size, "in_chans": channels_of(teacher)}
+        size_of_images = getattr(getattr(teacher, "patch_embed", None), "img_size", None)
+        read = {"depth": len(teacher.blocks), "img_size": size_of_images, "in_chans": channels_of(teacher)}
         arguments = {key: value for key, value in read.items() if value is not None}
     kept = {key: value for key, value in arguments.items() if not key.endswith("_rate")}
-    student = create_vit(name, **(kept | {"num_classes": num_classes, "drop_path_rate": drop_path_rate}))
+    kept |= {"num_classes": num_classes, "drop_path_rate": drop_path_rate}
+    with torch.device("meta"):
+        like_teacher = create_vit(name, **kept)
     shapes = [
         {key: tuple(value.shape) for key, value in vit.state_dict().items() if not key.startswith("head")}
-        for vit in (teacher, student)
+        for vit in (teacher, like_teacher)
     ]
-    if shapes[0] != shapes[1] or differences(teacher, student):
+    if shapes[0] != shapes[1] or differences(teacher, like_teacher):
         wrong = sorted(
             key for key in shapes[0].keys() | shapes[1].keys() if shapes[0].get(key) != shapes[1].get(key)
         )
-        what = ", ".join(wrong[:3]) or ", ".join(differences(teacher, student))
+        what = ", ".join(wrong[:3]) or ", ".join(differences(teacher, like_teacher))
         raise ValueError(
             f"{name!r} is not this {kind}, they differ in {what}: build its student as you built it"
         )
-    return student
+    sizes = {}
+    if (size, depth, embed_dim) != (None, None, None):
+        sizes = student_sizes(teacher, size, depth, embed_dim)
+    return create_vit(name, **(kept | sizes))
 
 
 def present(part: Any) -> bool:

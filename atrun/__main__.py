@@ -25,6 +25,7 @@ _OF_RUNS = {
 }
 OPTIONS = {
     "train": _OF_RUNS,
+    "transfer": _OF_RUNS,
     "pretrain": _OF_RUNS,
     "evaluate": {"path": "--data_path FOLDER"},
     "teacher": {
@@ -39,6 +40,10 @@ COMMANDS = {
     "train": (
         "atrun.commands",
         "train a student by a recipe, in a folder of its own; also under accelerate launch and torchrun",
+    ),
+    "transfer": (
+        "atrun.one_call",
+        "a small student of a teacher on your photographs; by several methods, a table with intervals",
     ),
     "pretrain": ("atrun.commands", "make a teacher of images alone: by masking, or by contrast"),
     "resume": ("atrun.commands", "go on with a run that was stopped, from its newest good checkpoint"),

@@ -14,19 +14,19 @@ from torch import nn
 
 from atfamily import contrast, distilled_mae, simmim
 from atlib._util import require_known
-from atlib.baselines.distillation import FeatureDistillation
+from atlib.attention_transfer import AttentionTransfer
+from atlib.baselines.distillation import FeatureDistillation, LogitDistillation
 from atlib.baselines.mean_maps import MeanMapCopy
-from atlib.checkpoint import read_header
+from atlib.checkpoint import load_vit, read_header
 from atlib.compatibility import TIMM_ACTIVATIONS, pair_up
 from atlib.data.images import draw
 from atlib.data.loading import ON_CORRUPT
 from atlib.data.rng import seed_for
-from atlib.pair import IMAGENET, Normalisation, Pair, student_of
+from atlib.pair import IMAGENET, Normalisation, Pair, attach, student_of
 from atlib.plan import Plan
 from atlib.student import differences
 from atlib.train import pretrain
 from atlib.train.objectives import Loss, student_loss, unlabelled_loss
-from atlib.transfer import AttentionTransfer
 from atlib.vit import Architecture
 from atrun.config import RunConfig, built_for
 from atrun.data.catalogue import CATALOGUE
@@ -46,6 +46,7 @@ from atrun.parts import (
     Masked,
     Rows,
     Simmim,
+    Taught,
 )
 from atrun.untrained import UNTRAINED, untrained_teacher
 
@@ -85,7 +86,7 @@ def loss_of(config: RunConfig) -> Loss:
         return simmim.simmim_loss
     if isinstance(config.task, Dmae):
         return distilled_mae.distilled_mae_loss
-    if isinstance(config.task, AttnDistilled):
+    if isinstance(config.task, AttnDistilled | Taught):
         return unlabelled_loss
     return pretrain.mae_loss if config.method is Method.MAE else student_loss
 
@@ -306,14 +307,18 @@ def build(
             model = config.pretext(model, teacher.vit, images)
         case Method.FINE_TUNE:
             model, view = start_from(model, teacher.vit), view_of_started(teacher, images)
-        case Method.COPY | Method.DISTILL:
+        case Method.COPY | Method.DISTILL | Method.DISTILL_UNLABELLED:
             try:
                 plan = plan_for(config, teacher.vit, model)
                 model = AttentionTransfer(teacher.vit, model, plan, normalisation=images)
             except ValueError as error:
                 raise ValueError(f"{error}{_settings_for(teacher.vit, model)}") from error
-        case Method.FEATURES:
-            model = FeatureDistillation(teacher.vit, model, config.feature_layers, normalisation=images)
+        case Method.FEATURES | Method.FEATURES_UNLABELLED:
+            model = FeatureDistillation(teacher.vit, model, feature_layers(config), normalisation=images)
+        case Method.LOGITS | Method.HARD_LOGITS:
+            attach(classifier := load_vit(config.teacher), teacher.normalisation)
+            hard = config.method is Method.HARD_LOGITS
+            model = LogitDistillation(classifier, model, hard=hard, normalisation=images)
         case Method.MEAN_MAPS:
             model = MeanMapCopy(teacher.vit, model, reference_images(config), normalisation=images)
     paired = isinstance(model, Pair)
@@ -433,6 +438,10 @@ def check_fits(config: RunConfig) -> None:
     from, as far as that is known without weights: of a timm name, and of a file that atlib wrote."""
     from atrun.teachers.build import check_image_size, headless, on_meta
 
+    if config.method.reads_logits and not says_classes(config.teacher):
+        raise ValueError(
+            f"{config.method} needs a teacher of these classes: --teacher RUN, of `train --recipe fine-tune`"
+        )
     if (native := teacher_architecture(config)) is None:
         return
     known = config.augmentation is not None or isinstance(config.task, Detect)
@@ -445,12 +454,26 @@ def check_fits(config: RunConfig) -> None:
         case Method.DMAE | Method.ATTNDISTILL:
             with torch.device("meta"):
                 config.pretext(student, teacher, IMAGENET)
-        case Method.FEATURES:
-            FeatureDistillation(teacher, student, config.feature_layers, normalisation=IMAGENET)
+        case Method.FEATURES | Method.FEATURES_UNLABELLED:
+            FeatureDistillation(teacher, student, feature_layers(config), normalisation=IMAGENET)
+        case Method.LOGITS | Method.HARD_LOGITS:
+            pass  # any two classifiers
         case Method.MEAN_MAPS:  # stored maps stand in place of the student's own, whatever else it is made of
             pair_up(teacher, student, Plan(mismatched=True))
         case _:
             pair_up(teacher, student, plan_for(config, teacher, student))
+
+
+def feature_layers(config: RunConfig) -> tuple[int, ...] | dict[int, int] | None:
+    """The layers whose features are distilled, pairs of them as a mapping."""
+    layers = config.feature_layers
+    return dict(layers) if layers and isinstance(layers[0], tuple) else layers
+
+
+def says_classes(teacher: str) -> bool:
+    """Whether a teacher is a file that a run on labels has left."""
+    path = Path(teacher)
+    return path.suffix == ".safetensors" and path.is_file() and bool(read_header(path).get("classes"))
 
 
 def start_from(

@@ -3,7 +3,7 @@
 import argparse
 import sys
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -208,6 +208,7 @@ def train_command(arguments: argparse.Namespace) -> int:
     if is_main_process():
         check_folder(arguments.out)
     images = training_images(config)
+    note_hours([config], len(images), outputs_for(config, images))
     if changed := config_diff(config, len(images)):
         _note(f"changed against the published recipe {config.recipe_name}: {'; '.join(changed)}")
     return _until_stopped(arguments.out, lambda: start(config, arguments.out, images))
@@ -310,8 +311,8 @@ def _candidate(path: Path, arguments: argparse.Namespace) -> Candidate:
     config = read_config(folder, trusts) if path.is_dir() or is_run(folder) else None
     if config is not None and config.method.pretrains:
         raise ValueError(
-            f"{folder} holds a teacher without a class head: `python -m atlib teacher"
-            f" {result_path(folder, config.method)}` says what it is"
+            f"{folder} holds a ViT without a class head: with labels, `train --recipe fine-tune --teacher"
+            f" {folder}` gives it one"
         )
     if config is None and arguments.data is None and arguments.shifted is None:
         raise ValueError(
@@ -507,6 +508,17 @@ def summary(folder: Path, record: Record) -> str:
     if detector_path(folder).exists():
         weights = f"detector: {detector_path(folder)}{needs}\n{weights}"
     return f"{as_line(record.results)}\n{weights}\nrecord: {record_path(folder)}"
+
+
+def note_hours(configs: Sequence[RunConfig], images: int, outputs: int) -> None:
+    """Say before some runs begin that they will take more than an hour, as far as FLOPs tell."""
+    if not is_main_process():
+        return
+    from atrun.estimate import rough_hours  # a run that resumes counts no FLOPs
+
+    hours = sum(rough_hours(config, images, outputs) for config in configs)
+    if hours > 1:
+        _note(f"about {hours:.2g} hours on this machine: --dry-run measures it, --epochs N makes it shorter")
 
 
 def _note(text: str) -> None:

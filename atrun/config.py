@@ -33,6 +33,7 @@ from atrun.parts import (
     Moco,
     Rows,
     Simmim,
+    Taught,
     kinds_of,
     names_of,
     require_use,
@@ -79,7 +80,7 @@ class RunConfig:
     #: in epochs, until the number of images is known (`on`)
     recipe: Recipe
     #: what is trained
-    task: Classify | Detect | Mae | Dmae | AttnDistilled | Moco | Dino | Simmim
+    task: Classify | Detect | Mae | Dmae | AttnDistilled | Taught | Moco | Dino | Simmim
     #: how its images come
     reading: Generated | Rows | CocoFolder
     #: a timm name or a file
@@ -98,8 +99,8 @@ class RunConfig:
     plan: Plan | None = None
     #: a timm name or a file that the student starts from, in place of random weights
     student_weights: str | None = None
-    #: the layers whose features are distilled; None: all
-    feature_layers: tuple[int, ...] | None = None
+    #: the layers whose features are distilled; None: all; pairs {student's: teacher's} where depths differ
+    feature_layers: Iterable[int] | Mapping[int, int] | None = None
     #: training images, chosen by the seed, whose mean map is copied
     reference_images: int = 1000
     #: the student's rate of stochastic depth
@@ -137,6 +138,7 @@ class RunConfig:
 
     def __post_init__(self):
         object.__setattr__(self, "method", method_of_run(self.method))
+        object.__setattr__(self, "feature_layers", _normal(self.feature_layers))
         if (type(self.task), type(self.reading)) != (kinds := kinds_of(self.method, self.data)):
             raise ValueError(
                 f"a run of method {self.method!r} on data {self.data!r} has the parts {kinds[0].__name__} and"
@@ -152,7 +154,7 @@ class RunConfig:
                 " recipe of copy, distill or fine-tune"
             )
         planned = None if self.plan is None else self.plan.how
-        if planned != (self.method if self.method.transfers else None):
+        if planned != self.method.how:
             raise ValueError(
                 f"method {self.method!r} and plan {planned!r} do not go together: copy and distill have a"
                 " plan that says so, other methods none"
@@ -214,7 +216,7 @@ class RunConfig:
             self._check_no_vit(type(model).__name__)
         elif len(model.blocks) == 0:
             raise ValueError(f"the model {self.model.name!r} has no blocks: set model.depth to at least 1")
-        if self.method.pretrains:
+        if self.method.pretrains and not isinstance(self.task, Taught):
             self._check_pretext(model)
         if self.plan is not None:
             self.plan.layers_of(len(model.blocks))
@@ -498,6 +500,13 @@ def as_plain(value: object) -> object:
     if is_dataclass(value):
         return {field.name: as_plain(getattr(value, field.name)) for field in fields(value)}
     return [as_plain(item) for item in value] if isinstance(value, (tuple, list)) else value
+
+
+def _normal(layers: Iterable[int] | Mapping[int, int] | None) -> tuple | None:
+    """Layers as the command line, Python or JSON give them, in one form."""
+    if layers is None or isinstance(layers, Mapping):
+        return layers and Plan(layers=layers).layers
+    return tuple(tuple(layer) if isinstance(layer, (list, tuple)) else layer for layer in layers)
 
 
 def _not_finite(value: object, name: str = "") -> str | None:

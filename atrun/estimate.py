@@ -24,17 +24,19 @@ from atfamily.measures.accounting import (
     step_memory,
     teacher,
 )
-from atlib.baselines.distillation import FeatureDistillation
+from atlib.attention_transfer import AttentionTransfer
+from atlib.baselines.distillation import FeatureDistillation, LogitDistillation
 from atlib.baselines.mean_maps import StoredMaps
 from atlib.data.sampler import Batch, ShardSpec, steps_per_epoch
 from atlib.pair import IMAGENET
+from atlib.plan import Plan
 from atlib.train.loop import train
 from atlib.train.optim import make_optimizer, schedule
 from atlib.train.recipe import PLAIN, Recipe, try_optimizer
-from atlib.transfer import AttentionTransfer
 from atlib.vit import VITS
 from atrun.build import (
     SMALL_SCALE,
+    feature_layers,
     image_size,
     looks_of,
     loss_of,
@@ -279,20 +281,32 @@ def estimate(config: RunConfig, count: int, outputs: int, limit: float = 20.0) -
     return Estimate(config, count, skeleton, groups, when, flops, memory, seconds, timing, on_vit)
 
 
+def rough_hours(config: RunConfig, count: int, outputs: int) -> float:
+    """Hours of a run on `count` training images, from its FLOPs and the speed of a matrix product here; 0
+    where they are not counted. Takes less than a second."""
+    if isinstance(config.task, Detect):
+        return 0.0
+    flops, recipe = flops_of(config, config.skeleton(outputs)), config.on(count).recipe
+    return (flops or 0) * recipe.batch_size * recipe.steps / (EFFICIENCY * speed() * 3600)
+
+
 def assembled(config: RunConfig, outputs: int) -> nn.Module:
     """The model to train with first weights throughout, its teacher's too."""
     student = config.architecture(outputs).build_classifier()
-    if config.method.pretrains:
+    if config.method.pretrains and not config.method.is_unlabelled:
         twin = config.architecture(outputs).build() if config.method.needs_teacher else None
         return config.pretext(student, twin, IMAGENET)
     match config.method:
-        case Method.COPY | Method.DISTILL:
+        case Method.COPY | Method.DISTILL | Method.DISTILL_UNLABELLED:
             twin = _twin(config, outputs)
             plan = plan_for(config, twin, student)
             student = AttentionTransfer(twin, student, plan, normalisation=IMAGENET)
-        case Method.FEATURES:
+        case Method.FEATURES | Method.FEATURES_UNLABELLED:
             twin = _twin(config, outputs)
-            student = FeatureDistillation(twin, student, config.feature_layers, normalisation=IMAGENET)
+            student = FeatureDistillation(twin, student, feature_layers(config), normalisation=IMAGENET)
+        case Method.LOGITS | Method.HARD_LOGITS:
+            twin = teacher_architecture(config).build_classifier()
+            student = LogitDistillation(twin, student, normalisation=IMAGENET)
         case Method.MEAN_MAPS:
             tokens = student.num_prefix_tokens + student.patch_embed.num_patches
             heads = (block.attn.num_heads for block in student.blocks)
@@ -341,28 +355,35 @@ def moments(config: RunConfig, groups: list[Group]) -> dict[str, tuple[int, floa
 
 def flops_of(config: RunConfig, skeleton: nn.Module) -> int | None:
     """The fewest FLOPs that training takes an image (`atfamily.measures.accounting`); None where they are not
-    counted: other kinds of ViT, pre-training without labels, mean maps, transfers of queries, keys or
+    counted: other kinds of ViT, pre-training without labels, mean maps, logits, transfers of queries, keys or
     values."""
-    uncounted = config.method.pretrains or config.method is Method.MEAN_MAPS or not isinstance(skeleton, VITS)
-    if uncounted or config.plan is not None and config.plan.what != "map":
+    method = config.method
+    uncounted = method is Method.MEAN_MAPS or method.reads_logits or not isinstance(skeleton, VITS)
+    if uncounted or method.pretrains and not method.is_unlabelled:
+        return None
+    if config.plan is not None and config.plan.what != "map":
         return None
     try:
         shape = shape_of(skeleton)
     except ValueError:
         return None
-    if config.method is Method.FEATURES:
-        return feature_distillation(shape, 1 + max(config.feature_layers or [shape.depth - 1]))
-    if config.plan is None:
+    features = method in (Method.FEATURES, Method.FEATURES_UNLABELLED)
+    if config.plan is None and not features:
         return fine_tuning(shape)
-    flops_of_transfer = copy if config.method is Method.COPY else distill
-    pairs, of_teacher = config.plan.pairs_of(shape.depth, None), shape
+    of_teacher = shape
     if (native := teacher_architecture(config)) is not None:
         size = config.teacher_image_size or image_size(config)
         try:
             of_teacher = shape_of(on_meta(headless(native, size)))
         except ValueError:
             return None
+    plan = config.plan or Plan(layers=feature_layers(config))
+    pairs = plan.pairs_of(shape.depth, None)
     last = 1 + max(layer for _, layer in pairs)  # the teacher runs up to it, whichever layers are transferred
+    if features:
+        projectors = 0 if shape.width == of_teacher.width else len(pairs)
+        return feature_distillation(shape, last, of_teacher, projectors)
+    flops_of_transfer = copy if method is Method.COPY else distill
     of_student = flops_of_transfer(shape, len(pairs)) - teacher(shape, len(pairs))
     return of_student + teacher(of_teacher, last)
 

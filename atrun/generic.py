@@ -12,9 +12,10 @@ import torch
 from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
 
+from atlib.compatibility import Sizes, plan_of_sizes
 from atlib.data.sampler import steps_per_epoch
 from atlib.pair import Normalisation
-from atlib.plan import Plan
+from atlib.student import SIZES, student_sizes
 from atlib.train.recipe import Recipe
 from atlib.vit import VITS, Architecture, create_classifier, create_vit
 from atrun.config import built_for, settings
@@ -28,16 +29,34 @@ from atrun.recipes import shared
 from atrun.teachers.load import is_file, load_teacher
 from atrun.untrained import NOTHING_TO_TUNE, UNTRAINED
 
-NAMES = (Method.SCRATCH, Method.FINE_TUNE, Method.COPY, Method.DISTILL)
+NAMES = (
+    Method.SCRATCH,
+    Method.FINE_TUNE,
+    Method.COPY,
+    Method.DISTILL,
+    Method.FEATURES,
+    Method.LOGITS,
+    Method.HARD_LOGITS,
+    Method.DISTILL_UNLABELLED,
+    Method.FEATURES_UNLABELLED,
+)
 # What the rules start from, and their sources.
 WIDTH, BATCH, RATE = 768, 1024, 1e-3  # DeiT's ViT-B (arXiv 2012.12877, table 9): 5e-4 per 512 images
-PASSES = {Method.SCRATCH: 200, Method.DISTILL: 200, Method.COPY: 100, Method.FINE_TUNE: 50}
+PASSES = {Method.COPY: 100, Method.FINE_TUNE: 50}  # of others 200
+# Weights of the task and of the transfer loss, and their source.
+WEIGHTS = {
+    Method.DISTILL: (1.0, 3.0, "the paper's main result (2411.09702)"),
+    Method.FEATURES: (1.0, 1.0, "all but the paper's main result (2411.09702)"),
+    Method.DISTILL_UNLABELLED: (1.0, 1.0, "it is the whole loss"),
+    Method.FEATURES_UNLABELLED: (1.0, 1.0, "it is the whole loss"),
+    Method.LOGITS: (0.9, 0.1, "soft distillation of DeiT (2012.12877, equation 2)"),
+    Method.HARD_LOGITS: (0.5, 0.5, "hard distillation of DeiT (2012.12877, equation 3)"),
+}
 SEEN = 500 * 512  # images, at least: the shortest schedule of the BiT-HyperRule (arXiv 1912.11370)
 SMALL = 64  # pixels a side, up to which images are treated as CIFAR's
 ANY, PATCH = (224, 224), 16  # of other networks: the size where they take any, and the steps of smaller ones
 GRID = 14  # patches a side of a ViT with patches of 16 pixels at 224
 LOOKED_AT = 20  # images whose size is looked at
-SIZES = {"tiny": (192, 3), "small": (384, 6)}  # width and heads of ViT-Ti and ViT-S (DeiT, arXiv 2012.12877)
 
 
 class Derived(NamedTuple):
@@ -102,7 +121,7 @@ def derive(name: str, data: str, teacher: str | None, changes: Mapping[str, str]
     for setting in ("batch_size", "steps"):
         if told.get(setting, 1) < 1:
             raise ValueError(f"--{setting} {told[setting]}: {setting} must be a whole number above 0")
-    material = _material(data, told, seed)
+    material = _material(data, told, seed, not method.is_unlabelled)
     model = _model(teacher, told, name)
     rules: dict[str, str] = {"model": f"{_named(model)}: {model.whose}, with all its components (2605.07191)"}
     size = _image_size(model, material, rules)
@@ -121,6 +140,11 @@ def derive(name: str, data: str, teacher: str | None, changes: Mapping[str, str]
     else:  # the rules are ViTs': no branches are dropped, and the rate is DeiT-B's
         depth, width = 0, None
     tuned = method in (Method.COPY, Method.FINE_TUNE)
+    weights = (1.0, 3.0)
+    if method in WEIGHTS:
+        *weights, why = WEIGHTS[method]
+        beside = "" if weights[0] == 1 else f", beside task_weight {weights[0]}"
+        rules["transfer_weight"] = f"{weights[1]}{beside}: {why}"
     recipe = Recipe(
         **_without(shared("_tuned" if tuned else "_scratch")["recipe"], "warmup_epochs", "base_lr", "clip"),
         epochs=epochs,
@@ -128,13 +152,15 @@ def derive(name: str, data: str, teacher: str | None, changes: Mapping[str, str]
         batch_size=batch,
         lr=_rate(width, batch, rules),
         layer_decay=_layer_decay(depth, rules) if method is Method.FINE_TUNE else None,
-        transfer_weight=3.0,
+        task_weight=weights[0],
+        transfer_weight=weights[1],
         ema=_average(epochs * steps_per_epoch(material.images, batch), rules),
     )
     normalised = {} if model.normalisation is None else vars(model.normalisation)
     augmentation = Augmentation(**shared("_erased")["augmentation"], image_size=size, **normalised)
-    if size <= SMALL:
+    if size <= SMALL or method.is_unlabelled:
         recipe = replace(recipe, mixup=0.0, cutmix=0.0)
+    if size <= SMALL:
         augmentation = Augmentation(size, crop="padded", padding=4, crop_pct=1.0, **normalised)
     if material.fixed:
         rules["mixup"] = f"{recipe.mixup}: none up to {SMALL} pixels a side, else the paper's (2411.09702)"
@@ -144,20 +170,21 @@ def derive(name: str, data: str, teacher: str | None, changes: Mapping[str, str]
         "method": method,
         "model": _sized(model.architecture, size if material.fixed else None),
         "recipe": recipe,
-        "plan": _plan(method, model, rules),
+        **_layers(method, model, rules),
         "teacher": teacher if method.needs_teacher else None,
         "drop_path": 0.0 if method is Method.COPY else _drop_path(depth, rules),
         "augmentation": augmentation,
         "evaluate_every": every,
         "maps_every": every if is_vit else 0,
     }
-    return Derived(values, rules)
+    unused = ("evaluate_every", "maps_every") if method.is_unlabelled else ()
+    return Derived(values, _without(rules, *unused))
 
 
 # --- What the rules look at ---
 
 
-def _material(data: str, told: Mapping[str, Any], seed: int) -> Material:
+def _material(data: str, told: Mapping[str, Any], seed: int, labelled: bool = True) -> Material:
     split = told.get("training_split", "train")
     if is_generated(data):
         images = maker(data)(split=split, size=told.get("data_size"), seed=seed)
@@ -174,8 +201,8 @@ def _material(data: str, told: Mapping[str, Any], seed: int) -> Material:
     from atrun.data.decoding import decode
     from atrun.data.photos import open_photos  # imported here: `datasets` takes seconds
 
-    columns = {name: told.get(name) for name in ("image_column", "label_column")}
-    photos = open_photos(data, path=told.get("data_path"), split=split, train=True, **columns)
+    how = {name: told.get(name) for name in ("image_column", "label_column")} | {"labelled": labelled}
+    photos = open_photos(data, path=told.get("data_path"), split=split, train=True, **how)
     some = range(0, len(photos), max(1, len(photos) // LOOKED_AT))
     sides, why = [], None
     for index in some:
@@ -264,7 +291,7 @@ def _batch(images: int, rules: dict[str, str]) -> int:
 
 
 def _epochs(method: Method, images: int, rules: dict[str, str]) -> int:
-    passes = PASSES[method]
+    passes = PASSES.get(method, 200)
     epochs = max(passes, math.ceil(SEEN / images))
     rules["epochs"] = (
         f"{epochs}: the {passes} of the paper (2411.09702), or as many as show {SEEN:,} images, the shortest"
@@ -276,8 +303,8 @@ def _epochs(method: Method, images: int, rules: dict[str, str]) -> int:
 def _warmup(method: Method, rules: dict[str, str]) -> float:
     tuned = method in (Method.COPY, Method.FINE_TUNE)
     passes = shared("_tuned" if tuned else "_scratch")["recipe"]["warmup_epochs"]
-    share = passes / PASSES[method]
-    rules["warmup"] = f"{share:g}: of all steps, as {passes} of the paper's {PASSES[method]} passes"
+    share = passes / PASSES.get(method, 200)
+    rules["warmup"] = f"{share:g}: of all steps, as {passes} of the paper's {PASSES.get(method, 200)} passes"
     return share
 
 
@@ -319,41 +346,31 @@ def _augmentation_rule(augmentation: Augmentation) -> str:
     return "random-resized: with RandAugment, random erasing, mixup and cutmix, as the paper (2411.09702)"
 
 
-def _plan(method: Method, model: Model, rules: dict[str, str]) -> Plan | None:
-    if not method.transfers:
-        return None
-    student, teacher = model.vit, model.teacher or model.vit
-    depth, of_teacher = len(student.blocks), len(teacher.blocks)
-    count = depth
-    if method is Method.DISTILL:
-        count = max(1, round(0.75 * depth))
-        rules["transfer_weight"] = "3.0: the paper's main result (2411.09702)"
-    why = "all layers" if method is Method.COPY else "the first three quarters, as the paper's 18 of 24"
-    if of_teacher != depth:
-        # The student's last layer has the teacher's last, and the others lie evenly below.
-        layers: Any = {layer: -(-(layer + 1) * of_teacher // depth) - 1 for layer in range(count)}
-        why += f"; the teacher's {of_teacher} layers lie evenly on the student's {depth}"
-    else:
-        layers = range(count) if count < depth else None
-    rules["plan.layers"] = (
-        f"{'null' if layers is None else layers if of_teacher != depth else [*layers]}: {why}"
-    )
-    unequal = {}
-    heads = [vit.blocks[0].attn.num_heads for vit in (teacher, student)]
-    if heads[0] != heads[1]:
-        unequal["unequal_heads"] = "aggregate"
-        rules["plan.unequal_heads"] = f"aggregate: {heads[0]} heads for {heads[1]} (AttnDistill, 2210.00944)"
-    patches = [tuple(vit.patch_embed.patch_size) for vit in (teacher, student)]
-    if patches[0] != patches[1]:
-        unequal["unequal_grid"] = "resample"
-        rules["plan.unequal_grid"] = f"resample: patches of {patches[0][0]} pixels for {patches[1][0]}"
-    return Plan(how=method.value, layers=layers, **unequal)
+def _layers(method: Method, model: Model, rules: dict[str, str]) -> dict[str, Any]:
+    """The plan, and for features the layers of the plan that would distill."""
+    if not method.transfers and method not in (Method.FEATURES, Method.FEATURES_UNLABELLED):
+        return {"plan": None}
+    sizes = [_sizes(vit) for vit in (model.teacher or model.vit, model.vit)]
+    plan, whys = plan_of_sizes(*sizes, method.how or "distill")
+    if method.transfers:
+        rules |= {f"plan.{name}": why for name, why in whys.items()}
+        return {"plan": plan}
+    rules["feature_layers"] = whys["layers"]
+    return {"plan": None, "feature_layers": plan.layers}
+
+
+def _sizes(vit: VisionTransformer | Eva) -> Sizes:
+    """What a plan hangs on, without a forward. Teacher and student get images of one size, so that patches
+    differ where their pixels do: the grid is that of the largest image that both could take whole."""
+    heads, width = vit.blocks[0].attn.num_heads, vit.embed_dim
+    down, across = vit.patch_embed.patch_size
+    grid = ANY[0] // down, ANY[1] // across
+    return Sizes(len(vit.blocks), heads, width // heads, grid, None, (0, 0, 0))
 
 
 def student_settings(student: str, teacher: str | None, changes: Mapping[str, str]) -> dict[str, str]:
-    """What `--student` stands for, as settings: a timm name is the model; "tiny", "small" and "half" are the
-    teacher's architecture in that width, "half" with half of its layers, too. Raises `ValueError` for another
-    name and without a teacher."""
+    """What `--student` stands for, as settings: a timm name is the model, and a size is read by
+    `atlib.student.student_sizes`. Raises `ValueError` for another name and without a teacher."""
     if timm.is_model(student):
         return {"model": student}
     if student not in (*SIZES, "half"):
@@ -363,11 +380,7 @@ def student_settings(student: str, teacher: str | None, changes: Mapping[str, st
     kinds = settings(setting for setting in changes if setting.startswith("teacher_"))
     told = read({setting: text for setting, text in changes.items() if setting in kinds}, kinds)
     vit = _model(teacher, told, Method.COPY.value).teacher
-    width, heads = SIZES.get(student, (vit.embed_dim // 2, vit.blocks[0].attn.num_heads // 2))
-    sized = {"model.embed_dim": str(width), "model.num_heads": str(heads)}
-    if student == "half":
-        sized["model.depth"] = str(max(1, len(vit.blocks) // 2))
-    return sized
+    return {f"model.{name}": str(value) for name, value in student_sizes(vit, student).items()}
 
 
 def _named(model: Model) -> str:

@@ -13,6 +13,8 @@ class Method(StrEnum):
     COPY = "copy"
     DISTILL = "distill"
     FEATURES = "features"  # distils the residual stream: what attention transfer is compared with
+    LOGITS = "logits"  # distils the predictions of a teacher that knows the classes
+    HARD_LOGITS = "hard-logits"  # likewise, its most likely class
     MEAN_MAPS = "mean-maps"  # copies the teacher's mean map of some training images, the same for all
     # make a teacher, without labels
     MAE = "mae"
@@ -22,6 +24,9 @@ class Method(StrEnum):
     # likewise, with a teacher of their own
     DMAE = "dmae"
     ATTNDISTILL = "attndistill"
+    # without labels, by the transfer loss alone
+    DISTILL_UNLABELLED = "distill-unlabelled"
+    FEATURES_UNLABELLED = "features-unlabelled"
 
     def __repr__(self) -> str:  # in messages, where it is a value among others
         return repr(self.value)
@@ -34,23 +39,38 @@ class Method(StrEnum):
     @property
     def is_taught_unlabelled(self) -> bool:
         """Whether it makes a teacher with the help of another one."""
-        return self in (Method.DMAE, Method.ATTNDISTILL)
+        return self in (Method.DMAE, Method.ATTNDISTILL) or self.is_unlabelled
+
+    @property
+    def is_unlabelled(self) -> bool:
+        """Whether it is a distillation without its labels."""
+        return self in (Method.DISTILL_UNLABELLED, Method.FEATURES_UNLABELLED)
+
+    @property
+    def how(self) -> str | None:
+        """Of a method that transfers attention: "copy" or "distill", as its `Plan` says."""
+        return "distill" if self is Method.DISTILL_UNLABELLED else self.value if self.transfers else None
 
     @property
     def transfers(self) -> bool:
         """Whether attention is transferred, by a `Plan` that says so too."""
-        return self in (Method.COPY, Method.DISTILL)
+        return self in (Method.COPY, Method.DISTILL, Method.DISTILL_UNLABELLED)
 
     @property
     def keeps_weights_apart(self) -> bool:
         """Whether something of a teacher reaches a student that has weights of its own, which may be others
         than random ones."""
-        return self.transfers or self in (Method.FEATURES, Method.MEAN_MAPS)
+        return self.transfers or self in (Method.FEATURES, Method.MEAN_MAPS) or self.reads_logits
+
+    @property
+    def reads_logits(self) -> bool:
+        """Whether its teacher says classes."""
+        return self in (Method.LOGITS, Method.HARD_LOGITS)
 
     @property
     def has_transfer_loss(self) -> bool:
         """Whether the teacher speaks through a loss, with the recipe's `transfer_weight`."""
-        return self in (Method.DISTILL, Method.FEATURES) or self.is_taught_unlabelled
+        return self in (Method.DISTILL, Method.FEATURES) or self.reads_logits or self.is_taught_unlabelled
 
     @property
     def needs_teacher(self) -> bool:

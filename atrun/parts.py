@@ -175,6 +175,13 @@ class AttnDistilled(Part):
 
 
 @dataclass(frozen=True)
+class Taught(Part):
+    """A teacher's maps or features alone, which makes a student without a class head."""
+
+    says = "learning from a teacher alone"
+
+
+@dataclass(frozen=True)
 class Simmim(Masked):
     """SimMIM."""
 
@@ -316,12 +323,14 @@ class CocoFolder(Files):
     says = "data in COCO's form"
 
 
-TASKS: tuple[type, ...] = (Classify, Detect, Mae, Dmae, AttnDistilled, Moco, Dino, Simmim)
+TASKS: tuple[type, ...] = (Classify, Detect, Mae, Dmae, AttnDistilled, Taught, Moco, Dino, Simmim)
 # what a method that makes a teacher trains
 _PRETEXTS: dict[Method, type] = {
     Method.MAE: Mae,
     Method.DMAE: Dmae,
     Method.ATTNDISTILL: AttnDistilled,
+    Method.DISTILL_UNLABELLED: Taught,
+    Method.FEATURES_UNLABELLED: Taught,
     Method.MOCO: Moco,
     Method.DINO: Dino,
     Method.SIMMIM: Simmim,
@@ -341,7 +350,7 @@ def kinds_of(method: Method, data: str) -> tuple[type, type]:
                 f"{method} learns without objects, and data {COCO!r} are for a detector, which learns with"
                 " them: choose another method, or other data"
             )
-        if method in (Method.FEATURES, Method.MEAN_MAPS):
+        if method in (Method.FEATURES, Method.MEAN_MAPS) or method.reads_logits:
             raise ValueError(
                 f"{method} is for classifying whole images, and data {COCO!r} are for a detector: choose"
                 " scratch, fine-tune, copy or distill, or other data"
@@ -369,7 +378,7 @@ def require_use(names: Iterable[str], method: Method, data: str) -> None:
             says = "a teacher"
         if name == "transfer_weight" and not method.has_transfer_loss:
             says = "Distill"
-        if name == "feature_layers" and method is not Method.FEATURES:
+        if name == "feature_layers" and method not in (Method.FEATURES, Method.FEATURES_UNLABELLED):
             says = "the method features"
         if name == "reference_images" and method is not Method.MEAN_MAPS:
             says = "the method mean-maps"

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from atfamily.measures.pictures import coloured, first_middle_last, image_grid, looked_at
 from atlib._util import in_eval_mode
 from atlib.attention import walk
+from atlib.attention_transfer import AttentionTransfer
 from atlib.data.sampler import EvaluationData
 from atlib.pair import student_of
-from atlib.transfer import AttentionTransfer
 
 COUNT = 6  # images in a picture
 
@@ -61,7 +61,8 @@ def _columns(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
     maps = model.teacher_maps(target)  # of all layers: an average is over all
     taught = [maps[place] for place in places]
     own = model.walk(images).layers
-    layers = [model.layers[place] for place in places]
-    return {f"teacher {layer}": looked_at(student, p) for layer, p in zip(layers, taught)} | {
-        f"student {layer}": looked_at(student, own[layer].map) for layer in layers
+    pairs = [model.pairing.layers[place] for place in places]
+    titles = [f"teacher {of}" if of == layer else f"teacher {of} for {layer}" for layer, of in pairs]
+    return {title: looked_at(student, p) for title, p in zip(titles, taught)} | {
+        f"student {layer}": looked_at(student, own[layer].map) for layer, _ in pairs
     }

@@ -69,7 +69,12 @@ def predictions(path: Path, files: Sequence[Path], on_corrupt: str = "raise") ->
             ' save_vit(..., {"augmentation": Augmentation(...).describe(), "classes": [...]}) say it'
         )
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    model, names = load_result(path).to(device), class_names(path)
+    model = load_result(path).to(device)
+    if student_of(model).num_classes == 0:
+        raise ValueError(
+            f"{path} has no class head: with labels, `train --recipe fine-tune --teacher {path}` gives it one"
+        )
+    names = class_names(path)
     if student_of(model).num_classes != len(names):
         raise ValueError(
             f"{path} has {student_of(model).num_classes} outputs and {len(names)} names of classes"

@@ -252,6 +252,8 @@ def _make_ready(config: RunConfig, images, folder: Path) -> Ready:
     """Open and build all, and find out now, not hours later, that training lacks the evaluation's classes."""
     config.recipe.require_optimizer()
     tested_on = held_out(config) if isinstance(config.task, Labelled) else None
+    if config.method.reads_logits and tuple(read_header(config.teacher)["classes"]) != tuple(images.classes):
+        raise ValueError(f"{config.teacher} was trained on other classes than {config.data} has")
     built = build(config, outputs_for(config, images), getattr(images, "normalisation", None), folder)
     if built.teacher_view is not None and is_main_process():
         print(f"python -m atlib: {built.teacher_view}", file=sys.stderr)

@@ -13,7 +13,7 @@ import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from atlib.transfer import Transferred
+from atlib.attention_transfer import Transferred
 
 
 class DenseTransfer(nn.Module):

@@ -9,9 +9,9 @@ from atbook.lab.scales import AXES, START, WEIGHTS
 from atbook.lab.study import Sources, Study, Variant
 from atbook.lab.tuning import Ladder, Range
 from atfamily.binary_vit import BinaryViT, binary_deit
+from atlib.attention_transfer import AttentionTransfer
 from atlib.baselines.distillation import LogitDistillation
 from atlib.plan import Plan
-from atlib.transfer import AttentionTransfer
 
 # What the maps of a student are: 0 or a share, or a softmax as in any ViT; everything else is bits in both.
 MAPS = {"one-bit": True, "full": False}

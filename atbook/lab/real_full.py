@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from atbook.lab.real import FINE_RATES, STUDENTS, Reader, fine_tuned, published, searched, untrained
 from atbook.lab.scales import AXES, FULL, place_of_training
 from atbook.lab.study import Sources, Study, Variant, scratch
+from atlib.attention_transfer import AttentionTransfer
 from atlib.plan import Plan
-from atlib.transfer import AttentionTransfer
 
 
 def _beside(

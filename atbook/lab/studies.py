@@ -65,6 +65,7 @@ from atfamily.measures.subsets import long_tail
 from atfamily.patch_conv import PatchConvNet, PoolTransfer, with_attention_pool
 from atfamily.resmlp import StaticMapDistill, copy_static_maps, mean_patch_maps, resmlp
 from atfamily.similarity import CompRess, SimilarityDistillation
+from atlib.attention_transfer import AttentionTransfer
 from atlib.baselines.distillation import FeatureDistillation, LogitDistillation
 from atlib.baselines.mean_maps import MeanMapCopy, StoredMaps, one_group
 from atlib.data.images import Images, with_unlabelled
@@ -72,7 +73,6 @@ from atlib.maps import pool_heads
 from atlib.plan import ROWS, Plan
 from atlib.train.objectives import two_class_tokens_loss
 from atlib.train.pretrain import MaskedAutoencoder, mae_loss, unpainted
-from atlib.transfer import AttentionTransfer
 from atlib.vit import PRESETS
 
 FIND, WORLDS = ("find",), ("find", "match")

@@ -37,6 +37,7 @@ from atbook.records import add_record, pack_bits, read_file, records_file
 from atbook.worlds.glyphs import TWINS, World
 from atfamily.detection.objects import ObjectImages
 from atlib._util import require_known, write_atomically
+from atlib.attention_transfer import AttentionTransfer
 from atlib.checkpoint import load_vit, load_weights, save_vit, save_weights
 from atlib.data.images import Images
 from atlib.data.map_cache import fingerprint
@@ -49,7 +50,6 @@ from atlib.train.loop import train
 from atlib.train.objectives import Loss, student_loss
 from atlib.train.recipe import Recipe
 from atlib.train.trainer import Preempted
-from atlib.transfer import AttentionTransfer
 from atrun.record import Record, about, peak_memory_mb
 
 

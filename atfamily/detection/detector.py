@@ -23,10 +23,10 @@ from torchvision.ops import MultiScaleRoIAlign
 from atfamily.detection.objects import Found, ObjectBatch, ObjectImages, Objects
 from atfamily.detection.pyramid import SCALES, GridOfTokens, SimplePyramid
 from atlib._util import in_eval_mode
+from atlib.attention_transfer import AttentionTransfer
 from atlib.losses import note
 from atlib.pair import student_of
 from atlib.train.recipe import Recipe
-from atlib.transfer import AttentionTransfer
 
 
 class Detected(NamedTuple):

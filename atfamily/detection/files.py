@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from atfamily.detection.detector import DETECTORS, Detector, Sizes
+from atlib.attention_transfer import AttentionTransfer
 from atlib.checkpoint import count, read_pair, read_tensors, seen_by_pair, write_tensors
 from atlib.pair import student_of
-from atlib.transfer import AttentionTransfer
 from atlib.vit import Architecture
 
 LARGEST = 2**13  # of a detector's sizes

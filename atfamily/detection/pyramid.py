@@ -9,8 +9,8 @@ from timm.models import VisionTransformer
 from torch import Tensor, nn
 
 from atlib.attention import walk
+from atlib.attention_transfer import AttentionTransfer
 from atlib.pair import student_of
-from atlib.transfer import AttentionTransfer
 from atlib.vit import check_timm
 
 # Cells of the feature map for each cell of the ViT's grid, along a side.

@@ -8,11 +8,11 @@ from torch import Tensor, nn
 from atfamily.detection.objects import ObjectImages
 from atfamily.detection.pyramid import GridOfTokens
 from atlib._util import in_eval_mode
+from atlib.attention_transfer import AttentionTransfer, Transferred
 from atlib.data.images import Images
 from atlib.losses import note
 from atlib.pair import student_of
 from atlib.train.recipe import Recipe
-from atlib.transfer import AttentionTransfer, Transferred
 
 
 class Segmenter(nn.Module):

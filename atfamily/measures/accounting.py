@@ -264,11 +264,16 @@ def distill(shape: Shape, layers: int | None = None, of: Shape | None = None) ->
     return teacher(of or shape, shape.depth if layers is None else layers) + fine_tuning(shape)
 
 
-def feature_distillation(shape: Shape, layers: int | None = None) -> int:
-    """Distillation of the residual stream up to the last of `layers` layers (None: all): so many blocks of
-    the teacher, without its head."""
-    layers = shape.depth if layers is None else layers
-    return shape.embed + layers * shape.block + fine_tuning(shape)
+def feature_distillation(
+    shape: Shape, layers: int | None = None, of: Shape | None = None, projectors: int = 0
+) -> int:
+    """Distillation of the residual stream up to the last of the teacher's `layers` layers (None: all): so
+    many blocks of the teacher, without its head. of: its shape, where it is another; projectors: from the
+    student's width to its, so many."""
+    of = of or shape
+    projection = 3 * product(shape.tokens, shape.width, of.width)  # forward, and two gradients
+    layers = of.depth if layers is None else layers
+    return of.embed + layers * of.block + fine_tuning(shape) + projectors * projection
 
 
 def teacher(shape: Shape, layers: int) -> int:

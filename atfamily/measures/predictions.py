@@ -90,23 +90,27 @@ def paired_bootstrap(
     """The difference of two models' accuracies on the same images, a less b, and its percentile interval over
     resampled images.
 
-    correct: (n,) whether each image was classified rightly, true or false. An image is drawn together with
-    both models' answers, so that what is hard for both does not widen the interval. It says how far other
-    images could move the difference, not other training seeds. Raises `ValueError` for unequal lengths, fewer
-    than 2 images, and other values. Source: Efron and Tibshirani 1993, chapter 13.
+    correct: (n,) whether each image was classified rightly, true or false; of several runs of each model
+    (runs, n), whose mean accuracies are compared. An image is drawn together with all answers, so that what
+    is hard for both does not widen the interval. It says how far other images could move the difference, not
+    other training seeds. Raises `ValueError` for unequal shapes, fewer than 2 images, and other values.
+    Source: Efron and Tibshirani 1993, chapter 13.
     """
     a, b = _truths(correct_a, "correct_a"), _truths(correct_b, "correct_b")
-    if len(a) != len(b):
-        raise ValueError(f"correct_a has {len(a)} images, correct_b {len(b)}: they must be of the same ones")
-    if len(a) < 2:
-        raise ValueError(f"{len(a)} images cannot be resampled: at least 2 are needed")
+    if a.shape != b.shape:
+        raise ValueError(f"correct_a has {a.shape}, correct_b {b.shape}: they must be of the same images")
+    runs, n = a.shape
+    if n < 2:
+        raise ValueError(f"{n} images cannot be resampled: at least 2 are needed")
     check_sampling(samples, level)
-    n, difference = len(a), a - b
-    # A difference is -1, 0 or 1, so drawing n images is drawing how many there are of each.
-    shares = np.array([(difference == value).mean() for value in (-1, 0, 1)])
+    difference = a.sum(0) - b.sum(0)
+    # Few values are possible, so drawing n images is drawing how many there are of each.
+    values = np.arange(-runs, runs + 1)
+    shares = np.array([(difference == value).mean() for value in values])
     counts = np.random.default_rng(seed).multinomial(n, shares, size=samples)
-    low, high = np.quantile((counts[:, 2] - counts[:, 0]) / n, [(1 - level) / 2, (1 + level) / 2])
-    return Interval(difference.mean().item(), low.item(), high.item())
+    means = counts @ values / (n * runs)
+    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
+    return Interval(difference.mean().item() / runs, low.item(), high.item())
 
 
 def check_sampling(samples: int, level: float) -> None:
@@ -116,8 +120,8 @@ def check_sampling(samples: int, level: float) -> None:
 
 
 def _truths(correct: Tensor, name: str) -> np.ndarray:
-    values = torch.as_tensor(correct).cpu().double()
-    if values.ndim != 1 or not ((values == 0) | (values == 1)).all():
+    values = torch.atleast_2d(torch.as_tensor(correct).cpu().double())
+    if values.ndim != 2 or not ((values == 0) | (values == 1)).all():
         raise ValueError(f"{name} says of each image whether it was right, (n,) of true and false")
     return values.numpy()
 

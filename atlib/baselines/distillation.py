@@ -9,10 +9,10 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from atlib.attention import walk
+from atlib.attention_transfer import Transferred
 from atlib.losses import feature_mse, hard_distillation, soft_distillation
 from atlib.pair import Normalisation, Pair
 from atlib.plan import Plan
-from atlib.transfer import Transferred
 from atlib.vit import check_timm
 
 
@@ -38,45 +38,49 @@ class Distillation(Pair):
 
 
 class FeatureDistillation(Distillation):
-    """The student's residual stream is pulled to the teacher's, after each of `layers` (None for all):
-    squared error.
+    """The student's residual stream is pulled to the teacher's, after each of `layers` (None for all; a
+    mapping {student's layer: teacher's} where the depths differ): squared error.
 
-    Teacher and student need equal width, depth and tokens. normalisation: of the images that the pair is
-    given (`atlib.pair.Pair`). Raises `ValueError` where they differ,
-    `Unwalkable` for models `walk` refuses. Source: the feature-distillation baseline of arXiv 2411.09702
-    (81.3 % with ViT-L).
+    Where the widths differ, a linear layer for each pair of layers makes the student's stream as wide as the
+    teacher's; these are trained beside the student and are no part of `.student`. Narrow students gain little
+    from wide teachers this way (arXiv 2511.15572). Both need equal prefix tokens and patch grids.
+    normalisation: of the images that the pair is given (`atlib.pair.Pair`). Raises `ValueError` where they
+    differ, or the depths without a mapping, `Unwalkable` for models `walk` refuses. Source: the
+    feature-distillation baseline of arXiv 2411.09702 (81.3 % with ViT-L).
     """
 
     def __init__(
         self,
         teacher: VisionTransformer | Eva,
         student: VisionTransformer | Eva,
-        layers: Iterable[int] | None = None,
+        layers: Iterable[int] | Mapping[int, int] | None = None,
         *,
         normalisation: Normalisation | None = None,
     ):
         check_timm(teacher)
         check_timm(student)
-        sizes = [
-            (len(vit.blocks), vit.embed_dim, vit.num_prefix_tokens, tuple(vit.patch_embed.grid_size))
-            for vit in (teacher, student)
-        ]
-        if sizes[0] != sizes[1]:
+        tokens = [(vit.num_prefix_tokens, tuple(vit.patch_embed.grid_size)) for vit in (teacher, student)]
+        if tokens[0] != tokens[1]:
             raise ValueError(
-                f"features correspond only in ViTs of one (depth, width, prefix tokens, patch grid):"
-                f" {sizes[0]}, {sizes[1]}"
+                "features correspond only in ViTs of the same (prefix tokens, patch grid): teacher"
+                f" {tokens[0]}, student {tokens[1]}; attention maps can be transferred (atlib.Plan)"
             )
-        if isinstance(layers, Mapping):
-            raise ValueError(
-                f"layers={layers!r}: features are distilled between the same layer of both, so give a list of"
-                " layers"
-            )
+        depths = [len(vit.blocks) for vit in (teacher, student)]
+        if depths[0] != depths[1] and not isinstance(layers, Mapping):
+            raise ValueError(f"depths {depths[0]} and {depths[1]}: give layers={{student's: teacher's}}")
         super().__init__(student, teacher, normalisation=normalisation)
-        self.layers = Plan(layers=layers).layers_of(len(student.blocks))
+        self.pairs = Plan(layers=layers).pairs_of(depths[1], depths[0])
+        self.layers = tuple(layer for layer, _ in self.pairs)
+        self.projectors = None
+        if student.embed_dim != teacher.embed_dim:
+            weight = next(student.parameters())
+            like = {"device": weight.device, "dtype": weight.dtype}
+            projectors = (nn.Linear(student.embed_dim, teacher.embed_dim, **like) for _ in self.pairs)
+            self.projectors = nn.ModuleList(projectors)
 
     def transferred(self, images: Tensor) -> Transferred:
         """Student logits and the squared error between the residual streams."""
-        last = max(self.layers)
+        last = max(of_teacher for _, of_teacher in self.pairs)
         with self.frozen_teachers():
             shown = self.for_teacher(images)
             if last + 1 < len(self.teacher.blocks):
@@ -84,8 +88,10 @@ class FeatureDistillation(Distillation):
             else:
                 theirs = walk(self.teacher, shown, head=False).stream
         own = walk(self.student, images)
-        both = [own.stream[i] for i in self.layers], [theirs[i].clone() for i in self.layers]
-        return Transferred(own.logits, feature_mse(*both))
+        streams = [own.stream[layer] for layer in self.layers]
+        if self.projectors is not None:
+            streams = [project(stream) for project, stream in zip(self.projectors, streams)]
+        return Transferred(own.logits, feature_mse(streams, [theirs[i].clone() for _, i in self.pairs]))
 
 
 class TokenDistillation(Distillation):

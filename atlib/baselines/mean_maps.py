@@ -11,9 +11,9 @@ from torch import Tensor
 
 from atlib._util import in_eval_mode
 from atlib.attention import Instead, Walk, walk
+from atlib.attention_transfer import Transferred
 from atlib.checkpoint import count, read_tensors, write_tensors
 from atlib.pair import Normalisation, Pair, View, stated
-from atlib.transfer import Transferred
 from atlib.vit import Architecture, check_timm
 
 # images (B, 3, height, width) -> the index of each one's group, int64 (B,)

@@ -8,12 +8,12 @@ import torch
 from timm.data import Mixup
 from torch import Tensor, nn
 
+from atlib.attention_transfer import Transferred
 from atlib.data.images import UNLABELLED
 from atlib.data.rng import rng_put_back
 from atlib.losses import note
 from atlib.train.distributed import require_undivided
 from atlib.train.recipe import Recipe
-from atlib.transfer import Transferred
 
 # (model, images, targets, recipe) -> scalar, the mean over the images
 Loss = Callable[[nn.Module, Tensor, Tensor, Recipe], Tensor]

@@ -6,7 +6,8 @@ import torch
 from timm.layers import LayerScale, SwiGLUPacked
 from torch import nn
 
-from atlib import create_student, create_vit
+from atlib import AttentionTransfer, Plan, create_student, create_vit
+from atlib.compatibility import derive_plan
 from atlib.student import COMPONENTS, STANDARD, describe, differences
 from tests.helpers import SMALL_VIT, random_images, randomise
 
@@ -109,3 +110,43 @@ def test_models_of_other_libraries_differ_in_what_can_be_told():
     assert differences(plain, vit) == {}
     assert differences(scaled, vit) == {"layer_scale": ("some", "none"), "registers": (2, 0)}
     assert differences(create_vit(SMALL, init_values=0.1, reg_tokens=2), scaled) == {}
+
+
+@pytest.mark.parametrize(
+    "asked, expected",
+    [
+        ({"depth": 2, "embed_dim": 16}, (2, 16, 2)),  # heads 8 wide, as the teacher's
+        ({"embed_dim": 21}, (4, 21, 3)),  # no multiple of 8: as many heads as the teacher
+        ({"size": "half"}, (2, 12, 1)),
+        ({"size": "half", "depth": 3}, (3, 12, 1)),
+        ({"size": "tiny"}, (4, 192, 3)),
+        ({"size": "small", "depth": 1}, (1, 384, 6)),
+        ({}, (4, 24, 3)),
+    ],
+)
+def test_a_smaller_student_has_the_teachers_components_and_a_derived_plan(asked, expected):
+    teacher = create_vit(SMALL, depth=4, num_heads=3, init_values=1e-5, qk_norm=True)
+    student = create_student(teacher, 7, **asked)
+    assert (len(student.blocks), student.embed_dim, student.blocks[0].attn.num_heads) == expected
+    assert differences(teacher, student) == {} and student.num_classes == 7
+    plan = derive_plan(teacher, student)
+    pair = AttentionTransfer(teacher, student, plan).train()
+    last = {1: ((0, 3),), 2: ((0, 1), (1, 3)), 3: ((0, 1), (1, 2)), 4: ((0, 0), (1, 1), (2, 2))}
+    assert pair.pairing.layers == last[expected[0]], "three quarters, spread over the teacher's layers"
+    assert plan.unequal_heads == (None if expected[2] == 3 else "aggregate")
+    images = random_images(2, 3, *teacher.patch_embed.img_size)
+    assert pair(images).transfer_loss > 0 and pair(images).logits.shape == (2, 7)
+
+
+def test_a_width_that_makes_no_heads_and_an_unknown_size_are_refused():
+    teacher = create_vit(SMALL, num_heads=3)
+    for asked in ({"embed_dim": 20}, {"size": "tinyy"}):
+        with pytest.raises(ValueError, match=str(next(iter(asked.values())))):
+            create_student(teacher, 7, **asked)
+
+
+def test_a_derived_plan_resamples_other_patches_and_copies_all_layers():
+    teacher, student = create_vit(SMALL, depth=2), create_vit(SMALL, depth=2, patch_size=4)
+    plan = derive_plan(teacher, student, "copy")
+    assert plan == Plan(how="copy", unequal_grid="resample")
+    assert AttentionTransfer(teacher, student, plan).pairing.layers == ((0, 0), (1, 1))

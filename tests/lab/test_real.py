@@ -11,11 +11,11 @@ from atbook.lab.scales import BLANK, GREY, TUNING_SEED, PublishedScale, scales
 from atbook.lab.study import Place, Run, Sources, trained
 from atbook.records import read_file, unpack_bits
 from atlib.attention import walk
+from atlib.attention_transfer import AttentionTransfer
 from atlib.data.images import Images
 from atlib.data.map_cache import fingerprint
 from atlib.pair import Pair
 from atlib.train.recipe import Recipe
-from atlib.transfer import AttentionTransfer
 from atlib.vit import Architecture
 from tests.helpers import randomise
 

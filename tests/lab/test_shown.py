@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from atlib.train.record import Record
 
 from atbook.lab.shown import kept_share
 from atbook.lab.verdicts import Side

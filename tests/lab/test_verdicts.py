@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from atlib.train.record import Record
 from scipy import stats
 
 from atbook.lab.verdicts import (

@@ -10,8 +10,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from atfamily.measures.accounting import Memory, method_costs, step_memory, transferred_numbers
 from atlib import AttentionTransfer, Plan, create_vit, walk
+from atlib.attention_transfer import Transferred
 from atlib.losses import dense_attention_cross_entropy
-from atlib.transfer import Transferred
 from tests.helpers import random_images, randomise, set_fused
 
 SIZE = {"img_size": 16, "patch_size": 4, "embed_dim": 12, "depth": 2, "num_heads": 3, "num_classes": 5}

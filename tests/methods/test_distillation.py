@@ -86,6 +86,41 @@ def test_features_by_hand(small_vit, layers):
         assert (p.grad - weights[name].grad).abs().max() <= 1e-10, name
 
 
+@pytest.mark.parametrize(
+    "teacher, layers, pairs",
+    [
+        ({"embed_dim": 36}, None, [(0, 0), (1, 1), (2, 2)]),
+        ({"embed_dim": 36, "depth": 5}, {0: 1, 2: 4}, [(0, 1), (2, 4)]),
+        ({"depth": 2}, {1: 0, 2: 1}, [(1, 0), (2, 1)]),
+    ],
+    ids=str,
+)
+def test_features_of_another_width_or_depth_by_hand(small_vit, teacher, layers, pairs):
+    """A linear map of the student's tokens for each pair of layers, only where the widths differ."""
+    teacher, student = models(small_vit, **teacher)
+    pair, images = FeatureDistillation(teacher, student, layers).train(), images_of()
+    of_teacher, of_student = ([], [])
+    for vit, kept in ((teacher, of_teacher), (student, of_student)):
+        for block in vit.blocks:
+            block.register_forward_hook(lambda _, __, tokens, kept=kept: kept.append(tokens.detach()))
+        with torch.no_grad():
+            vit(images)
+    maps = [torch.eye(24, dtype=torch.float64)] * len(pairs), [torch.zeros(24)] * len(pairs)
+    if pair.projectors is not None:
+        maps = zip(*((each.weight.detach().T, each.bias.detach()) for each in pair.projectors))
+    expected = sum(
+        ((of_student[own] @ weight + bias - of_teacher[other]) ** 2).mean()
+        for (own, other), weight, bias in zip(pairs, *maps)
+    )
+    assert (pair.projectors is None) == (teacher.embed_dim == 24)
+    loss = pair(images).transfer_loss
+    torch.testing.assert_close(loss.detach(), expected, rtol=1e-9, atol=0)
+    loss.backward()
+    learns = [p for name, p in pair.named_parameters() if name.startswith("projectors")]
+    assert all(p.grad.abs().max() > 0 for p in learns) and pair.student is student
+    assert not any(p.grad is not None for p in teacher.parameters())
+
+
 @pytest.mark.parametrize("stored", [False, True])
 def test_tokens_by_hand(small_vit, stored):
     """Each token of a wider and shallower teacher, less its mean and over its deviation, against the linear

@@ -96,6 +96,17 @@ def test_flops_of_distill(images, layers):
     assert flops.distill(shape) == flops.distill(shape, 4)
 
 
+def test_flops_of_projected_features(images):
+    """For each pair of layers a product forward and two backward."""
+    shape, wide = flops.shape_of(vit()), flops.shape_of(vit())._replace(width=20)
+    projector = torch.nn.Linear(shape.width, 20, bias=False)
+    stream = torch.zeros(BATCH, shape.tokens, shape.width, requires_grad=True)
+    spent = both_ways(lambda: projector(stream).sum())
+    without = flops.feature_distillation(shape, 2, wide)
+    assert without == flops.fine_tuning(shape) + wide.embed + 2 * wide.block
+    assert flops.feature_distillation(shape, 2, wide, projectors=3) == without + 3 * spent
+
+
 @pytest.mark.parametrize(
     ("how", "layers"),
     [("copy", (0, 1, 2, 3)), ("copy", (1, 3)), ("distill", (0, 1, 2)), ("distill", (0, 1, 2, 3))],

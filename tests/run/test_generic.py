@@ -5,32 +5,39 @@ these cost nothing.
 """
 
 import json
+from pathlib import Path
 
 import datasets
 import pytest
 import torch
+from atlib.train.record import read_record
 from PIL import Image
+from torchvision.transforms.functional import to_pil_image
 
-from atlib.checkpoint import save_vit
+from atlib.checkpoint import load_vit, read_tensors, save_vit, write_tensors
 from atlib.data.loading import CorruptImage
 from atlib.pair import IMAGENET, Normalisation
 from atlib.plan import Plan
 from atlib.vit import Architecture, WeightsUnavailable
 from atrun import __main__ as command
 from atrun import generic
+from atrun.build import build
 from atrun.commands import configured
-from atrun.config import read_config
+from atrun.config import read_config, write_config
 from atrun.configure import configure
-from tests.helpers import randomise
+from atrun.log import read_log
+from atrun.runner import start
+from tests.helpers import random_images, randomise
 from tests.picture_files import CLASSES, write_folders
 
 LARGE, SMALL = "vit_large_patch16_224.augreg_in21k", "vit_small_patch16_224.dino"
 GLYPHS = {"depth": 4, "embed_dim": 48, "num_heads": 3}
 
 
-def teacher_file(path, normalisation=None, **other):
-    architecture = Architecture("glyphs", {**GLYPHS, "num_classes": 5, **other})
+def teacher_file(path, normalisation=None, classes=None, **other):
+    architecture = Architecture("glyphs", {**GLYPHS, "num_classes": len(classes or range(5)), **other})
     more = {} if normalisation is None else {"normalisation": normalisation.describe()}
+    more |= {} if classes is None else {"classes": [*classes]}
     return str(save_vit(path, randomise(architecture.build()), architecture, more))
 
 
@@ -196,9 +203,9 @@ def test_what_cannot_be_derived_is_refused(name, data, teacher, error, named):
         generic.derive(name, data, teacher, {})
 
 
-@pytest.mark.parametrize("recipe", generic.NAMES)
+@pytest.mark.parametrize("recipe", [name for name in generic.NAMES if not name.is_unlabelled])
 def test_a_run_of_each(tmp_path, photographs, capsys, recipe):
-    teacher = teacher_file(tmp_path / "teacher.safetensors", Normalisation(0.5, 0.25))
+    teacher = teacher_file(tmp_path / "teacher.safetensors", Normalisation(0.5, 0.25), CLASSES)
     out = tmp_path / "run"
     asked = ["train", "--recipe", recipe, "--data", photographs, "--teacher", teacher, "--out", str(out)]
     assert command.main([*asked, "--epochs", "2", "--lr", "1e-4"]) == 0
@@ -299,3 +306,82 @@ def test_student_on_the_command_line(capsys):
     said = capsys.readouterr()
     assert "{0: 1, 1: 3, 2: 5, 3: 7}" in said.err
     assert command.main([*asked.split()[:2], "copy-vit-large", *asked.split()[3:]]) != 0
+
+
+@pytest.mark.parametrize(
+    "name, task, transfer",
+    [("features", 1, 1), ("logits", 0.9, 0.1), ("hard-logits", 0.5, 0.5), ("distill", 1, 3)],
+)
+def test_what_distillations_weigh(name, task, transfer):
+    recipe = generic.derive(name, "cifar10", SMALL, {}).values["recipe"]
+    assert (recipe.task_weight, recipe.transfer_weight, recipe.epochs) == (task, transfer, 200)
+
+
+def test_features_of_a_smaller_student_are_paired_as_maps_are(tmp_path):
+    settings = generic.student_settings("half", TEACHER, {})
+    run = configure("features", "cifar10", TEACHER, settings)
+    assert run.feature_layers == ((0, 1), (1, 3), (2, 5), (3, 7))
+    write_config(tmp_path, run)
+    assert read_config(tmp_path) == run
+    again = configure("features", "cifar10", TEACHER, {**settings, "feature_layers": "{0: 2, 5: 11}"})
+    assert again.feature_layers == ((0, 2), (5, 11))
+    assert configure("features", "cifar10", TEACHER, {}).feature_layers == tuple(range(9))
+
+
+def test_logits_want_a_teacher_of_the_same_classes(tmp_path, photographs):
+    for teacher in (SMALL, teacher_file(tmp_path / "headless.safetensors")):
+        with pytest.raises(ValueError, match="fine-tune"):
+            configure("logits", photographs, teacher)
+    other = teacher_file(tmp_path / "other.safetensors", classes=CLASSES[::-1])
+    with pytest.raises(ValueError, match="other classes"):
+        start(configure("logits", photographs, other), tmp_path / "run")
+
+
+@pytest.mark.parametrize("name", ["logits", "hard-logits"])
+def test_a_run_of_logits_computes_the_losses_of_its_two_classifiers(tmp_path, photographs, name):
+    teacher = teacher_file(tmp_path / "teacher.safetensors", classes=CLASSES)
+    config = configure(name, photographs, teacher, {"model.embed_dim": "24"})
+    images = random_images(2, 3, 32, 32)
+    model = build(config, len(CLASSES)).model.train()
+    found, theirs = model(images), load_vit(teacher).eval()(images)
+    p, own = (theirs / 3).softmax(-1), (found.logits / 3).log_softmax(-1)
+    soft = 9 * (p * (p.log() - own)).sum(-1).mean()
+    hard = torch.nn.functional.cross_entropy(found.logits, theirs.argmax(-1))
+    torch.testing.assert_close(found.transfer_loss, hard if name == "hard-logits" else soft)
+
+
+@pytest.mark.parametrize("recipe", ["distill-unlabelled", "features-unlabelled"])
+def test_a_flat_folder_teaches_by_the_transfer_loss_alone(tmp_path, photographs, capsys, recipe):
+    """The loss is the transfer loss and falls; the student starts a fine-tuning, and says no class before."""
+    flat, out = tmp_path / "flat", tmp_path / "run"
+    flat.mkdir()
+    for index in range(16):
+        noise = random_images(1, 3, 32, 32, seed=index)[0]
+        to_pil_image(noise.sigmoid()).save(flat / f"{index}.png")
+    teacher = teacher_file(tmp_path / "teacher.safetensors", Normalisation(0.5, 0.25))
+    tensors, header = read_tensors(Path(teacher))
+    sharp = {name: 40 * value if "qkv" in name else value for name, value in tensors.items()}
+    write_tensors(Path(teacher), sharp, header)
+    asked = ["train", "--recipe", recipe, "--data", str(flat), "--teacher", teacher, "--out", str(out)]
+    assert command.main([*asked, *"--model.embed_dim 24 --model.depth 2 --epochs 30 --lr 3e-3".split()]) == 0
+    said = capsys.readouterr().err
+    assert "transfer_weight 1.0: it is the whole loss" in said and "evaluate_every" not in said
+    steps = [entry for entry in read_log(out) if entry["event"] == "step"]
+    assert all(entry["loss"] == entry["transfer_loss"] and "task_loss" not in entry for entry in steps)
+    losses = [entry["loss"] for entry in steps]
+    assert sum(losses[-5:]) < sum(losses[:5])
+    vit = load_vit(out / "teacher.safetensors")
+    assert (vit.num_classes, vit.embed_dim, len(vit.blocks)) == (0, 24, 2)
+    assert not any("accuracy" in name for name in read_record(out / "record.json").results)
+    for words in (["evaluate", str(out)], ["predict", str(out), str(flat)]):
+        assert command.main(words) == 2 and "--recipe fine-tune" in capsys.readouterr().err
+    tuned = ["train", "--recipe", "fine-tune", "--data", photographs, "--teacher", str(out)]
+    assert command.main([*tuned, "--epochs", "1", "--out", str(tmp_path / "tuned")]) == 0
+    assert load_vit(tmp_path / "tuned" / "student.safetensors").num_classes == len(CLASSES)
+
+
+def test_the_cost_of_a_run_without_labels(photographs, tmp_path, capsys):
+    teacher = teacher_file(tmp_path / "teacher.safetensors")
+    asked = ["train", "--recipe", "distill-unlabelled", "--data", photographs, "--teacher", teacher]
+    assert command.main([*asked, "--dry-run"]) == 0
+    assert "4 layers of width 48" in capsys.readouterr().out

@@ -39,6 +39,15 @@ def test_the_columns_are_the_maps_of_teacher_and_student():
             torch.testing.assert_close(columns[f"student {layer}"], looked_at(expected))
 
 
+def test_a_teachers_layers_have_their_own_numbers():
+    """Of a teacher of other depth, and one of its layers that teaches two of the student's."""
+    teacher, student = randomise(tiny(depth=2), 1), randomise(tiny(depth=4), 2)
+    pair = AttentionTransfer(teacher, student, Plan(how="distill", layers={0: 0, 1: 0, 3: 1})).eval()
+    columns = pictures._columns(pair, images := random_images(3, 3, 32, 32))
+    assert [*columns][:3] == ["teacher 0", "teacher 0 for 1", "teacher 1 for 3"]
+    torch.testing.assert_close(columns["teacher 1 for 3"], looked_at(walk(teacher, images).layers[1]))
+
+
 @pytest.mark.parametrize(
     "model",
     [

@@ -1,0 +1,282 @@
+"""`python -m atlib transfer`, in Python `atlib.transfer`: from a teacher and photographs to a student in one
+call, and several methods on the same photographs in one table."""
+
+import argparse
+import json
+import sys
+import warnings
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from atlib.analysis.predictions import Interval, paired_bootstrap
+from atlib.data.folders import pictures_below
+from atlib.data.splits import SPLIT_NAMES
+from atlib.train.record import Record
+from torch import Tensor, nn
+
+from atlib._util import STOPPED, write_atomically
+from atlib.checkpoint import save_vit
+from atlib.pair import config_of
+from atlib.train.evaluate import predict
+from atlib.train.trainer import NonFiniteLoss, Preempted
+from atlib.vit import Architecture
+from atrun import generic
+from atrun.build import outputs_for, says_classes, training_images
+from atrun.commands import configured, note_hours, summary
+from atrun.config import RunConfig, config_path, read_config
+from atrun.configure import teacher_name
+from atrun.method import Method, method_of_run
+from atrun.overrides import pairs
+from atrun.runner import held_out, is_main_process, load_result, resume, start, weights_of
+from atrun.untrained import UNTRAINED
+
+METHODS = tuple(name.value for name in generic.NAMES if not name.is_unlabelled)
+
+
+class Trained(NamedTuple):
+    """What `transfer` has made. student: in eval mode, after Copy with its teacher; record: of the run;
+    report: what it says at its end; folder: the run's."""
+
+    student: nn.Module
+    record: Record
+    report: str
+    folder: Path
+
+
+class Row(NamedTuple):
+    """A method in a table: its accuracy on the same images for each seed, the seconds that each run trained,
+    and the runs' folders."""
+
+    accuracies: tuple[float, ...]
+    seconds: tuple[float, ...]
+    folders: tuple[str, ...]
+
+
+class Table(NamedTuple):
+    """Methods on the same photographs, with the same student. differences: {(method, other): the first's mean
+    accuracy less the second's, with its 95 % interval over other images, not other seeds}; images: that they
+    are measured on."""
+
+    rows: dict[str, Row]
+    differences: dict[tuple[str, str], Interval]
+    images: int
+
+    def describe(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        return {
+            "images": self.images,
+            "methods": {name: row._asdict() for name, row in self.rows.items()},
+            "differences": [
+                {"first": first, "second": second, **interval._asdict()}
+                for (first, second), interval in self.differences.items()
+            ],
+        }
+
+    def text(self) -> str:
+        """A line for each method: mean accuracy, that of each seed, the difference to the first method."""
+        base = next(iter(self.rows))
+        lines = [f"accuracy on the same {self.images:,} images; difference to {base}, 95 % interval"]
+        for name, (accuracies, seconds, _) in self.rows.items():
+            mean = 100 * sum(accuracies) / len(accuracies)
+            of_seeds = " ".join(f"{100 * each:.2f}" for each in accuracies)
+            line = f"{name:12} {mean:6.2f} %  ({of_seeds})"
+            if name != base:
+                difference, low, high = (100 * value for value in self.differences[name, base])
+                line += f"  {difference:+.2f} ({low:+.2f} to {high:+.2f})"
+            lines.append(f"{line}  {sum(seconds):.0f} s")
+        return "\n".join(lines)
+
+
+def transfer(
+    teacher: str | Path | nn.Module,
+    data: str | Path,
+    student: str | None = "small",
+    method: str = "distill",
+    *,
+    out: str | Path,
+    seed: int = 0,
+    settings: Mapping[str, str] = {},
+) -> Trained:
+    """Train a student of a teacher on photographs: `python -m atlib transfer`, with its rules and files.
+
+    teacher: a timm name, a file, or a ViT of `create_vit`, which is written beside `out`; data: a folder, or
+    a name of the catalogue; a flat folder of images without classes trains by the transfer loss alone.
+    student: "tiny", "small", "half", a timm name, or None for the teacher's size. method: one of `METHODS`.
+    out: the run's folder, in which an interrupted run goes on. settings: as on the command line,
+    {"epochs": "20"}. Raises what `configure` and `start` raise, `ValueError` for a folder with another run.
+    """
+    out, method = Path(out), _method_on(method, data)
+    given = teacher if isinstance(teacher, (str, Path)) else _written(teacher, out)
+    config = _config(str(given), str(data), student, method, settings, seed)
+    images = training_images(config)
+    note_hours([config], len(images), outputs_for(config, images))
+    return _carried_out(config, out, images)
+
+
+def compare_methods(
+    teacher: str | Path | nn.Module,
+    data: str | Path,
+    methods: Sequence[str],
+    student: str | None = "small",
+    *,
+    out: str | Path,
+    seeds: int = 3,
+    settings: Mapping[str, str] = {},
+) -> Table:
+    """`transfer` by each of some methods with each seed, in OUT/METHOD-SEED, and how the students differ on
+    the same images; the table is OUT/table.json too. What is finished there is not repeated.
+
+    Logits need a teacher of the data's classes: another one is first fine-tuned, in OUT/teacher, for them
+    alone. Raises as `transfer` does, `ValueError` for data without labels.
+    """
+    out, given = Path(out), teacher
+    if is_flat(data) or not methods or seeds < 1:
+        raise ValueError(f"data={str(data)!r}, methods={methods}, seeds={seeds}: labels, a method and a seed")
+    if isinstance(teacher, nn.Module):
+        given = _written(teacher, out)
+    methods = [method_of_run(name) for name in dict.fromkeys(methods)]
+    tuned = out / "teacher"
+    asked = str(data), student
+    if any(method.reads_logits for method in methods) and not says_classes(teacher_name(str(given))):
+        print(f"logits: the teacher learns these classes first, in {tuned}", file=sys.stderr)
+        transfer(given, data, None, Method.FINE_TUNE, out=tuned, settings=settings)
+    else:
+        tuned = given
+    runs: dict[Path, RunConfig] = {}
+    for method in methods:
+        of = str(tuned if method.reads_logits else given)
+        for seed in range(seeds):
+            runs[out / f"{method}-{seed}"] = _config(of, *asked, method, settings, seed)
+    images = training_images(next(iter(runs.values())))
+    note_hours([*runs.values()], len(images), outputs_for(next(iter(runs.values())), images))
+    records = {folder: _carried_out(config, folder).record for folder, config in runs.items()}
+    right = {folder: right_on(folder) for folder in runs}
+    of_method = {str(method): [out / f"{method}-{seed}" for seed in range(seeds)] for method in methods}
+    rows = {
+        name: Row(
+            tuple(right[folder].double().mean().item() for folder in folders),
+            tuple(records[folder].seconds for folder in folders),
+            tuple(map(str, folders)),
+        )
+        for name, folders in of_method.items()
+    }
+    answers = {
+        name: torch.stack([right[folder] for folder in folders]) for name, folders in of_method.items()
+    }
+    differences = {
+        (second, first): paired_bootstrap(answers[second], answers[first])
+        for first, second in combinations(answers, 2)
+    }
+    table = Table(rows, differences, next(iter(answers.values())).shape[1])
+    write_atomically(out / "table.json", (json.dumps(table.describe(), indent=1) + "\n").encode())
+    return table
+
+
+def right_on(folder: Path) -> Tensor:
+    """Which images of its evaluation a finished run's model has right, (n,) of truths."""
+    images = held_out(read_config(folder, trust_data=True))
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return predict(load_result(weights_of(folder)).to(device), images).argmax(1) == images.targets
+
+
+def is_flat(data: str | Path) -> bool:
+    """Whether data are a folder of images without folders of classes, in splits or not."""
+    folder = Path(data)
+    if not folder.is_dir():
+        return False
+    splits = {name for names in SPLIT_NAMES.values() for name in names}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # whoever reads them says what is not read
+        places = {file.relative_to(folder).parent.parts for file in pictures_below(folder)}
+    return bool(places) and all(
+        len(parts) < 2 and {part.lower() for part in parts} <= splits for parts in places
+    )
+
+
+def _method_on(method: str, data: str | Path) -> Method:
+    """The method, on a flat folder its form without labels."""
+    asked = method_of_run(method)
+    if not is_flat(data) or asked.pretrains:
+        return asked
+    if asked not in (Method.DISTILL, Method.FEATURES):
+        raise ValueError(
+            f"{method} needs labels, a folder of images for each class; distill and features none"
+        )
+    return Method(f"{asked}-unlabelled")
+
+
+def _written(teacher: nn.Module, out: Path) -> Path:
+    """A live teacher as a file beside the run's folder."""
+    name, arguments = config_of(teacher).get("create_vit") or (None, None)
+    if name is None:
+        raise ValueError(f"a {type(teacher).__name__}: give a ViT of create_vit, a timm name or a file")
+    return save_vit(out.with_name(f"{out.name}-teacher.safetensors"), teacher, Architecture(name, arguments))
+
+
+def _config(
+    teacher: str, data: str, student: str | None, method: Method, settings: Mapping[str, str], seed: int
+) -> RunConfig:
+    if student is not None and method is not Method.FINE_TUNE:  # which begins with the teacher's weights
+        known = None if teacher == UNTRAINED else teacher_name(teacher)
+        settings = {**generic.student_settings(student, known, settings), **settings}
+    return configured(method, data, teacher, settings, seed)
+
+
+def _carried_out(config: RunConfig, folder: Path, images=None) -> Trained:
+    """The run in its folder: begun, gone on with, or only read, where it is finished."""
+    images = training_images(config) if images is None else images
+    if not config_path(folder).exists():
+        record = start(config, folder, images)
+    elif read_config(folder, trust_data=True).fingerprint() != config.on(len(images)).fingerprint():
+        raise ValueError(f"{folder} holds another run: choose another --out")
+    else:
+        record = resume(folder, trust_data=True)
+    text = "" if record is None else summary(folder, record)
+    return Trained(load_result(weights_of(folder)), record, text, folder)
+
+
+def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
+    """Add the options of `transfer`, and what it calls, `run`."""
+    parser.add_argument("--teacher", required=True, help="a timm name, a file of weights, or a run's folder")
+    data = "folders of images, one for each class; a flat folder trains by the transfer loss alone"
+    parser.add_argument("--data", metavar="NAME|PATH", required=True, help=data)
+    student = "tiny, small, half, a timm name, or teacher, for its size (default: small)"
+    parser.add_argument("--student", metavar="SIZE|NAME", default="small", help=student)
+    methods = f"one, or several for a table: {', '.join(METHODS)} (default: distill)"
+    parser.add_argument(
+        "--methods", nargs="+", choices=METHODS, default=["distill"], metavar="METHOD", help=methods
+    )
+    parser.add_argument("--seeds", type=int, default=1, help="runs of each method (default: 1)")
+    out = "the run's folder; of several runs, which are OUT/METHOD-SEED, that of their table"
+    parser.add_argument("--out", type=Path, metavar="DIR", required=True, help=out)
+    parser.epilog = (
+        "Settings of a run are further options, --epochs 20: `python -m atlib train --help` lists them."
+    )
+    parser.set_defaults(run=transfer_command, takes_settings=True)
+
+
+def transfer_command(arguments: argparse.Namespace) -> int:
+    """`transfer`: one run, or the table of several."""
+    student = None if arguments.student == "teacher" else arguments.student
+    asked = {"out": arguments.out, "settings": pairs(arguments.settings)}
+    try:
+        if len(arguments.methods) == arguments.seeds == 1:
+            text = transfer(arguments.teacher, arguments.data, student, arguments.methods[0], **asked).report
+        else:
+            several = arguments.methods, student
+            text = compare_methods(
+                arguments.teacher, arguments.data, *several, seeds=arguments.seeds, **asked
+            ).text()
+            text += f"\ntable: {arguments.out / 'table.json'}"
+    except Preempted as stopped:
+        print(f"python -m atlib: {stopped}\nthe same command goes on", file=sys.stderr)
+        return STOPPED
+    except NonFiniteLoss as error:
+        print(f"python -m atlib: {error}", file=sys.stderr)
+        return 1
+    if is_main_process():
+        print(text)
+    return 0

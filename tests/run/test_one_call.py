@@ -1,0 +1,137 @@
+"""One call from a teacher and photographs to a student, and the table of several methods."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from atlib.analysis.predictions import paired_bootstrap
+from atlib.train.record import read_record
+
+from atlib import create_vit, transfer
+from atlib.pair import Normalisation
+from atlib.train.evaluate import predict
+from atrun import __main__ as command
+from atrun import estimate, one_call
+from atrun.build import held_out_images
+from atrun.config import read_config
+from atrun.one_call import compare_methods, is_flat
+from atrun.runner import load_result
+from tests.picture_files import CLASSES, picture
+from tests.run.test_generic import photographs as photographs  # a fixture
+from tests.run.test_generic import teacher_file
+
+FEW = {"epochs": "1", "lr": "1e-4"}
+
+
+def test_one_call_is_the_command(tmp_path, photographs, capsys):
+    teacher = teacher_file(tmp_path / "teacher.safetensors", Normalisation(0.5, 0.25))
+    found = transfer(teacher, photographs, "half", out=tmp_path / "called", settings=FEW)
+    assert "--plan.layers {0: 1, 1: 3}" in capsys.readouterr().err
+    assert (found.student.embed_dim, len(found.student.blocks), found.student.num_classes) == (24, 2, 3)
+    assert not found.student.training and found.record == read_record(found.folder / "record.json")
+    assert f"validation_accuracy {found.record.results['validation_accuracy']:.4g}" in found.report
+    asked = [
+        "--teacher",
+        teacher,
+        "--data",
+        photographs,
+        "--student",
+        "half",
+        "--epochs",
+        "1",
+        "--lr",
+        "1e-4",
+    ]
+    assert command.main(["transfer", *asked, "--out", str(tmp_path / "asked")]) == 0
+    trained = ["train", "--recipe", "distill", *asked, "--out", str(tmp_path / "trained")]
+    assert command.main(trained) == 0
+    for other in ("asked", "trained"):
+        assert read_config(tmp_path / other) == read_config(found.folder)
+        again = load_result(tmp_path / other / "student.safetensors").state_dict()
+        assert all(torch.equal(value, again[name]) for name, value in found.student.state_dict().items())
+
+
+def test_a_run_goes_on_and_is_not_mixed_with_another(tmp_path, photographs):
+    teacher = create_vit("glyphs", depth=2)
+    asked = {"out": tmp_path / "run", "settings": FEW}
+    found = transfer(teacher, photographs, "half", **asked)
+    (found.folder / "record.json").unlink()
+    again = transfer(teacher, photographs, "half", **asked)
+    assert again.record.results == found.record.results and found.student.embed_dim == 32
+    with pytest.raises(ValueError, match="another run"):
+        transfer(teacher, photographs, "half", "features", **asked)
+
+
+def test_the_table_of_methods(tmp_path, photographs, capsys):
+    """Each number of the table again, from the weights that the runs have left."""
+    teacher = teacher_file(tmp_path / "teacher.safetensors", Normalisation(0.5, 0.25))
+    methods = ["scratch", "logits", "features", "distill", "copy"]
+    asked = ["--teacher", teacher, "--data", photographs, "--student", "half", "--methods", *methods]
+    out = tmp_path / "table"
+    words = ["transfer", *asked, "--seeds", "2", "--out", str(out), "--epochs", "1", "--lr", "3e-3"]
+    assert command.main(words) == 0
+    said = capsys.readouterr()
+    assert f"in {out / 'teacher'}" in said.err
+    table = json.loads((out / "table.json").read_text())
+    assert table["images"] == 6 and list(table["methods"]) == methods
+    answers = {}
+    for name, row in table["methods"].items():
+        right = []
+        for seed, folder in enumerate(map(Path, row["folders"])):
+            config = read_config(folder)
+            assert (config.method, config.seed, config.model.overrides["embed_dim"]) == (name, seed, 24)
+            images = held_out_images(photographs, "validation", config.augmentation)
+            model = load_result(folder / "student.safetensors")
+            right.append(predict(model, images).argmax(1) == images.targets)
+            record = read_record(folder / "record.json")
+            assert (
+                row["accuracies"][seed] == record.results["validation_accuracy"] == right[-1].double().mean()
+            )
+            assert row["seconds"][seed] == record.seconds
+        answers[name] = torch.stack(right)
+    assert len(table["differences"]) == 10
+    for entry in table["differences"]:
+        first, second = answers[entry["first"]], answers[entry["second"]]
+        expected = paired_bootstrap(first, second)
+        assert (entry["mean"], entry["low"], entry["high"]) == tuple(expected)
+        assert entry["mean"] == pytest.approx((first.double().mean() - second.double().mean()).item())
+    tuned = read_config(out / "teacher")
+    assert tuned.method == "fine-tune" and read_config(out / "logits-0").teacher.startswith(
+        str(out / "teacher")
+    )
+    assert read_config(out / "copy-0").teacher == teacher
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*.safetensors")}
+    assert command.main(words) == 0, "what is finished is only read"
+    assert before == {path: path.stat().st_mtime_ns for path in out.rglob("*.safetensors")}
+    assert json.loads((out / "table.json").read_text()) == table
+
+
+def test_a_flat_folder_needs_no_labels(tmp_path, photographs, capsys):
+    flat = tmp_path / "flat"
+    (flat / "train").mkdir(parents=True)
+    for index in range(16):
+        picture(index).save(flat / "train" / f"{index}.png")
+    assert is_flat(flat) and is_flat(flat / "train") and not is_flat(photographs) and not is_flat("cifar10")
+    teacher = teacher_file(tmp_path / "teacher.safetensors", Normalisation(0.5, 0.25))
+    found = transfer(teacher, flat, "half", out=tmp_path / "run", settings=FEW)
+    assert found.record.method == "distill-unlabelled" and found.student.num_classes == 0
+    for method in ("scratch", "copy", "logits"):
+        with pytest.raises(ValueError, match="labels"):
+            transfer(teacher, flat, "half", method, out=tmp_path / "other", settings=FEW)
+    with pytest.raises(ValueError, match="labels"):
+        compare_methods(teacher, flat, ["distill"], out=tmp_path / "other")
+
+
+def test_a_run_of_more_than_an_hour_is_said_before_it_starts(tmp_path, photographs, monkeypatch, capsys):
+    teacher = teacher_file(tmp_path / "teacher.safetensors", Normalisation(0.5, 0.25))
+    config = one_call._config(teacher, photographs, "half", "distill", FEW, 0)
+    flops = estimate.flops_of(config, config.skeleton(len(CLASSES)))
+    steps, batch, share = 2, 16, 0.4  # of a matrix product's speed
+    monkeypatch.setattr(estimate, "speed", lambda: flops * batch * steps / share / (3600 * 2.5))
+    assert estimate.rough_hours(config, 24, 3) == pytest.approx(2.5)
+    transfer(teacher, photographs, "half", out=tmp_path / "long", settings=FEW)
+    assert "about 2.5 hours" in capsys.readouterr().err
+    monkeypatch.setattr(estimate, "speed", lambda: 1e12)
+    transfer(teacher, photographs, "half", out=tmp_path / "short", settings=FEW)
+    assert "hours" not in capsys.readouterr().err
