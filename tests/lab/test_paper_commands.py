@@ -43,7 +43,7 @@ CLASSES = {"imagenet-1k": 1000, "inat2017": 5089, "inat2018": 8142, "inat2019": 
 LARGE = "vit_large_patch16_224"
 FILES = {
     "moco-v3-vit-large.pth": Architecture(LARGE, {"num_classes": 0}),
-    "flip-vit-large": Architecture(
+    "flip-vit-large.safetensors": Architecture(
         LARGE,
         {
             "num_classes": 0,
@@ -70,7 +70,8 @@ def configured(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for folder in ("inat2017", "inat2018", "inat2019", "imagenet-21k", "imagenet-22k", "coco/train2017"):
         (tmp_path / "data" / folder).mkdir(parents=True)
-    (tmp_path / "weights" / "flip-vit-large").mkdir(parents=True)
+    (tmp_path / "weights").mkdir()
+    save_file({"nothing": torch.zeros(1)}, tmp_path / "weights" / "flip-vit-large.safetensors")
     (tmp_path / "weights" / "moco-v3-vit-large.pth").touch()
     draw_nothing_on_meta(monkeypatch)
     done, seen = [], {}
@@ -245,6 +246,7 @@ def listed():
 
 def test_without_its_gelu_flip_teaches_nobody(configured, capsys):
     """The message names the setting that every command with FLIP on the page has."""
-    words = "train --recipe copy-vit-large --data imagenet-1k --teacher weights/flip-vit-large --out runs/no"
+    teacher = "weights/flip-vit-large.safetensors"
+    words = f"train --recipe copy-vit-large --data imagenet-1k --teacher {teacher} --out runs/no"
     code, _ = configured(words)
     assert code == 2 and "--model.act_layer gelu_tanh" in capsys.readouterr().err
