@@ -10,11 +10,10 @@ import ast
 import difflib
 import inspect
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields
 from itertools import takewhile
-from types import NoneType, UnionType
-from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple, get_args, get_type_hints
 
 from jsonargparse import ArgumentParser
 
@@ -63,7 +62,8 @@ def read(texts: Mapping[str, str], kinds: Mapping[str, Any]) -> dict[str, Any]:
         try:
             values[name] = parser.parse_args([f"--{name}={text}"])[name]
         except argparse.ArgumentError as error:
-            raise ValueError(f"--{name} {text}: give {_in_words(kinds[name])}") from error
+            kind = kinds[name].__name__ if isinstance(kinds[name], type) else kinds[name]
+            raise ValueError(f"--{name} {text}: it must be {kind}") from error
     return values
 
 
@@ -119,26 +119,3 @@ def _parser(kinds: Mapping[str, Any]) -> ArgumentParser:
     for name, kind in kinds.items():
         parser.add_argument(f"--{name}", type=kind, default=argparse.SUPPRESS)
     return parser
-
-
-_WORDS = {
-    int: "a whole number",
-    float: "a finite number",
-    bool: "true or false",
-    str: "a text",
-    NoneType: "null",
-    tuple[float, float]: "two numbers, such as [0.9, 0.95]",
-    tuple[float, float, float]: "three numbers, such as [0.5, 0.5, 0.5]",
-    tuple[float, ...]: "numbers, such as [30, 60]",
-    tuple[int, ...]: "whole numbers, such as [0, 1]",
-    Iterable[int]: "whole numbers, such as [0, 1]",
-    Mapping[int, int]: "pairs of them, such as {0: 1}",
-    Mapping[int, Iterable[int]]: "some for each layer, such as {0: [0, 1]}",
-}
-
-
-def _in_words(kind: Any) -> str:
-    """What a value of a type looks like, for a message: "two numbers, such as [0.9, 0.95], or null"."""
-    kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
-    *first, last = (_WORDS[one] for one in kinds)
-    return f"{', '.join(first)}, or {last}" if first else last

@@ -1,9 +1,6 @@
 """Writes a timm ViT's weights in the layouts in which others publish theirs, long hand, for the tests of
 teachers."""
 
-import gzip
-import json
-
 import numpy as np
 import torch
 
@@ -85,40 +82,6 @@ def flax_of(vit):
         "img_mlp1/kernel": np.zeros((4, 4), np.float32),
         "logit_scale": np.zeros(1, np.float32),
     }
-
-
-def write_t5x(folder, arrays):
-    """A T5X checkpoint: every array a folder of gzipped chunks, the largest side in two."""
-    for name, array in arrays.items():
-        place = folder / ("target." + name.replace("/", "."))
-        place.mkdir(parents=True)
-        chunks = list(array.shape)
-        widest = int(np.argmax(chunks))
-        chunks[widest] = -(-chunks[widest] // 2)
-        about = {
-            "chunks": chunks,
-            "compressor": {"id": "gzip", "level": 5},
-            "dtype": "<f4",
-            "fill_value": None,
-            "filters": None,
-            "order": "C",
-            "shape": list(array.shape),
-            "zarr_format": 2,
-        }
-        (place / ".zarray").write_text(json.dumps(about))
-        for half in range(1 if array.shape[widest] == 1 else 2):
-            padded = np.zeros(chunks, np.float32)
-            part = np.take(
-                array,
-                range(half * chunks[widest], min((half + 1) * chunks[widest], array.shape[widest])),
-                widest,
-            )
-            padded[tuple(slice(0, side) for side in part.shape)] = part
-            key = ["0"] * array.ndim
-            key[widest] = str(half)
-            (place / ".".join(key)).write_bytes(gzip.compress(padded.tobytes()))
-    (folder / "checkpoint").write_bytes(b"\x82msgpack")
-    return folder
 
 
 def clip_of(vit):

@@ -46,11 +46,15 @@ TITLES = {
 }
 ON_IMAGENET = " --data imagenet-1k"
 COPY, DISTILL, FINE_TUNE = "copy-vit-large", "distill-vit-large", "mae-fine-tune-vit-large"
-MAE, MOCO, FLIP = "vit_large_patch16_224.mae", "weights/moco-v3-vit-large.pth", "weights/flip-vit-large"
+MAE, MOCO, FLIP = (
+    "vit_large_patch16_224.mae",
+    "weights/moco-v3-vit-large.pth",
+    "weights/flip-vit-large.safetensors",
+)
 TANH = " --model.act_layer gelu_tanh"  # FLIP's GELU, without which student and teacher are another function
 _NO_LARGE_MOCO = "no ViT-L of MoCo-v3 was found published: the file is yours"
 _DINO = "the paper marks the row as an exception, and DINO published no ViT-L: ViT-B here"
-_FLIP = "FLIP's folder, unpacked, and its GELU"
+_FLIP = "FLIP's folder, converted, and its GELU"
 
 
 def train(recipe: str, out: str, more: str = "", data: str = ON_IMAGENET) -> str:

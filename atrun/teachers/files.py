@@ -7,18 +7,13 @@ options in one: it is a bag of plain values and runs nothing.
 """
 
 import argparse
-import gzip
-import itertools
 import json
 import math
 import re
-import zipfile
-import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -47,8 +42,7 @@ class Weights(NamedTuple):
 
 
 def read_weights(path: str | Path) -> Weights:
-    """The tensors of a weight file: safetensors, `.pth` (zipped or of torch before 1.6), `.npz` without
-    pickled objects, or the folder of a T5X checkpoint.
+    """The tensors of a weight file: safetensors, or `.pth` (zipped or of torch before 1.6).
 
     Raises `OSError`, naming the file and the way out, for one that is missing, cut off, of another kind, or
     that holds something other than weights; the file is left as it was.
@@ -57,18 +51,16 @@ def read_weights(path: str | Path) -> Weights:
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist")
     if path.is_dir():
-        return Weights(_read_t5x(path))
+        raise OSError(f"{path} is a folder: give the file with the weights in it")
     with open(path, "rb") as file:
         start = file.read(9)
-    if start[:4] == b"PK\x03\x04":
-        return _read_zip(path)
     if start[8:9] == b"{":
         tensors, header = read_safetensors(path)
         return Weights(tensors, header=header)
-    if start[:1] == b"\x80":
+    if start[:1] == b"\x80" or start[:4] == b"PK\x03\x04":
         return _read_pickled(path)
     raise OSError(
-        f"{path} is no weight file that atlib reads (safetensors, .pth, .npz): it starts with {start!r},"
+        f"{path} is no weight file that atlib reads (safetensors, .pth): it starts with {start!r},"
         " perhaps a page saved in its place or a download cut off; it was left as it is"
     )
 
@@ -140,27 +132,6 @@ BESIDE: Mapping[str, Callable[[Mapping[str, Any]], Normalisation | None]] = {
 }
 
 
-def _read_zip(path: Path) -> Weights:
-    """A zipped `.pth` and a `.npz` are both zip archives; what they hold tells them apart."""
-    try:
-        names = zipfile.ZipFile(path).namelist()
-    except zipfile.BadZipFile as error:
-        raise OSError(f"{path} cannot be read, perhaps cut off ({error}); it was left as it is") from error
-    if any(name.endswith(".zarray") for name in names):
-        raise OSError(f"{path} is a T5X checkpoint in a zip archive: unpack it and give the folder")
-    if any(name.endswith("/constants.pkl") for name in names):
-        raise OSError(f"{path} is a TorchScript program, as OpenAI published CLIP: {TO_SAFETENSORS}")
-    if not names or not all(name.endswith(".npy") for name in names):
-        return _read_pickled(path)
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            read = {name: torch.from_numpy(np.ascontiguousarray(arrays[name])) for name in arrays.files}
-            return Weights(read)
-    # pickled objects, odd number types, damage
-    except (ValueError, TypeError, OSError, zipfile.BadZipFile) as error:
-        raise OSError(f"{path} cannot be read as arrays ({error}); it was left as it is") from error
-
-
 def _read_pickled(path: Path) -> Weights:
     try:
         with torch.serialization.safe_globals([argparse.Namespace]):
@@ -208,49 +179,5 @@ def _unwrapped(content: Any, path: Path) -> Weights:
     return Weights(tensors, container, beside)
 
 
-# --- T5X checkpoints, as FLIP publishes them: a folder with one zarr array for each parameter, read with
-# NumPy alone ---
-
-TARGET = "target."  # the parameters; "state." are the optimiser's
-
-
 def _holds_tensors(entry: Any) -> bool:
     return isinstance(entry, Mapping) and any(isinstance(value, Tensor) for value in entry.values())
-
-
-def _read_t5x(folder: Path) -> dict[str, Tensor]:
-    """The parameters of the one T5X checkpoint in a folder, by names as "img_encoder.embedding.kernel"."""
-    steps = {found.parent.parent for found in folder.rglob(f"{TARGET}*/.zarray")}
-    if not steps:
-        raise OSError(f"{folder} is a folder: give the file with the weights in it")
-    if len(steps) > 1:
-        names = ", ".join(sorted(step.name for step in steps))
-        raise OSError(f"{folder} holds several checkpoints, {names}: give the folder of one")
-    arrays = sorted(steps.pop().glob(f"{TARGET}*"))
-    return {each.name.removeprefix(TARGET): torch.from_numpy(_read_zarr(each)) for each in arrays}
-
-
-def _read_zarr(folder: Path) -> np.ndarray:
-    try:
-        about = json.loads((folder / ".zarray").read_text())
-        shape, chunks, kind = about["shape"], about["chunks"], np.dtype(about["dtype"])
-        compressor, separator = (about["compressor"] or {}).get("id"), about.get("dimension_separator", ".")
-        format = about["zarr_format"], about["order"], about["filters"] or None, kind.kind
-        if format != (2, "C", None, "f") or compressor not in (None, "gzip"):
-            raise ValueError(f"only floats in zarr format 2, compressed with gzip, are read, not {about}")
-        whole = np.full(shape, about["fill_value"] or 0, kind)
-        for at in itertools.product(*(range(math.ceil(side / step)) for side, step in zip(shape, chunks))):
-            file = folder / (separator.join(map(str, at)) or "0")
-            # zarr leaves out chunks of nothing but the fill value; only biases can be that.
-            if not file.exists() and len(shape) == 1:
-                continue
-            content = file.read_bytes() if compressor is None else gzip.decompress(file.read_bytes())
-            chunk = np.frombuffer(content, kind).reshape(chunks)  # chunks at the edge are stored whole
-            place = tuple(slice(i * step, (i + 1) * step) for i, step in zip(at, chunks))
-            whole[place] = chunk[tuple(slice(0, side) for side in whole[place].shape)]
-        return np.ascontiguousarray(whole, dtype=np.float32)
-    except (KeyError, TypeError, ValueError, OSError, EOFError, zlib.error) as error:
-        raise OSError(
-            f"{folder} cannot be read as an array of a T5X checkpoint, perhaps it is incomplete"
-            f" ({type(error).__name__}: {error})"
-        ) from error

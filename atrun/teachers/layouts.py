@@ -8,9 +8,8 @@ used; where several codes could have written the same names and differ in that, 
 import math
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import torch
 from timm.data.constants import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
 from torch import Tensor
 
@@ -18,7 +17,7 @@ from atlib.maps import Grid
 from atlib.pair import IMAGENET, Normalisation
 from atlib.vit import Architecture
 
-# Heads by width, the same in DeiT, MAE, DINO, DINOv2, MoCo-v3, FLIP and I-JEPA.
+# Heads by width, the same in DeiT, MAE, DINO, DINOv2, MoCo-v3 and I-JEPA.
 HEADS: Mapping[int, int] = {768: 12, 1024: 16, 1280: 16, 1408: 16, 1536: 24}
 # Widths at which published ViTs differ, and how (github.com/wangsr126/MAE-Lite, OliverRensu/TinyMIM).
 DIFFER: Mapping[int, str] = {
@@ -31,14 +30,13 @@ UNNEEDED = re.compile(r"head|fc\.|pre_logits|mlp_head|projector|predictor|decode
 
 
 class Layout(NamedTuple):
-    """A published layout. mark: a name that only it has; prefix: before timm's names; settings: what its code
-    adds to the weights; heads: its own numbers of heads at widths where ViTs differ;
-    normalisation: of images in its code, None where several codes write these names, or it was not read."""
+    """A published layout. mark: a name that only it has; prefix: before timm's names; heads: its own numbers
+    of heads at widths where ViTs differ; normalisation: of images in its code, None where several codes write
+    these names, or it was not read."""
 
     name: str
     mark: str
     prefix: str = ""
-    settings: Mapping[str, Any] = {}
     heads: Mapping[int, int] = {}
     normalisation: Normalisation | None = None
 
@@ -46,27 +44,22 @@ class Layout(NamedTuple):
 CLIP = Normalisation(OPENAI_CLIP_MEAN, OPENAI_CLIP_STD)
 SMALL: Mapping[int, int] = {192: 3, 384: 6}
 _MOCO = "module.base_encoder."
-# The first whose mark is in the file. Sources: github.com/facebookresearch/{moco-v3, dino, mae, deit, dinov2,
-# flip}, openai/CLIP.
+# The first whose mark is in the file. Sources: github.com/facebookresearch/{moco-v3, dino, mae, deit, dinov2}
+# and openai/CLIP.
 LAYOUTS = (
-    Layout("MoCo-v3 pre-training, base encoder", f"{_MOCO}{PATCHES}", _MOCO, {}, {384: 12}, IMAGENET),
+    Layout("MoCo-v3 pre-training, base encoder", f"{_MOCO}{PATCHES}", _MOCO, {384: 12}, IMAGENET),
     Layout(
-        "DINO, the student's backbone",
-        "module.head.last_layer.weight_g",
-        "module.backbone.",
-        {},
-        SMALL,
-        IMAGENET,
+        "DINO, the student's backbone", "module.head.last_layer.weight_g", "module.backbone.", SMALL, IMAGENET
     ),
-    Layout("DINO, a backbone", "head.last_layer.weight_g", "backbone.", {}, SMALL, IMAGENET),
-    Layout("DINOv2, a backbone", "backbone.mask_token", "backbone.", {}, SMALL, IMAGENET),
+    Layout("DINO, a backbone", "head.last_layer.weight_g", "backbone.", SMALL, IMAGENET),
+    Layout("DINOv2, a backbone", "backbone.mask_token", "backbone.", SMALL, IMAGENET),
     Layout("a ViT in a DataParallel wrapper, such as MoCo-v3's classifier", f"module.{PATCHES}", "module."),
     Layout(
         "MAE pre-training, the encoder without its decoder", "decoder_embed.weight", normalisation=IMAGENET
     ),
-    Layout("DeiT with a distillation token", "dist_token", "", {}, SMALL, IMAGENET),
-    Layout("DeiT III", "blocks.0.gamma_1", "", {}, SMALL, IMAGENET),
-    Layout("DINOv2", "mask_token", "", {}, SMALL, IMAGENET),
+    Layout("DeiT with a distillation token", "dist_token", "", SMALL, IMAGENET),
+    Layout("DeiT III", "blocks.0.gamma_1", "", SMALL, IMAGENET),
+    Layout("DINOv2", "mask_token", "", SMALL, IMAGENET),
     Layout("a ViT that averages over patches, such as fine-tuned MAE", "fc_norm.weight"),
     Layout("a ViT under timm's names, such as MAE's encoder, DINO or DeiT", PATCHES),
     Layout(
@@ -75,13 +68,6 @@ LAYOUTS = (
     Layout("torchvision's VisionTransformer", "encoder.pos_embedding", normalisation=IMAGENET),
 )
 EVA = Layout("timm's Eva, under its own names", PATCHES)
-# FLIP averages over all tokens after the last norm, and flax's GELU is the approximate one.
-FLIP = Layout(
-    "FLIP, the image encoder",
-    "img_encoder",
-    heads={384: 6},
-    settings={"act_layer": "gelu_tanh", "global_pool": "avg", "fc_norm": False, "pool_include_prefix": True},
-)
 
 RENAMES = (  # DeiT III and DINOv2 to timm's names
     (r"^blocks\.\d+\.(\d+)\.", r"blocks.\1."),  # DINOv2 trains its blocks in chunks
@@ -125,20 +111,6 @@ DINOV3: Mapping[tuple[int, bool], str] = {
     (1280, True): "vit_huge_plus_patch16_dinov3",
     (4096, True): "vit_7b_patch16_dinov3",
 }
-FLIP_RENAMES = (
-    (r"^embedding\.", "patch_embed.proj."),
-    (r"^cls$", "cls_token"),
-    (r"^posembed_encoder\.pos_embedding$", "pos_embed"),
-    (r"^Transformer\.encoder_norm\.", "norm."),
-    (r"^Transformer\.encoderblock_0*(\d+)\.", r"blocks.\1."),
-    (r"\.LayerNorm_0\.", ".norm1."),
-    (r"\.LayerNorm_1\.", ".norm2."),
-    (r"\.MultiHeadDotProductAttention_0\.out\.", ".attn.proj."),
-    (r"\.MultiHeadDotProductAttention_0\.", ".attn."),
-    (r"\.MlpBlock_0\.Dense_0\.", ".mlp.fc1."),
-    (r"\.MlpBlock_0\.Dense_1\.", ".mlp.fc2."),
-    (r"\.(kernel|scale)$", ".weight"),
-)
 
 
 class Encoder(NamedTuple):
@@ -162,8 +134,6 @@ def find_encoder(tensors: Mapping[str, Tensor], eva: bool = False) -> Encoder:
 
     Raises `ValueError`, saying what was looked for, when there is none or more than one.
     """
-    if any(re.search(r"(^|[./])img_encoder[./]embedding[./]kernel$", name) for name in tensors):
-        return _flip(tensors)
     if any(name.endswith("relative_position_bias_table") for name in tensors):
         raise ValueError(
             "these weights have relative positions, as BEiT's: name the model with architecture=, such as"
@@ -181,7 +151,7 @@ def find_encoder(tensors: Mapping[str, Tensor], eva: bool = False) -> Encoder:
                 stem = ": its patches go through a convolutional stem, which timm's ViT does not have"
             raise ValueError(
                 f"no ViT was found among these weights{stem}. Looked for {PATCHES}, with or without a prefix,"
-                f" FLIP's and CLIP's names; the file has {has}{' ...' if len(tensors) > 6 else ''}"
+                f" and CLIP's names; the file has {has}{' ...' if len(tensors) > 6 else ''}"
             )
         layout = Layout(f"a ViT under {prefixes[0]!r}", "", prefixes[0])
     of_torchvision = {layout.mark: TORCHVISION_RENAMES for layout in LAYOUTS if "torchvision" in layout.name}
@@ -227,7 +197,7 @@ def infer_architecture(encoder: Encoder, heads: int | None = None) -> tuple[Arch
     `heads`: the number of heads. Raises `ValueError` where something needed is neither in the weights nor
     known of the layout.
     """
-    layout, state = encoder.layout, encoder.state
+    state = encoder.state
     hidden = _sides(state, "blocks.0.mlp.fc1.weight")[0]
     signs = {
         "a norm before the blocks, as in CLIP, of which there are several": "norm_pre.weight" in state,
@@ -265,11 +235,11 @@ def infer_architecture(encoder: Encoder, heads: int | None = None) -> tuple[Arch
         "class_token": "cls_token" in state,
         "global_pool": "avg" if averages else "token",
         "fc_norm": "fc_norm.weight" in state,
-    } | layout.settings
+    }
     taken = [
         f"{chosen} heads" + (f", usual at width {width}" if heads is None else ", as given"),
         "LayerNorm with ε 1e-06",
-        "the approximate GELU" if "act_layer" in config else "GELU",
+        "GELU",
         "a square grid of patches",
     ]
     if "dist_token" in state:
@@ -321,39 +291,6 @@ def _one_or_two(sides: Iterable[int]) -> int | list[int]:
     """One number where a height and a width are the same."""
     height, width = sides
     return height if height == width else [height, width]
-
-
-def _flip(tensors: Mapping[str, Tensor]) -> Encoder:
-    """FLIP's parameters by flax's names, separated by dots or slashes, to timm's names and shapes."""
-    parts, names, unused = {}, {}, []
-    for name, value in tensors.items():
-        found = re.search(r"(?:^|[./])img_encoder[./](.+)$", name)
-        if found is None:
-            unused.append(name)
-            continue
-        ours = _renamed(found[1].replace("/", "."), FLIP_RENAMES)
-        parts[ours] = _from_flax(ours, value)
-        names[ours] = (name,)
-    for query in [name for name in parts if ".attn.query." in name]:  # q, k, v to timm's one projection
-        apart = [query.replace(".query.", f".{part}.") for part in ("query", "key", "value")]
-        if all(name in parts for name in apart):
-            qkv = query.replace(".query.", ".qkv.")
-            parts[qkv] = torch.cat([parts.pop(name) for name in apart])
-            names[qkv] = tuple(names.pop(name)[0] for name in apart)
-    if "pos_embed" in parts and "cls_token" in parts:
-        parts["pos_embed"][:, 0] = 0  # kept in the file, and never added to the class token
-    return Encoder(FLIP, parts, names, unused)
-
-
-def _from_flax(name: str, value: Tensor) -> Tensor:
-    """A flax parameter as torch keeps it: (out, in) and not (in, out), channels first, heads side by side."""
-    if name == PATCHES:
-        return value.permute(3, 2, 0, 1).contiguous()  # (height, width, in, out)
-    if ".attn." in name and name.endswith(".bias"):
-        return value.flatten()
-    if name.endswith(".weight") and value.ndim == 3:  # (in, H, d), or the output's (H, d, out)
-        value = value.flatten(0, 1) if ".proj." in name else value.flatten(1)
-    return value.T.contiguous() if value.ndim == 2 else value.clone()
 
 
 def _renamed(name: str, renames: tuple[tuple[str, str], ...]) -> str:

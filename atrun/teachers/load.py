@@ -34,7 +34,7 @@ from atrun.teachers.folders import is_pretrained_folder, read_folder
 from atrun.teachers.layouts import Encoder, Layout, dinov3, find_encoder, infer_architecture
 
 # A name that ends like this is meant as a file, also when there is none.
-SUFFIXES = (".pth", ".pt", ".tar", ".bin", ".ckpt", ".safetensors", ".npz", ".npy", ".zip", ".pkl")
+SUFFIXES = (".pth", ".pt", ".tar", ".bin", ".ckpt", ".safetensors", ".zip", ".pkl")
 
 
 def load_teacher(
@@ -52,7 +52,7 @@ def load_teacher(
     `atlib.vit.weights_file` says. A path is a file of `atlib.checkpoint.save_vit`, safetensors or a `.pth`
     with timm's names, a folder of timm's `save_for_hf` or of transformers' `save_pretrained` (with the extra
     `transformers`), or a checkpoint of torchvision, DINOv3, MAE (with its decoder or without), MoCo-v3, DINO,
-    DINOv2, DeiT, DeiT III, CLIP, or FLIP (its T5X folder, or its parameters in a `.npz`). No code in a file
+    DINOv2, DeiT, DeiT III or CLIP. No code in a file
     is run. The architecture is read off the weights, or timm's `config.json` beside them; `heads` where their
     number cannot be known, `architecture`, a timm name, where more cannot.
 

@@ -43,7 +43,7 @@ CLASSES = {"imagenet-1k": 1000, "inat2017": 5089, "inat2018": 8142, "inat2019": 
 LARGE = "vit_large_patch16_224"
 FILES = {
     "moco-v3-vit-large.pth": Architecture(LARGE, {"num_classes": 0}),
-    "flip-vit-large": Architecture(
+    "flip-vit-large.safetensors": Architecture(
         LARGE,
         {
             "num_classes": 0,
@@ -70,7 +70,8 @@ def configured(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for folder in ("inat2017", "inat2018", "inat2019", "imagenet-21k", "imagenet-22k", "coco/train2017"):
         (tmp_path / "data" / folder).mkdir(parents=True)
-    (tmp_path / "weights" / "flip-vit-large").mkdir(parents=True)
+    (tmp_path / "weights").mkdir()
+    save_file({"nothing": torch.zeros(1)}, tmp_path / "weights" / "flip-vit-large.safetensors")
     (tmp_path / "weights" / "moco-v3-vit-large.pth").touch()
     draw_nothing_on_meta(monkeypatch)
     done, seen = [], {}

@@ -149,7 +149,7 @@ ON_THE_COMMAND_LINE = {
     "no such recipe": (("--recipe", "mae-scratch-vit-bas"), {}, ["mae-scratch-vit-base"]),
     "no such split": ((*SCRATCH, "--evaluation_split", "tset"), {}, ["'tset'", "'validation'"]),
     "no such setting": ((*SCRATCH, "--leyers", "3"), {}, ["--leyers"]),
-    "a word for a number": ((*SCRATCH, "--lr", "fast"), {}, ["--lr fast", "a finite number"]),
+    "a word for a number": ((*SCRATCH, "--lr", "fast"), {}, ["--lr fast", "float"]),
     "a negative rate": ((*SCRATCH, "--lr", "-1"), {}, ["lr=-1.0", "above 0"]),
     "a mean for no teacher": ((*SCRATCH, "--teacher_mean", "[1,1,1]"), {}, ["teacher_mean", "a teacher"]),
     "a mean alone": ((*DISTILL, "--teacher_mean", "[1,1,1]"), {"teacher": "t"}, ["teacher_std=None"]),

@@ -12,7 +12,6 @@ from safetensors.torch import save_file
 
 from atrun.teachers.files import read_weights
 from tests.helpers import same
-from tests.teacher_layouts import write_t5x
 
 STATE = {"a.weight": torch.arange(6.0).reshape(2, 3), "b": torch.ones(2, dtype=torch.float16)}
 
@@ -34,11 +33,9 @@ def test_dinos_teacher_is_taken_before_its_student(tmp_path):
     assert same(found.tensors, STATE) and found.beside == ("student",)
 
 
-def test_safetensors_and_npz_under_any_name(tmp_path):
+def test_safetensors_under_any_name(tmp_path):
     save_file(STATE, tmp_path / "w.bin")
     assert same(read_weights(tmp_path / "w.bin").tensors, STATE)
-    np.savez(tmp_path / "w.npz", **{name: value.numpy() for name, value in STATE.items()})
-    assert same(read_weights((tmp_path / "w.npz").rename(tmp_path / "w.weights")).tensors, STATE)
 
 
 class Bad:
@@ -84,19 +81,17 @@ def test_code_in_other_pickles_is_not_run(tmp_path, protocol):
 def test_code_in_an_npz_is_not_run(tmp_path):
     mark = tmp_path / "was-run"
     np.savez(tmp_path / "w.npz", a=np.array([Bad(mark)], dtype=object))
-    with pytest.raises(OSError, match="w.npz .*pickle"):
+    with pytest.raises(OSError, match="w.npz"):
         read_weights(tmp_path / "w.npz")
     assert not mark.exists()
 
 
-@pytest.mark.parametrize("kind", ["zipped", "old", "safetensors", "npz"])
+@pytest.mark.parametrize("kind", ["zipped", "old", "safetensors"])
 @pytest.mark.parametrize("left", [0.02, 0.5, 0.98])
 def test_files_cut_off_are_named_and_left_alone(tmp_path, kind, left):
     path, state = tmp_path / "w.npz", {"weight": torch.randn(40, 40)}
     if kind == "safetensors":
         save_file(state, path)
-    elif kind == "npz":
-        np.savez(path, weight=state["weight"].numpy())
     else:
         torch.save(state, path, _use_new_zipfile_serialization=kind == "zipped")
     content = path.read_bytes()[: int(left * path.stat().st_size)]
@@ -143,60 +138,7 @@ def test_missing_files_folders_and_programs(tmp_path):
         read_weights(tmp_path / "nowhere.pth")
     with pytest.raises(OSError, match=f"{tmp_path.name} .*folder"):
         read_weights(tmp_path)
-    for inside, named in (
-        ("clip/constants.pkl", "TorchScript"),
-        ("flip/target.img_encoder.cls/.zarray", "T5X"),
-    ):
-        with zipfile.ZipFile(tmp_path / "w.pt", "w") as archive:
-            archive.writestr(inside, "")
-        with pytest.raises(OSError, match=f"w.pt .*{named}"):
-            read_weights(tmp_path / "w.pt")
-
-
-ARRAYS = {
-    "img_encoder/cls": np.random.default_rng(0).normal(size=(1, 1, 5)).astype(np.float32),
-    "img_encoder/embedding/kernel": np.random.default_rng(1).normal(size=(2, 2, 3, 7)).astype(np.float32),
-    "logit_scale": np.ones(1, np.float32),
-}
-
-
-def test_t5x_folders(tmp_path):
-    write_t5x(tmp_path / "flip" / "checkpoint_100", ARRAYS)
-    (tmp_path / "flip" / "checkpoint_100" / "state.step").mkdir()
-    found = read_weights(tmp_path / "flip").tensors
-    assert same(found, {name.replace("/", "."): torch.from_numpy(array) for name, array in ARRAYS.items()})
-    write_t5x(tmp_path / "flip" / "checkpoint_200", ARRAYS)
-    with pytest.raises(OSError, match="checkpoint_100, checkpoint_200"):
-        read_weights(tmp_path / "flip")
-
-
-@pytest.mark.parametrize(
-    "file, damage",
-    [
-        ("0.0.0.1", lambda chunk: None),
-        ("0.0.0.1", lambda chunk: chunk[:-12]),
-        (".zarray", lambda about: about.replace(b"gzip", b"blosc")),
-        (".zarray", lambda about: about[:-1]),
-        (".zarray", lambda about: about.replace(b"4]", b"3]", 1)),
-    ],
-    ids=[
-        "a chunk is missing",
-        "a chunk is cut off",
-        "another compressor",
-        "no JSON",
-        "chunks of another size",
-    ],
-)
-def test_damaged_t5x_folders_name_the_array(tmp_path, file, damage):
-    path = write_t5x(tmp_path, ARRAYS) / "target.img_encoder.embedding.kernel" / file
-    damaged = damage(path.read_bytes())
-    path.unlink() if damaged is None else path.write_bytes(damaged)
-    with pytest.raises(OSError, match="img_encoder.embedding.kernel"):
-        read_weights(tmp_path)
-
-
-def test_a_bias_that_stayed_zero_is_not_on_disk(tmp_path):
-    write_t5x(tmp_path, {"img_encoder/embedding/bias": np.zeros(4, np.float32)})
-    for chunk in (tmp_path / "target.img_encoder.embedding.bias").glob("[01]"):
-        chunk.unlink()
-    assert read_weights(tmp_path).tensors["img_encoder.embedding.bias"].tolist() == [0, 0, 0, 0]
+    with zipfile.ZipFile(tmp_path / "w.pt", "w") as archive:
+        archive.writestr("clip/constants.pkl", "")
+    with pytest.raises(OSError, match="w.pt"):
+        read_weights(tmp_path / "w.pt")

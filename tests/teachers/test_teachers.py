@@ -22,8 +22,9 @@ from atlib.vit import Architecture
 from atrun.teachers import description, load
 from atrun.teachers.build import resized_positions
 from atrun.teachers.load import Teacher, load_teacher, report
+from examples.flip_to_timm import FLIP, to_timm
 from tests.helpers import random_images, randomise, same
-from tests.teacher_layouts import clip_of, decoder, encoder_of, flax_of, sine_positions, write_t5x
+from tests.teacher_layouts import clip_of, decoder, encoder_of, flax_of, sine_positions
 
 
 def vit_of(seed=0, **changes):
@@ -228,38 +229,11 @@ def test_dinov2_registers_have_no_position(tmp_path):
     assert torch.equal(within.vit.forward_features(images), found.vit.forward_features(images))
 
 
-@pytest.mark.parametrize("way", ["npz", "dots", "T5X"])
-def test_flip(tmp_path, way):
-    """FLIP's parameters by their names in JAX; its GELU is the approximate one, and it averages over all
-    tokens."""
-    pooled = {"global_pool": "avg", "fc_norm": False, "pool_include_prefix": True}
-    vit = with_sines(vit_of(act_layer="gelu_tanh", **pooled))
-    arrays = flax_of(vit)
-    if way == "T5X":
-        path = write_t5x(tmp_path / "checkpoint_1", arrays)
-    else:
-        path, dots = tmp_path / "flip.npz", way == "dots"
-        np.savez(
-            path, **{"params." + name.replace("/", ".") if dots else name: arrays[name] for name in arrays}
-        )
-    found = load_teacher(path)
-    assert_same_teacher(found.vit, vit)
-    with torch.no_grad():
-        images = random_images(2, 3, 64, 64)
-        torch.testing.assert_close(found.vit(images), vit.forward_features(images).mean(1))
-    assert "FLIP" in found.source and "the approximate GELU" in found.assumed
-    assert found.used == sum(name.startswith("img_encoder") for name in arrays) and len(found.unused) == 3
-
-
-def test_flip_with_heads_apart(tmp_path):
-    """Flax's own attention keeps (D, H, d) and (H, d, D) where T5X's keeps matrices."""
-    vit = with_sines(vit_of(act_layer="gelu_tanh"))
-    arrays = flax_of(vit)
-    for name in [name for name in arrays if "Attention" in name and not name.endswith("/out/bias")]:
-        kernel = (6, 64, 384) if "/out/" in name else (384, 6, 64)
-        arrays[name] = arrays[name].reshape(kernel if "kernel" in name else (6, 64))
-    np.savez(tmp_path / "flip.npz", **arrays)
-    assert_same_teacher(load_teacher(tmp_path / "flip.npz").vit, vit)
+def test_flip_converted():
+    """FLIP's parameters by their names in JAX, long hand, against the ViT that they were written from."""
+    vit = with_sines(vit_of(**FLIP))
+    state = to_timm({name.replace("/", "."): array for name, array in flax_of(vit).items()})
+    assert same(state, vit.state_dict())
 
 
 def test_clip_must_be_named(tmp_path):
