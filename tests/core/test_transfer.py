@@ -106,7 +106,7 @@ def drawn(batch, always):
     return kept
 
 
-@pytest.mark.parametrize("teacher, layers", [({"depth": 4}, {0: 0}), ({}, {0: 1})], ids=str)
+@pytest.mark.parametrize("teacher, layers", [({"depth": 4}, {2: 2}), ({}, {0: 2})], ids=str)
 def test_paths_are_shared_between_equals_alone(small_vit, teacher, layers):
     pair = pair_of(small_vit, Plan(how="distill", layers=layers), teacher, drop_path_rate=0.5)
     images = random_images(8, 3, 32, 32)
