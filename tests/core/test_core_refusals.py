@@ -267,6 +267,12 @@ def test_tensors(call):
     refused(call, ValueError)
 
 
+def test_both_shapes_are_named():
+    of_both = r"\(2, 3, 4, 4\).*\(1, 3, 4, 4\)"
+    for loss in (attention_cross_entropy, dense_attention_cross_entropy):
+        refused(lambda loss=loss: loss([layer(2, 3, 4, 5)], [layer(1, 3, 4, 5)]), ValueError, of_both)
+
+
 # --- files
 
 GLYPHS, OTHER = (Architecture("glyphs", {"depth": depth}) for depth in (1, 2))
