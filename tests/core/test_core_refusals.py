@@ -260,11 +260,14 @@ EMPTY = torch.eye(4).expand(1, 2, 4, 4)
         lambda: resample_class_attention(FOUR[:, :, 0], (4, 5), (2, 2)),
         lambda: resample_class_attention(FOUR, (4, 4), (2, 2)),
         *(lambda tokens=tokens: keep_tokens(MAP, tokens) for tokens in ([0, 3], [0, -1], [0, 0], [], [True])),
-        lambda: keep_tokens(EMPTY.roll(1, -1), [0, 2, 3]),
     ],
 )
 def test_tensors(call):
     refused(call, ValueError)
+
+
+def test_a_row_that_gives_nothing_to_the_kept_tokens_is_named():
+    refused(lambda: keep_tokens(EMPTY.roll(1, -1), [2, 3, 0]), ValueError, "row 0 ")
 
 
 def test_both_shapes_are_named():
