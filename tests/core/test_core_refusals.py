@@ -260,11 +260,20 @@ EMPTY = torch.eye(4).expand(1, 2, 4, 4)
         lambda: resample_class_attention(FOUR[:, :, 0], (4, 5), (2, 2)),
         lambda: resample_class_attention(FOUR, (4, 4), (2, 2)),
         *(lambda tokens=tokens: keep_tokens(MAP, tokens) for tokens in ([0, 3], [0, -1], [0, 0], [], [True])),
-        lambda: keep_tokens(EMPTY.roll(1, -1), [0, 2, 3]),
     ],
 )
 def test_tensors(call):
     refused(call, ValueError)
+
+
+def test_a_row_that_gives_nothing_to_the_kept_tokens_is_named():
+    refused(lambda: keep_tokens(EMPTY.roll(1, -1), [2, 3, 0]), ValueError, "row 0 ")
+
+
+def test_both_shapes_are_named():
+    of_both = r"\(2, 3, 4, 4\).*\(1, 3, 4, 4\)"
+    for loss in (attention_cross_entropy, dense_attention_cross_entropy):
+        refused(lambda loss=loss: loss([layer(2, 3, 4, 5)], [layer(1, 3, 4, 5)]), ValueError, of_both)
 
 
 # --- files

@@ -14,6 +14,8 @@ from atlib.losses import (
     dense_attention_cross_entropy,
     feature_mse,
     hard_distillation,
+    note,
+    noted,
     projection_mse,
     soft_distillation,
 )
@@ -171,3 +173,11 @@ def test_distilled_predictions(batch, classes, temperature, seed):
     assert soft_distillation(own, target, temperature).item() == pytest.approx(soft, rel=1e-9, abs=1e-12)
     assert hard_distillation(own, target).item() == pytest.approx(hard, rel=1e-9, abs=1e-12)
     assert abs(soft_distillation(own, own, temperature).item()) <= 1e-12
+
+
+def test_what_is_noted_twice_is_added():
+    with noted() as notes:
+        values = [note("part", torch.tensor(x, requires_grad=True)) for x in (2.0, 3.5)]
+    assert {name: value.item() for name, value in notes.items()} == {"part": 5.5}
+    assert all(value.requires_grad for value in values) and not notes["part"].requires_grad
+    assert note("part", values[0]) is values[0] and notes["part"].item() == 5.5

@@ -106,13 +106,25 @@ def drawn(batch, always):
     return kept
 
 
-@pytest.mark.parametrize("teacher, layers", [({"depth": 4}, {0: 0}), ({}, {0: 1})], ids=str)
+@pytest.mark.parametrize("teacher, layers", [({"depth": 4}, {2: 2}), ({}, {0: 2})], ids=str)
 def test_paths_are_shared_between_equals_alone(small_vit, teacher, layers):
     pair = pair_of(small_vit, Plan(how="distill", layers=layers), teacher, drop_path_rate=0.5)
     images = random_images(8, 3, 32, 32)
     masks = sample_drop_path(pair.student, images)
     (found,), (expected,) = pair.teacher_layers(images, masks), pair.teacher_layers(images)
     assert torch.equal(found.q, expected.q) and pair.train()(images).transfer_loss > 0
+
+
+@pytest.mark.parametrize("how", ["copy", "distill"])
+def test_given_maps_stand_in_for_the_teacher(small_vit, how):
+    pair, images = pair_of(small_vit, Plan(how=how)), random_images(2, 3, 32, 32)
+
+    def maps(images):
+        return {i: seen.map for i, seen in enumerate(walk(pair.teacher, images).layers)}
+
+    given = AttentionTransfer(pair.teacher, pair.student, pair.plan, maps=maps)
+    for one, other in zip(given(images), pair(images)):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
 
 
 def test_of_a_pair_of_images_the_second_is_the_teachers(small_vit):
