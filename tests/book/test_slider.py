@@ -116,3 +116,12 @@ def test_draw_that_returns_no_figure():
 def test_empty_alt_text(alt):
     with pytest.raises(ValueError, match="`alt`"):
         make(alt=alt)
+
+
+def test_it_opens_where_it_is_told():
+    slider = make(start=3)
+    first = re.search(r'<img src="([^"]+)" alt="([^"]+)"', slider.html())
+    assert first[1] == frames(slider)[2]["src"] and first[2] == "x to the 3"
+    assert 'value="2"' in slider.html() and slider.widget().children[0].value == 3
+    with pytest.raises(ValueError):
+        make(start=4)

@@ -170,12 +170,15 @@ def test_sliders_move_their_picture(page):
             return pictures[0].get_attribute("src"), slider.query_selector("output").inner_text()
 
         before = seen()
+        there, back = "ArrowRight", "ArrowLeft"
+        if knob.input_value() == knob.get_attribute("max"):
+            there, back = back, there
         knob.focus()
-        knob.press("ArrowRight")
+        knob.press(there)
         assert seen()[0] != before[0] and seen()[1] != before[1], "the knob moved and the picture stayed"
         assert pictures[0].get_attribute("alt").strip()
         assert pictures[0].evaluate("e => e.decode().then(() => e.naturalWidth)") > 0
-        knob.press("ArrowLeft")
+        knob.press(back)
         assert seen() == before
 
 
