@@ -182,21 +182,33 @@ def test_sliders_move_their_picture(page):
         assert seen() == before
 
 
-def test_a_click_on_a_choice_opens_the_answer_with_its_outcome(page, browser):
+def test_a_click_on_a_choice_opens_the_explanation(page, browser):
     if not page.all(".predict", "1"):
         return
     tab = browser.new_page(viewport={"width": 390, "height": 844}, color_scheme="dark")
     tab.goto(page.file.as_uri())
     for predict in tab.query_selector_all(".predict"):
-        outcome = predict.query_selector("details")
+        explained = predict.query_selector("details > p")
         choices = predict.query_selector_all("button[aria-pressed]")
-        cells = outcome.query_selector_all(".cell")
-        assert 2 <= len(choices) <= 4 and cells and not any(cell.is_visible() for cell in cells)
+        assert 2 <= len(choices) <= 4 and not explained.is_visible()
         choices[-1].click()
-        assert all(cell.is_visible() for cell in cells)
+        assert explained.is_visible()
         assert predict.query_selector("[role=status]").inner_text().startswith("You predicted")
         assert len(predict.query_selector_all("button.right")) == 1
     tab.close()
+
+
+def test_results_are_open(page):
+    """No table and no figure with a caption is in a closed block of a chapter, its exercises aside."""
+    if not re.match(r"notebooks/\d\d-|book/index", page.name):
+        return
+    results = page.all(
+        "article :is(table, figure:has(figcaption))",
+        "({text: e.textContent.trim().slice(0, 80),"
+        " closed: !!e.closest('details') && !e.closest('#exercises')})",
+    )
+    assert results
+    assert [result["text"] for result in results if result["closed"]] == []
 
 
 def test_the_page_look_answers_a_click_and_is_readable_in_the_dark(browser):
