@@ -2,7 +2,7 @@
 
 import re
 from functools import cache
-from itertools import combinations
+from itertools import combinations, pairwise
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -19,14 +19,16 @@ def test_the_front_door_leads_to_the_first_page(browser):
     tab.close()
 
 
-def test_a_click_on_the_front_page_exchanges_what_the_teacher_sees(browser):
+def test_panels_of_the_front_page_stand_side_by_side_and_below_each_other_on_a_phone(browser):
     tab = browser.new_page()
     tab.goto((HTML / "book" / "index.html").as_uri())
-    for one in tab.get_by_role("tab").all():
-        one.click()
-        shown = [svg for svg in tab.locator(".swap svg").all() if svg.is_visible()]
-        assert len(shown) == 1 and "It answers: " in shown[0].text_content()
-    assert tab.get_by_role("tab").count() == 3 and "cross" in shown[0].text_content()
+    for width, below in ((1280, False), (390, True)):
+        tab.set_viewport_size({"width": width, "height": 844})
+        for panels in tab.locator(".panels").all():
+            boxes = [one.bounding_box() for one in panels.locator("> div").all()]
+            assert len(boxes) >= 2
+            for one, other in pairwise(boxes):
+                assert (other["y"] >= one["y"] + one["height"]) == below
     tab.close()
 
 
