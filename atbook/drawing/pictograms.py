@@ -117,7 +117,7 @@ def _pictures(y: float, row: Row, image: seen.Seen, task: str) -> list[str]:
 
 def _accuracy(y: float, method: str, accuracy: Estimated) -> tuple[list[str], str]:
     """A bar up to the mean, or, where the seeds are two groups, the seeds alone; and the result in words."""
-    seeds, colour = sorted(accuracy.of_seeds), COLOURS.get(method, "#333333")
+    seeds, colour = sorted(accuracy.of_seeds), COLOURS.get(method, GREY)
     groups = two_groups(seeds)
     lines = [_group(group) for group in groups[::-1]] or [f"{100 * accuracy.mean:.1f} %"]
     parts = [
