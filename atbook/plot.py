@@ -5,6 +5,7 @@ its cell.
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Protocol
 
 import matplotlib.pyplot as plt
@@ -40,6 +41,10 @@ COLOURS = {
     "distill-long": "#AA3377",
     "distill, tokens": "#5E3C99",
 }
+
+# Seeds this far apart (accuracies as shares), with none between them, are two kinds of outcome: a mean of
+# both is the accuracy of no student.
+GROUPS_APART = 0.4
 
 
 def maps(map: Tensor, title: str = "", names: Sequence[str] = ()) -> Figure:
@@ -134,7 +139,8 @@ def estimates(
     chance: float | Mapping[str, float],
 ) -> Figure:
     """Accuracies with their intervals and, as small dots, those of the single seeds: a row for each method, a
-    panel for each world.
+    panel for each world. Where two neighbouring seeds are more than `GROUPS_APART` apart, no seed is near the
+    mean: such a row has its seeds alone, and says how many are in each of the two groups.
 
     worlds: {title of a panel: {method: what `atbook.lab.verdicts.accuracies` says of it}}, as shares; a
     method that a world does not have gets an empty row. methods: {method: its name in the figure}. chance:
@@ -152,6 +158,16 @@ def estimates(
                 accuracy = by_method[method]
                 mean, low, high = 100 * accuracy.mean, 100 * accuracy.low, 100 * accuracy.high
                 colour = COLOURS.get(method, "#333333")
+                groups = two_groups(accuracy.of_seeds)
+                for group in groups:
+                    seeds = [100 * of_seed for of_seed in group]
+                    axis.plot(seeds, [row] * len(seeds), "o", color=colour, markersize=5, alpha=0.6)
+                    says, middle = f"{len(seeds)} of {len(accuracy.of_seeds)} seeds", sum(seeds) / len(seeds)
+                    axis.annotate(
+                        says, (middle, row), (0, 6), textcoords="offset points", ha="center", fontsize=8
+                    )
+                if groups:
+                    continue
                 axis.plot(
                     [low, high], [row, row], color=colour, linewidth=5, alpha=0.35, solid_capstyle="butt"
                 )
@@ -167,6 +183,17 @@ def estimates(
     axes[0, 0].set(yticks=range(len(methods)), yticklabels=list(methods.values()))
     axes[0, 0].set_ylim(len(methods) - 0.5, -0.7)
     return _done(figure)
+
+
+def two_groups(of_seeds: Sequence[float]) -> tuple[list[float], ...]:
+    """The seeds below and above the widest gap between neighbours, where it is wider than `GROUPS_APART`;
+    nothing otherwise."""
+    seeds = sorted(of_seeds)
+    gaps = [above - below for below, above in pairwise(seeds)]
+    if not gaps or max(gaps) <= GROUPS_APART:
+        return ()
+    at = gaps.index(max(gaps)) + 1
+    return seeds[:at], seeds[at:]
 
 
 def kept_shares(shares: Mapping[str, ShareOf]) -> Figure:

@@ -22,10 +22,10 @@ from matplotlib.figure import Figure
 # share a page.
 PAGE = """
 <div class="frames-slider" data-frames="__HASH__" style="margin: 1em 0">
-  <img src="__FIRST__" alt="__ALT__" style="max-width: 100%; height: auto; display: block">
+  <img src="__BEGINS__" alt="__ALT__" style="max-width: 100%; height: auto; display: block">
   <div style="display: flex; flex-wrap: wrap; gap: 0.6em; align-items: center">
     <span>__LABEL__ <output style="font-weight: bold">__VALUE__</output></span>
-    <input type="range" min="0" max="__LAST__" value="0" step="1" autocomplete="off"
+    <input type="range" min="0" max="__LAST__" value="__START__" step="1" autocomplete="off"
            aria-label="__LABEL__" aria-valuetext="__VALUE__" style="flex: 1 1 12em">
   </div>
   <script type="application/json">__FRAMES__</script>
@@ -52,11 +52,12 @@ class Slider:
 
     draw: value -> matplotlib Figure. values: at least one, each shown as `str(value)`. label: what the value
     is. alt: the text for readers who cannot see the picture, one for all or a function of the value. dpi:
-    resolution of the drawn-in-advance frames; every frame is stored in the page.
+    resolution of the drawn-in-advance frames; every frame is stored in the page. start: the value at which it
+    opens, by default the first.
 
-    Raises ValueError when `values` is empty or `alt` says nothing, TypeError when `draw` returns something
-    other than a Figure. Every frame is drawn once, when the slider is made, so a mistake in `draw` shows
-    there.
+    Raises ValueError when `values` is empty or lacks `start` or `alt` says nothing, TypeError when `draw`
+    returns something other than a Figure. Every frame is drawn once, when the slider is made, so a mistake in
+    `draw` shows there.
     """
 
     def __init__(
@@ -66,11 +67,13 @@ class Slider:
         label: str,
         alt: str | Callable[[Any], str],
         dpi: int = 72,
+        start: Any = None,
     ):
         self.draw, self.values, self.label, self.dpi = draw, list(values), label, dpi
         self.alt = alt if callable(alt) else lambda value: alt
         if not self.values:
             raise ValueError("Slider has no values to choose from: `values` is empty")
+        self.start = 0 if start is None else self.values.index(start)
         if not all(self.alt(value).strip() for value in self.values):
             raise ValueError("Slider needs an `alt` text that says what its pictures show; it is empty")
         self.frames = [self.picture(value) for value in self.values]
@@ -101,10 +104,11 @@ class Slider:
         stored = json.dumps(frames).replace("<", "\\u003c")
         parts = {
             "__HASH__": hashlib.sha256(stored.encode()).hexdigest()[:12],
-            "__FIRST__": self.frames[0],
-            "__ALT__": html.escape(frames[0]["alt"]),
+            "__BEGINS__": self.frames[self.start],
+            "__ALT__": html.escape(frames[self.start]["alt"]),
             "__LABEL__": html.escape(self.label),
-            "__VALUE__": html.escape(frames[0]["value"]),
+            "__VALUE__": html.escape(frames[self.start]["value"]),
+            "__START__": str(self.start),
             "__LAST__": str(len(frames) - 1),
             "__FRAMES__": stored,
         }
@@ -122,7 +126,9 @@ class Slider:
             return f'<img src="{self.picture(value)}" alt="{alt}" style="max-width: 100%">'
 
         options = [(str(value), value) for value in self.values]
-        slider = ipywidgets.SelectionSlider(options=options, description=self.label, continuous_update=False)
+        slider = ipywidgets.SelectionSlider(
+            options=options, index=self.start, description=self.label, continuous_update=False
+        )
         slider.style.description_width = "initial"
         picture = ipywidgets.HTML(shown(slider.value))
         slider.observe(lambda change: setattr(picture, "value", shown(change["new"])), names="value")

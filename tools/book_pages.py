@@ -182,7 +182,6 @@ def setup(app):
     # and does not say that pages may be read side by side.
     app.setup_extension("sphinx_multitoc_numbering")
     app.extensions["sphinx_multitoc_numbering"].parallel_read_safe = True
-    app.add_js_file("swap.js", loading_method="defer")
     app.connect("html-page-context", load_tour)
     app.connect("build-finished", put_explorer)
     app.connect("build-finished", lead_on)

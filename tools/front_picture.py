@@ -1,5 +1,6 @@
 """Draw the picture of the README, book/assets/the-experiment.svg, from the records: `python -m
-tools.front_picture`. The front page of the book draws the same live."""
+tools.front_picture`. The front page of the book has its
+pictograms (atbook/drawing/pictograms.py)."""
 
 from pathlib import Path
 

@@ -1,4 +1,5 @@
-"""Write the output-free notebooks/*.ipynb from their MyST sources notebooks/*.md; `--check` only compares.
+"""Write the output-free notebooks/*.ipynb from their MyST sources notebooks/*.md, and the front page's too;
+`--check` only compares.
 
 It goes one way only, from .md to .ipynb. (`jupytext --sync` decides by file times which of the two is right,
 and a fresh checkout has no meaningful file times: it has been seen to revert an edit.) The result depends on
@@ -19,6 +20,7 @@ import jupytext
 from nbformat.v4 import new_code_cell, new_markdown_cell
 
 ROOT = Path(__file__).resolve().parent.parent
+FRONT = Path("book/index.md")  # the only page of book/ that opens on Colab
 
 # These cells come before every notebook's own, in the .ipynb only: in the book the badge would be a picture
 # from the network, and the set-up is done. The repository is cloned, not just installed, for the records in
@@ -60,6 +62,8 @@ def absolute_links(text: str, folder: str, url: str) -> str:
         path = (ROOT / folder / match["path"]).resolve().relative_to(ROOT)
         if path.parts[0] == "notebooks" and path.suffix in {".md", ".ipynb"}:
             return f"]({colab(path.with_suffix('.ipynb').as_posix(), url)})"
+        if path == FRONT:
+            return f"]({colab('book/index.ipynb', url)})"
         if path.suffix == ".svg":
             files = url.replace("https://github.com/", "https://raw.githubusercontent.com/")
             return f"]({files}/main/{path.as_posix()})"
@@ -91,7 +95,8 @@ def converted(source: Path) -> str:
     """The text of the .ipynb that belongs to the MyST notebook `source`."""
     book = jupytext.read(source, fmt="md:myst")
     url = repository()
-    badge = BADGE.format(colab=colab(f"notebooks/{source.stem}.ipynb", url))
+    path = f"{source.parent.name}/{source.stem}.ipynb"
+    badge = BADGE.format(colab=colab(path, url))
     set_up = SET_UP.format(url=url, name=url.rpartition("/")[2])
     cells, seen = [], {}
     for cell in [new_markdown_cell(badge), new_code_cell(set_up), *for_students(book.cells)]:
@@ -119,11 +124,17 @@ def converted(source: Path) -> str:
     return json.dumps(notebook, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
 
 
+def sources_in(folder: Path) -> list[Path]:
+    """The MyST sources of a folder; to those of the book belongs its front page."""
+    fronts = [ROOT / FRONT] if folder == ROOT / "notebooks" and (ROOT / FRONT).exists() else []
+    return [*sorted(folder.glob("*.md")), *fronts]
+
+
 def out_of_step(folder: Path) -> list[str]:
     """One line for each notebook of `folder` whose .ipynb is missing, differs from its source, or has no
     source."""
     problems = []
-    for source in sorted(folder.glob("*.md")):
+    for source in sources_in(folder):
         pair = source.with_suffix(".ipynb")
         if not pair.exists():
             problems.append(f"{pair.name} is missing")
@@ -148,7 +159,7 @@ def main() -> None:
                 + "\nRun `make notebooks` (the .md is the source; the .ipynb is written from it)."
             )
         return
-    for source in sorted(arguments.folder.glob("*.md")):
+    for source in sources_in(arguments.folder):
         pair, text = source.with_suffix(".ipynb"), converted(source)
         if not pair.exists() or pair.read_text(encoding="utf-8") != text:
             pair.write_text(text, encoding="utf-8")

@@ -14,9 +14,10 @@ In a notebook a prediction is plain Markdown, readable on Colab and on GitHub as
 
     </details>
 
-The cells that show the outcome follow, with the tag `answer`. In the book they are closed together with the
-answer, up to the last of them, and what stands between them is closed too; book/assets/predict.js turns the
-choices into buttons, of which each opens all of it. Without JavaScript a reader opens it by its summary.
+The cells that show the outcome follow, with the tag `answer`. They are open, in the book and in print: a
+reader who leafs through sees every result. What is closed is the explanation. In the book,
+book/assets/predict.js turns the choices into buttons, of which each opens it; without JavaScript its summary
+does.
 """
 
 import re
@@ -73,13 +74,8 @@ def is_html(node: nodes.Node, text: str) -> bool:
     return isinstance(node, nodes.raw) and text in node.astext()
 
 
-def is_outcome(node: nodes.Node) -> bool:
-    """Whether `node` is a code cell with the tag `answer`."""
-    return isinstance(node, nodes.container) and "tag_answer" in node["classes"]
-
-
-def close_answers(app, doctree) -> None:
-    """Put each prediction into one element, and the cells that show its outcome into the closed answer."""
+def put_together(app, doctree) -> None:
+    """Put each prediction, its choices and its closed answer into one element."""
     for question in [node for node in doctree.findall(nodes.paragraph) if lead(node, PREDICT)]:
         section, at = question.parent, question.parent.index(question)
         below = section[at + 1 :]
@@ -94,20 +90,17 @@ def close_answers(app, doctree) -> None:
                 location=question,
             )
             continue
-        following = next((i for i, node in enumerate(below) if lead(node, PREDICT)), len(below))
-        last = max([end, *(i for i, node in enumerate(below[:following]) if is_outcome(node))])
         below[0]["classes"].append("choices")
         section[at:] = [
             nodes.raw("", f'<div class="predict" data-right="{right}">', format="html"),
             question,
-            *below[:end],
-            *below[end + 1 : last + 1],
-            nodes.raw("", "</details></div>", format="html"),
-            *below[last + 1 :],
+            *below[: end + 1],
+            nodes.raw("", "</div>", format="html"),
+            *below[end + 1 :],
         ]
 
 
 def setup(app):
-    app.connect("doctree-read", close_answers)
+    app.connect("doctree-read", put_together)
     app.add_js_file("predict.js", loading_method="defer")
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -7,7 +7,7 @@ from atbook.drawing.family import CARDS, card
 from atbook.drawing.guide import guide
 from atbook.drawing.method import VARIANTS, method
 from atbook.drawing.translation import translation
-from atbook.drawing.twin import CONTROLS, front, twin
+from atbook.drawing.twin import twin
 
 
 def drawings() -> Iterator[tuple[str, str]]:
@@ -18,7 +18,5 @@ def drawings() -> Iterator[tuple[str, str]]:
     for name, of in CARDS.items():
         yield f"card-{name}.svg", card(of)
     yield "card-encoder-and-decoder.svg", translation()
-    for name, control in CONTROLS.items():
-        yield f"{name}.svg", twin(control)
-    yield "front.svg", front()
+    yield "twin.svg", twin()
     yield "guide.svg", guide()

@@ -41,15 +41,22 @@ class Seen(NamedTuple):
 
 
 @cache
-def scene(twin: str | None = None) -> Seen:
-    """The scene of the drawings, or a twin of it."""
-    drawn = glyphs.generate("test", SCENE + 1, world=glyphs.World("match", noise=0.0), twin=twin)
+def scene(twin: str | None = None, task: str = "match") -> Seen:
+    """The scene of the drawings, or a twin of it; Find's has no key, its cell is -1."""
+    drawn = glyphs.generate("test", SCENE + 1, world=glyphs.World(task, noise=0.0), twin=twin)
     images, _ = glyph_images(drawn).take([SCENE])
     with torch.no_grad():
-        layers = walk(_model("teacher"), images).layers
+        layers = walk(_model("teacher", task), images).layers
     shape = glyphs.SHAPES[drawn.shape[SCENE]]
     cell, key = int(drawn.cell[SCENE]), int(drawn.key[SCENE])
     return Seen(drawn.images[SCENE], images, shape, cell, key, [layer.map[0].numpy() for layer in layers])
+
+
+def looks_of(method: str, sees: Seen, task: str) -> np.ndarray:
+    """As `Seen.looks` in the last layer, where a recorded student, seed 0, makes its own maps."""
+    with torch.no_grad():
+        row = walk(_model(method, task), sees.batch).layers[-1].map[0, :, 0, 1:].amax(0)
+    return row.view(glyphs.GRID, glyphs.GRID).numpy()
 
 
 @cache
@@ -71,5 +78,5 @@ def answer(method: str, sees: Seen, maps_of: Seen | None = None) -> str:
 
 
 @cache
-def _model(method: str) -> torch.nn.Module:
-    return load_vit(results_folder() / "transfer" / "match" / f"{method}-seed0.safetensors").eval()
+def _model(method: str, task: str = "match") -> torch.nn.Module:
+    return load_vit(results_folder() / "transfer" / task / f"{method}-seed0.safetensors").eval()

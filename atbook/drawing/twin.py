@@ -1,7 +1,5 @@
 """A scene of Match drawn large: where the teacher looks in it, or in a twin, and what the student sees."""
 
-from typing import NamedTuple
-
 from atbook.drawing import seen
 from atbook.drawing.svg import arrow, box, drawing, pixels, spotlight, text
 from atbook.plot import COLOURS
@@ -12,86 +10,37 @@ LEFT, RIGHT = 4, 188  # of the two columns
 FRAME, KEY, GLYPH = "#00ffff", "dotted", "solid"
 
 
-class Control(NamedTuple):
-    """A picture that the teacher sees while the student sees the image."""
-
-    #: What it shares with the image (`atbook.worlds.glyphs.TWINS`); None is the image itself.
-    twin: str | None
-    #: Its name, which stands above it.
-    name: str
-    #: Two lines: which places its maps name in the image, and what the student finds there.
-    leads_to: tuple[str, str]
-
-
-CONTROLS = {
-    "twin-none": Control(None, "the image", ("The same places, so it", "meets the same glyphs:")),
-    "twin": Control("routing", "the twin", ("The same places, so it", "meets its own glyphs:")),
-    "twin-message": Control("message", "the twin", ("Other places, so it", "meets other glyphs:")),
-}
-
-
-def twin(control: Control) -> str:
+def twin() -> str:
     """What the teacher sees beside the image: the teacher's eye on the one, the student's on the other."""
-    image, theirs = seen.scene(), seen.scene(control.twin)
+    image, theirs = seen.scene(), seen.scene("routing")
     named = seen.answer("copy", image, theirs)
-    there = "the same cell" if theirs.cell == image.cell else "another cell"
     alt = (
         f"Two scenes of Match. The student sees the image, which asks for a {image.shape}. The teacher sees "
-        f"{control.name}, which asks for a {theirs.shape}, in {there}. The teacher's class "
+        f"the twin, which asks for a {theirs.shape}, in the same cell. The teacher's class "
         f"token looks at the key of what it sees in layer 1, and at the {theirs.shape} in layer 3. The "
         f"student uses these maps on the image, and names a {named}."
     )
     parts = [
-        text(LEFT + LARGE / 2, 14, control.name.capitalize(), bold=True),
+        text(LEFT + LARGE / 2, 14, "The twin", bold=True),
         text(LEFT + LARGE / 2, 30, "the teacher sees it"),
         text(RIGHT + LARGE / 2, 14, "The image", bold=True),
         text(RIGHT + LARGE / 2, 30, "the student sees it"),
         text(LEFT, 250, "Where its class token looks,", "start"),
         text(LEFT, 265, "layers 1 and 3:", "start"),
-        text(RIGHT, 250, control.leads_to[0], "start"),
-        text(RIGHT, 265, control.leads_to[1], "start"),
+        text(RIGHT, 250, "The same places, so it", "start"),
+        text(RIGHT, 265, "meets its own glyphs:", "start"),
         arrow(LEFT + LARGE + 1, 312, RIGHT - 1, 312, COLOURS["copy-routing-twin"]),
-        text(LEFT + LARGE / 2, 390, f"(a {theirs.shape} in {control.name})"),
+        text(LEFT + LARGE / 2, 390, f"(a {theirs.shape} in the twin)"),
         text(RIGHT + LARGE / 2, 390, f"It answers: {named} {_mark(named, image)}", bold=True),
     ]
     for left, sees in ((LEFT, theirs), (RIGHT, image)):
         parts += _framed(left, 38, LARGE, sees)
         parts.append(text(left + LARGE / 2, 222, f"the glyph asked for: {sees.shape}"))
-        otherwise = "" if sees.cell == theirs.cell else "not "
         for place, (layer, what) in enumerate(seen.LOOKS.items()):
             x = left + place * (LARGE - SMALL)
             parts += _looked_at(x, 273, SMALL, sees, theirs, layer)
-            parts.append(text(x + SMALL / 2, 366, otherwise + what))
+            parts.append(text(x + SMALL / 2, 366, what))
     return drawing(398, alt, parts)
-
-
-def front() -> str:
-    """The book in one picture: a scene, the teacher's map, and a student with and without it."""
-    image = seen.scene()
-    given, alone = seen.answer("copy", image, image), seen.answer("scratch", image)
-    alt = (
-        f"A scene of sixteen cells: a square in a bright frame, the key, and fifteen coloured glyphs. The "
-        f"task is to name the glyph that has the key's hue, a {image.shape}. The teacher's class token looks "
-        f"at the key in layer 1 and at the {image.shape} in layer 3. A student that is given these maps "
-        f"answers {given}; one without a teacher answers {alone}."
-    )
-    big, small, x = 196, 72, 266
-    parts = [text(LEFT, 16, "Which glyph has the colour of the key?", "start", 13, bold=True)]
-    parts += [*_framed(LEFT, 28, big, image), text(x + small / 2, 39, "teacher looks at")]
-    for place, (layer, what) in enumerate(seen.LOOKS.items()):
-        y = 47 + place * 100
-        parts += [*_looked_at(x, y, small, image, image, layer), text(x + small / 2, y + small + 14, what)]
-        parts.append(arrow(LEFT + big + 6, y + small / 2, x - 6, y + small / 2))
-    for y, line, colour, words, said in (
-        (246, "solid", COLOURS["copy"], "A student given these maps says", given),
-        (278, "dashed", COLOURS["scratch"], "A student without a teacher says", alone),
-    ):
-        parts.append(box(LEFT, y, 352, 26, colour, line, tint=0.2 if line == "solid" else 0))
-        parts += [
-            text(LEFT + 12, y + 17.5, words, "start"),
-            text(346, y + 17.5, f"{said} {_mark(said, image)}", "end", 13, bold=True),
-        ]
-    return drawing(308, alt, parts)
 
 
 def _mark(said: str, image: seen.Seen) -> str:

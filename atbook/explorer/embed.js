@@ -1,8 +1,10 @@
-/* A step of the tour inside a chapter: its scripts and weights are loaded when it comes near to what is seen. */
+/* Steps of the tour, and the training, inside a page: scripts and weights are loaded when a step comes near to what is
+   seen. */
 "use strict";
 (() => {
   const folder = new URL(".", document.currentScript.src).href;
   const SCRIPTS = ["tour-weights", "model", "scenes", "page", "state", "tour-drawing", "tour"];
+  if (document.getElementById("explorer-training")) SCRIPTS.push("vit-wasm", "learning", "training");
 
   function load(names) {
     if (names.length === 0) return Explorer.openTours(globalThis.ExplorerWeights, new URL("../../book/play.html", folder).href);

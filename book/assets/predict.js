@@ -1,5 +1,5 @@
 /* A prediction (tools/predictions.py): its choices become buttons. The first click says what comes out and
-   opens the answer, with its cells. */
+   opens the explanation. */
 for (const predict of document.querySelectorAll(".predict")) {
   const answer = predict.querySelector("details"), right = predict.dataset.right;
   const says = document.createElement("p");

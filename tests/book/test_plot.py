@@ -69,3 +69,12 @@ def test_estimates_are_drawn_where_they_are():
     apart = plot.estimates(worlds, {"copy": "the maps"}, chance={"Find": 0.1, "Match": 0.5})
     assert [axis.lines[0].get_xdata()[0] for axis in apart.axes] == [10, 50]
     assert len(match.lines) == 7 and {text.get_text() for text in match.texts} == {"10.0", "80.0"}
+
+
+def test_two_groups_are_drawn_as_seeds_without_a_mean():
+    of = Estimate(0.62, 0.3, 0.94, 0.0, 4, 4000, (0.8, 0.14, 0.9, 0.84))
+    (axis,) = plot.estimates({"Find": {"copy": of}}, {"copy": "the maps"}, chance=0.125).axes
+    _, low, high = axis.lines
+    assert np.allclose(low.get_xdata(), [14]) and np.allclose(high.get_xdata(), [80, 84, 90])
+    assert [text.get_text() for text in axis.texts] == ["1 of 4 seeds", "3 of 4 seeds"]
+    assert plot.two_groups((0.5, 0.2, 0.8)) == plot.two_groups((0.3,)) == ()

@@ -63,3 +63,12 @@ print("".join(output.text for output in notebook.cells[0].outputs if output.outp
 """
     done = subprocess.run([sys.executable, "-c", run, code], capture_output=True, text=True, check=True)
     assert "['application/vnd.jupyter.widget-view+json', 'text/html', 'text/plain']" in done.stdout
+
+
+def test_it_opens_where_it_is_told():
+    slider = make(start=3)
+    first = re.search(r'<img src="([^"]+)" alt="([^"]+)"', slider.html())
+    assert first[1] == frames(slider)[2]["src"] and first[2] == "x to the 3"
+    assert 'value="2"' in slider.html() and slider.widget().children[0].value == 3
+    with pytest.raises(ValueError):
+        make(start=4)

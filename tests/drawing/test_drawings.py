@@ -11,8 +11,9 @@ from atbook.drawing.attention import KEYS, QUERIES, VALUES
 from atbook.drawing.family import CARDS, card
 from atbook.drawing.guide import LAST, QUESTIONS
 from atbook.drawing.method import VARIANTS, method
+from atbook.drawing.pictograms import ROWS, both, photograph, pictograms
 from atbook.drawing.translation import reads
-from atbook.drawing.twin import CONTROLS
+from atbook.lab.verdicts import Estimate
 from tools.drawings import FOLDER
 
 DRAWN = dict(drawings())
@@ -78,11 +79,8 @@ def test_the_students_answer_as_the_drawings_say():
     assert seen.answer("copy", image, twin) == seen.answer("copy", image, image) == image.shape
     misled = seen.answer("copy", image, seen.scene("message"))
     assert misled != image.shape
-    answers = {
-        name: re.search(r">It answers: (\w+) (.)</text>", DRAWN[f"{name}.svg"]).groups() for name in CONTROLS
-    }
-    right = (image.shape, "✓")
-    assert answers == {"twin-none": right, "twin": right, "twin-message": (misled, "✗")}
+    (answer,) = re.findall(r">It answers: (\w+) (.)</text>", DRAWN["twin.svg"])
+    assert answer == (image.shape, "✓")
     assert seen.answer("scratch", image) != image.shape
 
 
@@ -145,3 +143,34 @@ def test_the_translation_reads_the_phrases_as_the_language_does():
     words = re.findall(r">([^<>]+)</text>", DRAWN["card-encoder-and-decoder.svg"])
     assert "".join(word for word in words if word in "ABCDEF") == "CBAFDE" * 2
     assert reads().argmax(-1).tolist() == [3, 2, 1, 7, 5, 6, 8]
+
+
+@pytest.mark.parametrize("task", ["find", "match"])
+def test_the_pictograms_have_a_row_for_each_thing_that_is_handed_over(task):
+    means = {method: 0.2 + 0.1 * row for row, method in enumerate(ROWS)}
+    of = {name: Estimate(mean, mean, mean, 0.0, 2, 4000, (mean, mean)) for name, mean in means.items()}
+    of["copy"] = Estimate(0.6, 0.2, 0.9, 0.0, 3, 4000, (0.9, 0.1, 0.8))  # two groups
+    drawn = pictograms(task, of)
+    root = ElementTree.fromstring(drawn)
+    words = [text.text for text in root.iter("{http://www.w3.org/2000/svg}text")]
+    shown = [word for word in words if re.fullmatch(r"[\d.]+ %", word)]
+    assert shown == [f"{100 * mean:.1f} %" for name, mean in means.items() if name != "copy"]
+    assert "2 seeds: 80 to 90 %" in words and "1 seed: 10 %" in words
+    assert [word for word in words if word in {row.name for row in ROWS.values()}] == [
+        row.name for row in ROWS.values()
+    ]
+    # a picture in each row for the student, and for the teacher where there is one
+    assert drawn.count("<image ") == len(ROWS) + sum(row.whose is None for row in ROWS.values())
+    assert drawn.count("<circle ") == 2 * (len(ROWS) - 1) + 3
+    sizes = [float(size) for size in re.findall(r'font-size="([\d.]+)"', drawn)]
+    assert min(sizes) * 341 / 360 > 11 and not re.search("<style|<title", drawn) and root.get("aria-label")
+    assert both({task: of}).count("<svg ") == 1
+
+
+def test_the_maps_of_both_worlds_twins_look_where_they_should():
+    for task in ("find", "match"):
+        image, routing, message = (seen.scene(twin, task) for twin in (None, "routing", "message"))
+        assert image.cell == routing.cell != message.cell and routing.shape != image.shape == message.shape
+        for sees in (image, routing, message):
+            assert sees.looks(3).argmax() == sees.cell
+    assert photograph(image.image, image.looks(3)).count("<img ") == 3

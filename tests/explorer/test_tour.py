@@ -125,11 +125,11 @@ def test_a_map_is_painted_with_mouse_and_keyboard(tour):
 
 def test_pages_with_a_step_ask_for_steps_that_there_are():
     sources = [ROOT / "book" / "index.md", *sorted((ROOT / "notebooks").glob("*.md"))]
-    found = [
+    asked = [
         (source.name[:2], steps)
         for source in sources
         for steps in re.findall(
             r'class="tour-here" data-steps="([\d ]+)"', source.read_text(encoding="utf-8")
         )
     ]
-    assert dict(found) == {"in": "1 2 3 4 5 6", "02": "1", "04": "1 2", "05": "3 4"}
+    assert asked == [("in", "1 2"), ("in", "3 4"), ("02", "1"), ("04", "1 2"), ("05", "3 4")]

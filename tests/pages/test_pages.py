@@ -2,7 +2,7 @@
 
 import re
 from functools import cache
-from itertools import combinations
+from itertools import combinations, pairwise
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -19,14 +19,16 @@ def test_the_front_door_leads_to_the_first_page(browser):
     tab.close()
 
 
-def test_a_click_on_the_front_page_exchanges_what_the_teacher_sees(browser):
+def test_panels_of_the_front_page_stand_side_by_side_and_below_each_other_on_a_phone(browser):
     tab = browser.new_page()
     tab.goto((HTML / "book" / "index.html").as_uri())
-    for one in tab.get_by_role("tab").all():
-        one.click()
-        shown = [svg for svg in tab.locator(".swap svg").all() if svg.is_visible()]
-        assert len(shown) == 1 and "It answers: " in shown[0].text_content()
-    assert tab.get_by_role("tab").count() == 3 and "cross" in shown[0].text_content()
+    for width, below in ((1280, False), (390, True)):
+        tab.set_viewport_size({"width": width, "height": 844})
+        for panels in tab.locator(".panels").all():
+            boxes = [one.bounding_box() for one in panels.locator("> div").all()]
+            assert len(boxes) >= 2
+            for one, other in pairwise(boxes):
+                assert (other["y"] >= one["y"] + one["height"]) == below
     tab.close()
 
 
@@ -170,30 +172,45 @@ def test_sliders_move_their_picture(page):
             return pictures[0].get_attribute("src"), slider.query_selector("output").inner_text()
 
         before = seen()
+        there, back = "ArrowRight", "ArrowLeft"
+        if knob.input_value() == knob.get_attribute("max"):
+            there, back = back, there
         knob.focus()
-        knob.press("ArrowRight")
+        knob.press(there)
         assert seen()[0] != before[0] and seen()[1] != before[1], "the knob moved and the picture stayed"
         assert pictures[0].get_attribute("alt").strip()
         assert pictures[0].evaluate("e => e.decode().then(() => e.naturalWidth)") > 0
-        knob.press("ArrowLeft")
+        knob.press(back)
         assert seen() == before
 
 
-def test_a_click_on_a_choice_opens_the_answer_with_its_outcome(page, browser):
+def test_a_click_on_a_choice_opens_the_explanation(page, browser):
     if not page.all(".predict", "1"):
         return
     tab = browser.new_page(viewport={"width": 390, "height": 844}, color_scheme="dark")
     tab.goto(page.file.as_uri())
     for predict in tab.query_selector_all(".predict"):
-        outcome = predict.query_selector("details")
+        explained = predict.query_selector("details > p")
         choices = predict.query_selector_all("button[aria-pressed]")
-        cells = outcome.query_selector_all(".cell")
-        assert 2 <= len(choices) <= 4 and cells and not any(cell.is_visible() for cell in cells)
+        assert 2 <= len(choices) <= 4 and not explained.is_visible()
         choices[-1].click()
-        assert all(cell.is_visible() for cell in cells)
+        assert explained.is_visible()
         assert predict.query_selector("[role=status]").inner_text().startswith("You predicted")
         assert len(predict.query_selector_all("button.right")) == 1
     tab.close()
+
+
+def test_results_are_open(page):
+    """No table and no figure with a caption is in a closed block of a chapter, its exercises aside."""
+    if not re.match(r"notebooks/\d\d-|book/index", page.name):
+        return
+    results = page.all(
+        "article :is(table, figure:has(figcaption))",
+        "({text: e.textContent.trim().slice(0, 80),"
+        " closed: !!e.closest('details') && !e.closest('#exercises')})",
+    )
+    assert results
+    assert [result["text"] for result in results if result["closed"]] == []
 
 
 def test_the_page_look_answers_a_click_and_is_readable_in_the_dark(browser):
