@@ -247,7 +247,7 @@ WRONG = [
 @pytest.mark.parametrize("instead, named", WRONG, ids=str)
 def test_wrong_replacements_are_refused(small_vit, instead, named):
     given = {
-        part: shape if part in ("heads", "scale", "own") else torch.rand(shape)
+        part: shape if part in ("heads", "scale", "kept") else torch.rand(shape)
         for part, shape in instead.items()
     }
     with pytest.raises(ValueError, match=named):
