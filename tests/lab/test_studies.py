@@ -77,6 +77,7 @@ from atlib.baselines.distillation import LogitDistillation
 from atlib.checkpoint import load_vit, save_weights
 from atlib.data import UNLABELLED
 from atlib.data.rng import seed_for
+from atlib.pair import student_of
 from atlib.student import describe, differences
 from atlib.train import pretrain
 from atlib.train.objectives import two_class_tokens_loss
@@ -106,11 +107,13 @@ def place(tmp_path_factory):
     """Untrained models for every source of every study."""
     place = toy.place(tmp_path_factory.mktemp("models"))
     toy.untrained_models(place, TEACHERS.values())
-    for study in STUDIES.values():
-        for needed in study.needed_by(study.variants):
-            scale = replace(toy.TOY, student=Architecture("glyphs", dict(needed.student)))
-            model = randomise(needed.build(Sources(place, scale, 0)), 20)
-            save_weights(built_on(study, place, needed.name, 0).weights, model)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runner, "scales", toy.known)
+        for study in STUDIES.values():
+            for needed in study.needed_by(study.variants):
+                scale = replace(toy.TOY, student=Architecture("glyphs", dict(needed.student)))
+                model = randomise(needed.build(Sources(place, scale, 0)), 20)
+                save_weights(built_on(study, place, needed.name, 0).weights, student_of(model))
     return place
 
 
