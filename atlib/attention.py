@@ -31,6 +31,10 @@ SDPA, LINEAR = F.scaled_dot_product_attention, F.linear  # torch's own
 # rate).
 DropPathMasks = tuple[Tensor, Tensor]
 
+# Attention of another kind than softmax: queries, keys (B, H, N, d) and values (B, H, N, w) to (B, H, N, w),
+# the values mixed by weights that depend on queries and keys alone and sum to 1.
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+
 # Added to the score of a token that must not be looked at. Its share is exactly 0, and unlike minus infinity
 # it leaves 0 · log 0 = 0 in a cross-entropy.
 FORBIDDEN = -1e9
@@ -65,13 +69,17 @@ class Seen(NamedTuple):
     #: (N, N), constant, added to the scores of every head: 0 where a query may look and `FORBIDDEN` where it
     #: must not; (B, 1, N, N) where images differ. It belongs to the layer, and stays.
     mask: Tensor | None = None
+    #: What mixes the values in place of softmax attention (`Instead.attend`).
+    attend: Attend | None = None
 
     @property
     def scores(self) -> Tensor:
-        """Attention logits z = scale · q kᵀ + bias + mask: (B, H, N, N). Raises ValueError where a map was
-        given instead."""
+        """Attention logits z = scale · q kᵀ + bias + mask: (B, H, N, N); with `attend`, the logarithm of its
+        map. Raises ValueError where a map was given instead."""
         if self.given is not None:
             raise ValueError("this layer was given a map: it has no q and k, hence no attention logits")
+        if self.attend is not None:
+            return self.map.log()
         scores, added = self.scale * self.q @ self.k.mT, self.added
         return scores if added is None else scores + added
 
@@ -82,7 +90,11 @@ class Seen(NamedTuple):
 
     @property
     def map(self) -> Tensor:
-        """The attention map the layer used, softmax(z): (B, H, N, N), rows sum to 1."""
+        """The attention map the layer used, softmax(z): (B, H, N, N), rows sum to 1. With `attend`, what that
+        makes of the identity as values."""
+        if self.attend is not None:
+            tokens = torch.eye(self.k.shape[2], dtype=self.k.dtype, device=self.k.device)
+            return self.attend(self.q, self.k, tokens.expand(*self.k.shape[:2], -1, -1))
         return self.scores.softmax(-1) if self.given is None else self.given
 
     def without(self, mask: Tensor | None) -> "Seen":
@@ -128,6 +140,9 @@ class Instead(NamedTuple):
     #: (N, N), on top of what the layer forbids, with q and k that belong to it; among some heads only a map
     #: can have one.
     mask: Tensor | None = None
+    #: What mixes the values in place of softmax, given the layer's q, k and v; alone. It is not given the
+    #: layer's scale, and attention dropout, which drops entries of a map, is left out.
+    attend: Attend | None = None
 
 
 class Walk(NamedTuple):
@@ -150,7 +165,10 @@ class Walk(NamedTuple):
 
 
 def attend(seen: Seen, dropout: float = 0.0, on_fused: bool = True) -> Tensor:
-    """Mix the values with the map, softmax(scale · q kᵀ + bias + mask) v: (B, H, N, d), fused or dense."""
+    """Mix the values with the map, softmax(scale · q kᵀ + bias + mask) v: (B, H, N, d), fused or dense; or as
+    `seen.attend` does."""
+    if seen.attend is not None:
+        return seen.attend(seen.q, seen.k, seen.v)
     if seen.given is None and on_fused:
         return fused(seen.q, seen.k, seen.v, seen.scale, dropout, seen.added)
     return F.dropout(seen.map, dropout, training=dropout > 0).to(seen.v.dtype) @ seen.v
@@ -187,6 +205,8 @@ def put_in(layer: Seen, instead: Instead, index: int) -> Seen:
     """What a layer uses where something stands in place of its own. Raises `ValueError` for a replacement of
     the wrong shape; `index`, of the layer, is for that message."""
     _check_instead(instead, layer, index)
+    if instead.attend is not None:
+        return layer._replace(attend=instead.attend)
     if instead.heads is not None or instead.kept is not None:
         return _put_in_parts(layer, instead)
     v, mask = layer.v if instead.v is None else instead.v, plus(layer.mask, instead.mask)
@@ -230,6 +250,9 @@ def _check_instead(new: Instead, layer: Seen, index: int) -> None:
     (B, H, N, d), at = layer.q.shape, f"layer {index}:"
     both = new.q is not None and new.k is not None
     heads = H if new.heads is None else len(new.heads)
+    beside = any(part is not None for part in new._replace(attend=None))
+    if new.attend is not None and (beside or layer.added is not None):
+        raise ValueError(f"{at} attend= takes a layer's q, k and v alone, without a bias or a mask")
     if new.map is not None and (new.q is not None or new.k is not None):
         raise ValueError(f"{at} a map is made of q and k: replace the map or q and k, not both")
     if new.kept is not None and new.map is None:

@@ -20,7 +20,8 @@ def attention_cross_entropy(student: Sequence[Seen], teacher: Sequence[Seen], va
     `atlib.map_free`. `value=False` computes the gradients only and returns 0. `student` and `teacher` pair up
     layer by layer; no gradient reaches the teacher. Where the student must not look (`Seen.mask`), the
     teacher's share goes, its rows renormalised: no student could lower that part of the loss, which would be
-    infinite. Raises ValueError when their numbers or shapes differ, or when a layer was given a whole map.
+    infinite. Raises ValueError when their numbers or shapes differ, or when a layer's map is no softmax of q
+    and k.
 
     Source: Li et al. 2024, "On the Surprising Effectiveness of Attention Transfer for Vision Transformers"
     (arXiv 2411.09702), section on Attention Distillation; the reductions are those of the published
@@ -29,10 +30,10 @@ def attention_cross_entropy(student: Sequence[Seen], teacher: Sequence[Seen], va
     _check_pairs(student, teacher)
     total = 0.0
     for index, (student_layer, teacher_layer) in enumerate(zip(student, teacher)):
-        if student_layer.given is not None or teacher_layer.given is not None:
+        given = (student_layer.given, student_layer.attend, teacher_layer.given, teacher_layer.attend)
+        if any(part is not None for part in given):
             raise ValueError(
-                f"pair {index}: a whole map was given here, so there are no q and k to do without it; "
-                "use dense_attention_cross_entropy"
+                f"pair {index}: this layer's map is no softmax of q and k; use dense_attention_cross_entropy"
             )
         if student_layer.q.shape[:3] != teacher_layer.q.shape[:3]:
             maps = [(*seen.q.shape[:3], seen.k.shape[2]) for seen in (student_layer, teacher_layer)]
@@ -45,7 +46,7 @@ def attention_cross_entropy(student: Sequence[Seen], teacher: Sequence[Seen], va
 
 def dense_attention_cross_entropy(student: Sequence[Seen], teacher: Sequence[Seen]) -> Tensor:
     """The definition of `attention_cross_entropy`, with every map written out; it also takes layers that were
-    given a map.
+    given a map, and such as attend in another way (`Instead.attend`).
 
     Per layer, with maps (B, H, N, N) over queries i and keys j, it is the *mean* over batch, heads and
     queries of -Σ_j p_t(i, j) log p_s(i, j). Layers are *summed*, not averaged. The teacher's maps are

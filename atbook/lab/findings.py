@@ -61,6 +61,8 @@ METRICS: dict[str, Metric] = {
     "CKA with fine-tune": cka_to_fine_tuned,
     "ap": on_test("ap"),
     "mask_ap": on_test("mask_ap"),
+    "entropy of maps": on_test("map_entropy"),
+    "entropy of the teacher's maps": on_test("teacher_map_entropy"),
     "map": on_test("map"),  # mean average precision, of shapes that labels did not tell apart
 }
 

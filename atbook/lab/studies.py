@@ -16,6 +16,7 @@ from atbook.lab.augmented import AUGMENTATION
 from atbook.lab.bits import BITS
 from atbook.lab.controls import CONTROLS
 from atbook.lab.finer import FINER_STUDY
+from atbook.lab.linear import LINEAR
 from atbook.lab.pointing import POINTING
 from atbook.lab.pretraining_methods import PRETRAINING_METHODS, PRETRAINING_METHODS_MATCH
 from atbook.lab.scales import ALL_RATES, AXES, BLANK, GATE, START, CifarScale, GlyphScale, Schooling, colour
@@ -1354,6 +1355,7 @@ STUDIES = {
         BITS,
         CONTROLS,
         FINER_STUDY,
+        LINEAR,
         POINTING,
         PRETRAINING_METHODS,
         PRETRAINING_METHODS_MATCH,

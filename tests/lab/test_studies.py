@@ -23,6 +23,7 @@ from atlib import Plan
 from atlib.baselines.distillation import LogitDistillation
 from atlib.checkpoint import load_vit, save_weights
 from atlib.data.rng import seed_for
+from atlib.pair import student_of
 from atlib.student import describe
 from atlib.vit import Architecture
 from tests import toy
@@ -46,11 +47,13 @@ def place(tmp_path_factory):
     """Untrained models for every source of every study."""
     place = toy.place(tmp_path_factory.mktemp("models"))
     toy.untrained_models(place, TEACHERS.values())
-    for study in STUDIES.values():
-        for needed in study.needed_by(study.variants):
-            scale = replace(toy.TOY, student=Architecture("glyphs", dict(needed.student)))
-            model = randomise(needed.build(Sources(place, scale, 0)), 20)
-            save_weights(built_on(study, place, needed.name, 0).weights, model)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runner, "scales", toy.known)
+        for study in STUDIES.values():
+            for needed in study.needed_by(study.variants):
+                scale = replace(toy.TOY, student=Architecture("glyphs", dict(needed.student)))
+                model = randomise(needed.build(Sources(place, scale, 0)), 20)
+                save_weights(built_on(study, place, needed.name, 0).weights, student_of(model))
     return place
 
 

@@ -1,0 +1,148 @@
+"""The study of linear attention: do a teacher's maps reach a student that cannot write them down, and what is
+left of a fine-tuned ViT that is given linear attention."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import torch
+from torch import nn
+
+from atbook.lab.scales import ALL_RATES, AXES, START, UNTIL_LEARNED, WEIGHTS
+from atbook.lab.study import ACCURACY, CENTRAL, Measure, Sources, Study, Variant
+from atbook.lab.tuning import Range
+from atfamily.linear_attention import EluPlusOne, Hedgehog, LinearAttention, LinearTransfer
+from atlib._util import in_eval_mode
+from atlib.analysis.attention_maps import attention_entropy
+from atlib.data.images import Images
+from atlib.pair import student_of
+from atlib.train.objectives import Loss, student_loss, unlabelled_loss
+
+# --- What is measured: accuracy, and how sharp maps are ---
+
+
+@torch.no_grad()
+def _accuracy_and_entropy(model: nn.Module, images: Images) -> dict:
+    """Beside the accuracy the mean entropy of all rows of the student's maps, in nats, and of a teacher's."""
+    figures, linear, batches, number = ACCURACY.of(model, images), student_of(model), images.loader(500), 0
+    sums = {"map_entropy": 0.0} | ({"teacher_map_entropy": 0.0} if model is not linear else {})
+    with in_eval_mode(model):
+        for batch, _ in batches:
+            pairs = batch.ndim == 5
+            layers = {"map_entropy": linear.walk(batch[:, 0] if pairs else batch).layers}
+            if model is not linear:
+                layers["teacher_map_entropy"] = model.teacher_layers(batch[:, 1] if pairs else batch)
+            number += len(batch)
+            for name, seen in layers.items():
+                sums[name] += (
+                    len(batch) * sum(attention_entropy(s.map).mean().item() for s in seen) / len(seen)
+                )
+    return figures | {name: total / number for name, total in sums.items()}
+
+
+_MEASURED = Measure("accuracy", _accuracy_and_entropy)
+
+
+# --- Students from scratch ---
+
+
+def _student(features: type[nn.Module], sources: Sources) -> LinearAttention:
+    """The scale's student with linear attention, with the same first weights."""
+    return LinearAttention(sources.student(), features)
+
+
+def _distilled(features: type[nn.Module], what: str, sources: Sources) -> nn.Module:
+    return LinearTransfer(sources.teacher(), _student(features, sources), what)
+
+
+# --- Linear attention for the fine-tuned teacher ---
+
+
+def _features_alone(what: str, sources: Sources) -> nn.Module:
+    """Its weights are kept; features learn from its own softmax attention, without labels."""
+    student = LinearAttention(sources.fine_tuned())
+    student.model.requires_grad_(False)
+    return LinearTransfer(student.model, student, what)
+
+
+def _then_all(first: str | None, sources: Sources) -> nn.Module:
+    """Everything is trained on labels; the features were trained before, as `first` says, or were not."""
+    if first is None:
+        return LinearAttention(sources.fine_tuned())
+    return student_of(sources.model_of(LINEAR, first)).requires_grad_(True)
+
+
+# The published factor on the squared error of outputs, which is much smaller than a cross-entropy.
+OUTPUTS = 1000.0
+_RATE_AND_WEIGHT = Range({"lr": AXES["lr"], **WEIGHTS}, {"lr": START["lr"], "transfer_weight": 3.0}, {}, 0.0)
+_RATE_AND_FACTOR = Range(
+    {"lr": AXES["lr"], "transfer_weight": (1.0, 10.0, 100.0, OUTPUTS, 10.0 * OUTPUTS)},
+    {"lr": START["lr"], "transfer_weight": 100.0},
+    {},
+    0.0,
+)
+
+
+def _variant(
+    label: str,
+    build: Callable[[Sources], nn.Module],
+    like: str,
+    trials: Sequence[Mapping],
+    changes: Mapping = {},
+    twin: str | None = None,
+    needs: tuple[str, ...] = (),
+    loss: Loss = student_loss,
+) -> Variant:
+    return Variant(label, build, like, changes, trials, needs=needs, twin=twin, loss=loss, measure=_MEASURED)
+
+
+def _twin(name: str) -> Variant:
+    """Distilled maps of a teacher that sees a twin, with the weight and decay of softmax attention's Distill:
+    near their start such students may all stay at guessing."""
+    twin = CENTRAL.variant(f"copy-{name}-twin").twin
+    build = partial(_distilled, Hedgehog, "map")
+    return _variant(f"distilled maps, {name} twin", build, "distill", UNTIL_LEARNED, twin=twin)
+
+
+def _stages(what: str, plural: str, weight: float) -> tuple[Variant, Variant]:
+    first = f"fine-tuned, {plural}"
+    alone = {"task_weight": 0.0, "transfer_weight": weight}
+    return (
+        _variant(
+            first,
+            partial(_features_alone, what),
+            "fine-tune",
+            ALL_RATES,
+            alone,
+            needs=("fine-tuned",),
+            loss=unlabelled_loss,
+        ),
+        _variant(
+            f"{first}, then all",
+            partial(_then_all, first),
+            "fine-tune",
+            ALL_RATES,
+            needs=("fine-tuned", first),
+        ),
+    )
+
+
+LINEAR = Study(
+    "linear",
+    "linear attention in place of softmax: a student from scratch, with distilled maps, distilled outputs and"
+    " maps of twins; and a fine-tuned ViT that is given it, features first, then everything. The"
+    " ceiling is the central experiment's Copy: with a given map both kinds of attention are one",
+    "not in the paper; LoLCATs (arXiv 2410.10254), Hedgehog (arXiv 2402.04347)",
+    (
+        _variant("scratch", partial(_student, Hedgehog), "scratch", UNTIL_LEARNED),
+        _variant("elu, scratch", partial(_student, EluPlusOne), "scratch", UNTIL_LEARNED),
+        _variant("distilled maps", partial(_distilled, Hedgehog, "map"), "distill", _RATE_AND_WEIGHT),
+        _variant("elu, distilled maps", partial(_distilled, EluPlusOne, "map"), "distill", _RATE_AND_WEIGHT),
+        _variant("distilled outputs", partial(_distilled, Hedgehog, "output"), "distill", _RATE_AND_FACTOR),
+        _twin("routing"),
+        _twin("message"),
+        *_stages("map", "maps", 1.0),
+        *_stages("output", "outputs", OUTPUTS),
+        _variant("fine-tuned, all", partial(_then_all, None), "fine-tune", ALL_RATES, needs=("fine-tuned",)),
+    ),
+    only=("find", "match"),
+)

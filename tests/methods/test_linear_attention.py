@@ -1,0 +1,209 @@
+"""Linear attention: the linear-time form is its written-out map times v, features are the published ones, and
+each loss is what its formula says."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from atfamily.linear_attention import EluPlusOne, Hedgehog, LinearAttention, LinearTransfer, linear_attention
+from atlib import AttentionTransfer, Plan, walk
+from atlib.attention import Instead, Unwalkable
+from atlib.losses import attention_cross_entropy
+from tests import longhand
+from tests.helpers import random_images, random_maps, randomise, same, state_of
+
+KINDS = pytest.mark.parametrize("features", [Hedgehog, EluPlusOne])
+WHAT = pytest.mark.parametrize("what", ["map", "output"])
+
+
+@pytest.fixture
+def images():
+    return random_images(2, 3, 32, 32, dtype=torch.float64)
+
+
+@pytest.fixture
+def student(small_vit):
+    def built(features=Hedgehog, seed=1, **options):
+        return randomise(LinearAttention(small_vit(seed, **options).double(), features).double(), seed)
+
+    return built
+
+
+def longhand_features(student, layer, which, x):
+    """Entry by entry: (B, H, N, d) to (B, H, N, features)."""
+    phi = student.features[which][layer]
+    if isinstance(phi, EluPlusOne):
+        return torch.where(x > 0, x + 1, x.exp())
+    B, H, N, d = x.shape
+    out = x.new_zeros(B, H, N, 2 * d)
+    for b in range(B):
+        for h in range(H):
+            for n in range(N):
+                y = [sum(x[b, h, n, i] * phi.weight[h, i, j] for i in range(d)) for j in range(d)]
+                up, down = (torch.stack([(sign * value).exp() for value in y]) for sign in (1, -1))
+                out[b, h, n] = torch.cat([up / up.sum(), down / down.sum()])
+    return out
+
+
+def map_of(student, layer, q, k):
+    q, k = (longhand_features(student, layer, which, x) for which, x in enumerate((q, k)))
+    p = q @ k.mT
+    return p / p.sum(-1, keepdim=True)
+
+
+@KINDS
+def test_linear_time_is_the_written_out_map_times_v(features):
+    q, k, v = (random_images(2, 3, 7, 5, seed=seed, dtype=torch.float64) for seed in range(3))
+    q, k = features(3, 5).double()(q), features(3, 5).double()(k)
+    p = torch.einsum("bhif,bhjf->bhij", q, k)
+    p = p / p.sum(-1, keepdim=True)
+    assert (p.sum(-1) - 1).abs().max() < 1e-12 and p.min() > 0
+    assert (linear_attention(q, k, v) - p @ v).abs().max() < 1e-12
+
+
+def test_hedgehogs_features_are_those_of_the_published_definition():
+    """[softmax(x W), softmax(-x W)] over the head's width, W at first the identity, no bias, at least 1e-12:
+    LoLCATs' published code (feature_map.py, "softmax_dim" behind an untied matrix of each head)."""
+    phi, x = Hedgehog(2, 4).double(), 30 * random_images(3, 2, 5, 4, dtype=torch.float64)
+    published = torch.cat([F.softmax(x, -1), F.softmax(-x, -1)], -1).clamp(min=1e-12)
+    assert torch.equal(phi(x), published) and published.min() == 1e-12
+    randomise(phi)
+    y = torch.einsum("hdf,bhnd->bhnf", phi.weight, x)
+    assert (phi(x) - torch.cat([F.softmax(y, -1), F.softmax(-y, -1)], -1)).abs().max() < 1e-11
+
+
+def test_far_below_zero_the_plain_features_stay_above_zero():
+    x = torch.tensor([[[[-200.0, -20.0, 0.0, 3.0]]]])
+    assert EluPlusOne(1, 4)(x).flatten().tolist() == pytest.approx([1e-12, 1e-12, 1.0, 4.0])
+
+
+@KINDS
+def test_the_model_computes_what_its_maps_written_out_compute(student, images, features):
+    """Layer by layer, by a ViT written out by hand; nothing of the model is changed."""
+    model = student(features)
+    before = state_of(model)
+    seen = model.walk(images)
+    maps = {i: map_of(model, i, layer.q, layer.k) for i, layer in enumerate(seen.layers)}
+    for i, layer in enumerate(seen.layers):
+        assert (layer.map - maps[i]).abs().max() < 1e-11
+    assert (seen.logits - longhand.vit(model.model.state_dict(), images, 3, maps=maps)[0]).abs().max() < 1e-10
+    assert torch.equal(model(images), seen.logits) and same(before, state_of(model))
+    assert not torch.allclose(seen.logits, model.model(images), atol=1e-3), "softmax gives something else"
+
+
+@KINDS
+def test_gradients_reach_every_weight_and_are_finite_also_for_large_inputs(student, images, features):
+    model = student(features).train()
+    for scale in (1, 1e3):
+        model.zero_grad()
+        model.float()(scale * images.float()).square().sum().backward()
+        for name, weight in model.named_parameters():
+            assert weight.grad is not None and weight.grad.isfinite().all(), name
+
+
+@WHAT
+@KINDS
+def test_the_losses_are_their_formulas(small_vit, student, images, features, what):
+    teacher, model = small_vit(2).double(), student(features)
+    found = LinearTransfer(teacher, model, what).train()(images)
+    expected = 0
+    for i, (of_student, of_teacher) in enumerate(
+        zip(model.walk(images).layers, walk(teacher, images).layers)
+    ):
+        p_s = map_of(model, i, of_student.q, of_student.k)
+        p_t = (of_teacher.q @ of_teacher.k.mT * 8**-0.5).softmax(-1)
+        if what == "map":
+            expected += -(p_t * p_s.log()).sum(-1).mean()
+        else:
+            expected += (p_s @ of_student.v - p_t @ of_teacher.v).square().mean()
+    assert found.transfer_loss.item() == pytest.approx(expected.item(), rel=1e-10)
+    assert torch.equal(found.logits, model(images))
+    found.transfer_loss.backward()
+    assert all(weight.grad is None for weight in teacher.parameters())
+    grads = [weight.grad for weight in model.features.parameters()]
+    assert all(grad.isfinite().all() and grad.any() for grad in grads)
+
+
+@WHAT
+def test_a_model_that_teaches_itself_moves_its_features_alone_and_on_its_own_inputs(student, images, what):
+    model = student()
+    softmax = walk(model.model, images)
+    loss = LinearTransfer(model.model, model, what).train()(images).transfer_loss
+    expected = 0
+    for i, seen in enumerate(softmax.layers):
+        p = map_of(model, i, seen.q, seen.k)
+        of_map, of_output = -(seen.map * p.log()).sum(-1).mean(), ((p - seen.map) @ seen.v).square().mean()
+        expected += of_map if what == "map" else of_output
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-10)
+    loss.backward()
+    assert all(weight.grad is None for weight in model.model.parameters())
+    assert all(weight.grad.any() for weight in model.features.parameters())
+
+
+def test_the_teacher_may_see_another_image_and_is_not_run_in_evaluation(small_vit, student, images):
+    teacher, model = small_vit(2).double(), student()
+    pair, others = LinearTransfer(teacher, model).train(), images.flip(0)
+    apart = pair(torch.stack([images, others], 1))
+    assert torch.equal(apart.logits, model(images))
+    assert not torch.equal(apart.transfer_loss, pair(images).transfer_loss)
+    pair.eval()
+    teacher.forward = None
+    with torch.no_grad():
+        logits, loss = pair(torch.stack([images, others], 1))
+    assert torch.equal(logits, model(images)) and loss.isnan()
+
+
+def test_with_a_copied_map_both_kinds_of_attention_are_one(small_vit, student, images):
+    """So Copy into a linear student is Copy: there the map is given, and nobody asks for q and k."""
+    teacher, model = small_vit(2).double(), student()
+    maps = {i: seen.map for i, seen in enumerate(walk(teacher, images).layers)}
+    copied = AttentionTransfer(teacher, model.model, Plan())(images).logits
+    with_linear = {i: Instead(map=p) for i, p in maps.items()}
+    assert (walk(model.model, images, replace=with_linear).logits - copied).abs().max() < 1e-11
+
+
+def test_other_libraries_models_and_training_take_it(images):
+    """RoPE, registers, a gradient step; the weights it begins with are those of the model."""
+    timm = pytest.importorskip("timm")
+    eva = timm.create_model("eva02_tiny_patch14_224", img_size=28, patch_size=14, depth=2, num_classes=3)
+    model = LinearAttention(eva)
+    loss = model(random_images(2, 3, 28, 28)).square().mean()
+    loss.backward()
+    assert loss.isfinite() and all(w.grad.isfinite().all() for w in model.features.parameters())
+
+
+def test_what_cannot_be_is_refused(small_vit, student, images):
+    model = student()
+    with pytest.raises(Unwalkable):
+        walk(model, images)
+    with pytest.raises(ValueError):
+        LinearTransfer(small_vit(0, depth=2), model)
+    with pytest.raises(ValueError):
+        LinearTransfer(small_vit(0), model, "maps")
+    with pytest.raises(ValueError):
+        walk(
+            model.model, images, replace={0: Instead(attend=linear_attention, map=random_maps(2, 3, 17, 17))}
+        )
+    seen, plain = model.walk(images).layers, walk(small_vit(0).double(), images).layers
+    with pytest.raises(ValueError):  # its gradients would be those of softmax
+        attention_cross_entropy(seen, plain)
+
+
+def test_a_causal_layer_is_refused_since_it_would_look_ahead():
+    class Causal(nn.Module):
+        def forward(self, x):
+            return F.scaled_dot_product_attention(x, x, x, is_causal=True)
+
+    x = random_images(1, 1, 4, 4)
+    with pytest.raises(ValueError):
+        walk(Causal(), x, replace={0: Instead(attend=linear_attention)})
+
+
+def test_a_copy_of_the_student_is_its_own(student, images):
+    model = student()
+    other = copy.deepcopy(model)
+    randomise(model.features, 9)
+    assert not torch.equal(other(images), model(images))
