@@ -11,11 +11,11 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from atlib.transfer import Transferred
 from torch import Tensor, nn
 
 from atlib._util import require_known
 from atlib.attention import Instead, Seen, Walk, attend, walk
+from atlib.attention_transfer import Transferred
 from atlib.compatibility import sizes_of
 from atlib.losses import dense_attention_cross_entropy, note
 from atlib.pair import Normalisation, Pair

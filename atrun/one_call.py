@@ -11,12 +11,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from atlib.analysis.predictions import Interval, paired_bootstrap
-from atlib.data.folders import pictures_below
-from atlib.data.splits import SPLIT_NAMES
-from atlib.train.record import Record
 from torch import Tensor, nn
 
+from atfamily.measures.predictions import Interval, paired_bootstrap
 from atlib._util import STOPPED, write_atomically
 from atlib.checkpoint import save_vit
 from atlib.pair import config_of
@@ -28,8 +25,11 @@ from atrun.build import outputs_for, says_classes, training_images
 from atrun.commands import configured, note_hours, summary
 from atrun.config import RunConfig, config_path, read_config
 from atrun.configure import teacher_name
+from atrun.data.folders import pictures_below
+from atrun.data.splits import SPLIT_NAMES
 from atrun.method import Method, method_of_run
 from atrun.overrides import pairs
+from atrun.record import Record
 from atrun.runner import held_out, is_main_process, load_result, resume, start, weights_of
 from atrun.untrained import UNTRAINED
 

@@ -1,7 +1,7 @@
 """The study of controls in the two worlds: perfect routing without a teacher, the teacher's maps over
 shuffled patches, and the teacher's answers in place of its maps."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 import torch
@@ -30,43 +30,50 @@ def oracle_maps(cells: Tensor, heads: int, tokens: int) -> Tensor:
     return p[:, None].expand(-1, heads, -1, -1)
 
 
-def _oracle(sources: Sources) -> nn.Module:
-    """Copy, with the oracle in the teacher's place: the generator says where the named glyph is, of training
-    images as of those that the student is tested on. The teacher is not asked."""
-    scale, seed = sources.scale, sources.seed
-    split, size = ("validation", 2000) if seed == TUNING_SEED else ("test", 4000)
+def oracle(sources: Sources, drawn: Iterable[tuple[Images, Tensor]]) -> nn.Module:
+    """Copy, with the oracle in the teacher's place: the generator says in which cell, (n,), of an image the
+    answer is, of training images as of those that the student is tested on. The teacher is not asked."""
     cells: dict[bytes, int] = {}
-    for drawn in (
-        glyphs.generate("train", scale.labels, seed, scale.world),
-        glyphs.generate(split, size, 0, scale.world),
-    ):
-        images = glyphs.glyph_images(drawn)
-        for (some, _), of in zip(images.loader(500), torch.from_numpy(drawn.cell).split(500)):
-            cells |= zip(keys_of(some), of.tolist())
+    for images, of_images in drawn:
+        for (batch, _), of_batch in zip(images.loader(500), of_images.split(500)):
+            cells |= zip(keys_of(batch), of_batch.tolist())
     student = sources.student()
     heads, tokens = student.blocks[0].attn.num_heads, student.pos_embed.shape[1]
 
     def maps(images: Tensor) -> Mapping[int, Tensor]:
-        of = torch.tensor([cells[key] for key in keys_of(images)])
-        return dict.fromkeys(range(len(student.blocks)), oracle_maps(of, heads, tokens))
+        of_images = torch.tensor([cells[key] for key in keys_of(images)])
+        return dict.fromkeys(range(len(student.blocks)), oracle_maps(of_images, heads, tokens))
 
-    return AttentionTransfer(scale.student.build(), student, Plan(), maps=maps)
+    return AttentionTransfer(sources.scale.student.build(), student, Plan(), maps=maps)
+
+
+def _oracle(sources: Sources) -> nn.Module:
+    scale, seed = sources.scale, sources.seed
+    split, size = ("validation", 2000) if seed == TUNING_SEED else ("test", 4000)
+    drawn = (
+        glyphs.generate("train", scale.labels, seed, scale.world),
+        glyphs.generate(split, size, 0, scale.world),
+    )
+    return oracle(sources, [(glyphs.glyph_images(one), torch.from_numpy(one.cell)) for one in drawn])
 
 
 # --- The teacher's maps, changed ---
 
 
-def _jigsaw(teacher: nn.Module, sources: Sources) -> TeacherMaps:
+def jigsaw_of(teacher: nn.Module, sources: Sources) -> TeacherMaps:
+    """The teacher's maps over patches in a shuffled order."""
     return jigsaw(
         maps_of(teacher), patch_order(teacher.patch_embed.num_patches, 1, seed_for(sources.seed, "twins"))
     )
 
 
-def _mean(teacher: nn.Module, sources: Sources) -> TeacherMaps:
+def mean_of(teacher: nn.Module, sources: Sources) -> TeacherMaps:
+    """The teacher's mean map of images without labels."""
     return mean_map(teacher, (images for images, _ in sources.unlabelled().loader(500)))
 
 
-def _with(how: str, change: Callable[[nn.Module, Sources], TeacherMaps], sources: Sources) -> nn.Module:
+def changed(how: str, change: Callable[[nn.Module, Sources], TeacherMaps], sources: Sources) -> nn.Module:
+    """A student that is given the teacher's maps, changed."""
     teacher = sources.teacher()
     given = change(teacher, sources)
     return AttentionTransfer(teacher, sources.student(), Plan(how=how), maps=given)
@@ -111,9 +118,9 @@ CONTROLS = Study(
     (
         Variant("oracle", _oracle, None, trials=_UPHILL),
         Variant("copy, blank image", by(), None, trials=UNTIL_LEARNED, twin=BLANK),
-        Variant("copy, jigsaw", partial(_with, "copy", _jigsaw), None, trials=UNTIL_LEARNED),
-        Variant("distill, jigsaw", partial(_with, "distill", _jigsaw), "distill", trials=UNTIL_LEARNED),
-        Variant("distill, mean map", partial(_with, "distill", _mean), "distill", trials=UNTIL_LEARNED),
+        Variant("copy, jigsaw", partial(changed, "copy", jigsaw_of), None, trials=UNTIL_LEARNED),
+        Variant("distill, jigsaw", partial(changed, "distill", jigsaw_of), "distill", trials=UNTIL_LEARNED),
+        Variant("distill, mean map", partial(changed, "distill", mean_of), "distill", trials=UNTIL_LEARNED),
         _answered(500),
         _answered(800),
     ),

@@ -19,6 +19,7 @@ SCALES = {
     "match": "Match",
     "cifar10-cpu": "CIFAR-10",
     "pacs": "PACS",
+    "mosaics": "Find, photographs",
     "scenes": "Scenes",
     "phrases": "Phrases",
     "real-cifar10": "CIFAR-10, published teacher",

@@ -14,7 +14,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from atbook.lab.tuning import ABOVE_GUESSING, Ladder, Range
-from atbook.worlds import glyph_images, glyphs, pretext
+from atbook.worlds import glyph_images, glyphs, mosaics, pretext
 from atbook.worlds.phrases import Language, generate_phrases, phrase_sentences
 from atbook.worlds.scenes import SceneWorld, generate_scenes, scene_images, scene_objects
 from atfamily.contrast import MomentumPair
@@ -460,6 +460,65 @@ def _pacs(
 
 
 @dataclass(frozen=True)
+class MosaicScale(Scale):
+    """Find with photographs of CIFAR-10 (`atbook.worlds.mosaics`): the teacher learns to paint the framed
+    one, students learn its class from some labels. Two thirds of the training photographs are the teacher's,
+    the others the students'. Twins are those of `atbook.worlds.mosaics.TWINS`, and `BLANK`."""
+
+    path: Path | None = None
+    unlabelled: int = 40_000
+    gate: float = math.inf
+
+    def make_teacher(self, seed: int, progress: str | None = None) -> Made:
+        """Pre-train a teacher."""
+        school = Schooling(
+            "mosaics",
+            3 * mosaics.CELL**2,
+            mosaics.mosaic_retrieval,
+            draw=lambda split, size, seed, world: self.drawn(split, size, seed),
+            model={"img_size": mosaics.SIDE * mosaics.CELL, "patch_size": mosaics.CELL},
+            gate=self.gate,
+        )
+        return school.make(self.pretraining, self.unlabelled, seed, progress)
+
+    def labelled(self, seed: int, number: int | None = None, twin: str | None = None) -> Images:
+        """The students' training images, or another number of them."""
+        return self._images("train", number or self.labels, seed, twin)
+
+    def unlabelled_images(self, seed: int) -> Images:
+        """8,000 of the teacher's mosaics, for what is estimated from its maps; their labels are not for
+        use."""
+        return self._images("unlabelled", min(8000, self.unlabelled), seed)
+
+    def held_out(self, split: str, twin: str | None = None) -> Images:
+        """ "validation" (2,000 mosaics) or "test" (4,000)."""
+        return self._images(split, 2000 if split == "validation" else 4000, 0, twin)
+
+    def drawn(self, split: str, size: int, seed: int, twin: str | None = None) -> mosaics.Mosaics:
+        """Mosaics of a split, with the choices behind them."""
+        return mosaics.draw_mosaics(self._photographs(split), size, seed_for(seed, "labels"), twin)
+
+    def _photographs(self, split: str) -> Images:
+        """What a split's mosaics are made of."""
+        of = split if split in ("validation", "test") else "train"
+        all_of_them = _cifar10(self.path, of, None, 0, mosaics.CELL)
+        if of != "train":
+            return all_of_them
+        of_teacher = 2 * len(all_of_them) // 3
+        places = range(of_teacher) if split == "unlabelled" else range(of_teacher, len(all_of_them))
+        return all_of_them.select(places)
+
+    def _images(self, split: str, size: int, seed: int, twin: str | None = None) -> Images:
+        classes = self._photographs(split).classes
+        images = mosaics.mosaic_images(self.drawn(split, size, seed), classes)
+        if twin is None:
+            return images
+        if twin == BLANK:
+            return with_blanks(images)
+        return pair(images, mosaics.mosaic_images(self.drawn(split, size, seed, twin), classes))
+
+
+@dataclass(frozen=True)
 class SceneScale(Scale):
     """Scenes: the teacher is a masked auto-encoder of unlabelled ones, students learn from labelled ones what
     is where. No student classifies images, so `methods` are none; a study of this scale says what its
@@ -586,7 +645,7 @@ CLASSIFYING = ("find", "match", "cifar10-cpu", "pacs", "cifar10", "cifar10-toy")
 PUBLISHED = ("real-cifar10", "real-pacs", "real-cifar10-98px")
 # the same with all labels and students as large as their teacher
 FULL = ("real-cifar10-full",)
-SCALES = (*CLASSIFYING, *PUBLISHED, *FULL, "scenes", "phrases")
+SCALES = (*CLASSIFYING, *PUBLISHED, *FULL, "mosaics", "scenes", "phrases")
 CIFAR_IMAGES = 45_000  # to train on: CIFAR-10's training split without the tenth that is for validation
 # One range for all methods. It is wide: the search tries five to two dozen recipes of it.
 AXES = {
@@ -643,7 +702,7 @@ def _published_student(classes: int, image_size: int = 56) -> Architecture:
 @lru_cache
 def scales(
     data: Path | None = None,
-) -> dict[str, GlyphScale | CifarScale | PacsScale | SceneScale | SentenceScale]:
+) -> dict[str, GlyphScale | CifarScale | PacsScale | MosaicScale | SceneScale | SentenceScale]:
     """All scales by name; `data` is a folder with CIFAR-10's parquet files, for "pacs" one that holds
     `cifar10` and `pacs` (None: from the hub)."""
     # 16 patches + class token, at the resolution of CIFAR-10: what a CPU can train.
@@ -764,6 +823,21 @@ def scales(
             labels=None,
             padding=7,
             held_out_sizes={"validation": None, "test": None},
+        ),
+        # For 2 CPU cores: nine small photographs of CIFAR-10, of which the framed one is asked for.
+        "mosaics": MosaicScale(
+            "mosaics",
+            Architecture(
+                "glyphs",
+                {"img_size": mosaics.SIDE * mosaics.CELL, "patch_size": mosaics.CELL, "num_classes": 10},
+            ),
+            (),
+            replace(pretext.RETRIEVAL, steps=3000),
+            replace(recipes.STUDENT, steps=500),
+            {},
+            labels=2000,
+            path=data,
+            gate=0.4,
         ),
         # For 2 CPU cores: 48 passes of masked auto-encoding over 8,000 scenes, 12 of detection over 2,000.
         "scenes": SceneScale(

@@ -17,6 +17,7 @@ from atbook.lab.bits import BITS
 from atbook.lab.controls import CONTROLS
 from atbook.lab.finer import FINER_STUDY
 from atbook.lab.linear import LINEAR
+from atbook.lab.mosaics import MOSAICS
 from atbook.lab.pointing import POINTING
 from atbook.lab.pretraining_methods import PRETRAINING_METHODS, PRETRAINING_METHODS_MATCH
 from atbook.lab.scales import ALL_RATES, AXES, BLANK, GATE, START, CifarScale, GlyphScale, Schooling, colour
@@ -1354,6 +1355,7 @@ STUDIES = {
         AUGMENTATION,
         BITS,
         CONTROLS,
+        MOSAICS,
         FINER_STUDY,
         LINEAR,
         POINTING,

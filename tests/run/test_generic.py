@@ -10,7 +10,6 @@ from pathlib import Path
 import datasets
 import pytest
 import torch
-from atlib.train.record import read_record
 from PIL import Image
 from torchvision.transforms.functional import to_pil_image
 
@@ -26,6 +25,7 @@ from atrun.commands import configured
 from atrun.config import read_config, write_config
 from atrun.configure import configure
 from atrun.log import read_log
+from atrun.record import read_record
 from atrun.runner import start
 from tests.helpers import random_images, randomise
 from tests.picture_files import CLASSES, write_folders

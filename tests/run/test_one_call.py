@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from atlib.analysis.predictions import paired_bootstrap
-from atlib.train.record import read_record
 
+from atfamily.measures.predictions import paired_bootstrap
 from atlib import create_vit, transfer
 from atlib.pair import Normalisation
 from atlib.train.evaluate import predict
@@ -16,6 +15,7 @@ from atrun import estimate, one_call
 from atrun.build import held_out_images
 from atrun.config import read_config
 from atrun.one_call import compare_methods, is_flat
+from atrun.record import read_record
 from atrun.runner import load_result
 from tests.picture_files import CLASSES, picture
 from tests.run.test_generic import photographs as photographs  # a fixture

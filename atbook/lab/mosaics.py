@@ -1,0 +1,44 @@
+"""The study of Find with photographs: where to look is known, and what is seen there is a real photograph."""
+
+from functools import partial
+
+from torch import nn
+
+from atbook.lab.controls import changed, jigsaw_of, mean_of, oracle
+from atbook.lab.scales import AXES, BLANK, START, TUNING_SEED, WEIGHTS
+from atbook.lab.study import Sources, Study, Variant, by, fine_tune, scratch
+from atbook.lab.tuning import ABOVE_GUESSING, Ladder, Range
+from atbook.worlds import mosaics
+
+# As wide for all; where nothing has left guessing, one of ten classes, it goes on beyond both ends.
+_RATES = Ladder("lr", AXES["lr"][2:12], beyond=2, learned=1 / 10 + ABOVE_GUESSING)
+_WEIGHTED = Range({"lr": AXES["lr"]} | WEIGHTS, {"lr": START["lr"], "transfer_weight": 3.0}, {}, step=0.0)
+
+
+def _oracle(sources: Sources) -> nn.Module:
+    """Copy, with the places of the frames in the teacher's place, of training and of evaluated images."""
+    scale, seed = sources.scale, sources.seed
+    split, size = ("validation", 2000) if seed == TUNING_SEED else ("test", 4000)
+    drawn = scale.drawn("train", scale.labels, seed), scale.drawn(split, size, 0)
+    return oracle(sources, [(mosaics.mosaic_images(one, ()), one.cells) for one in drawn])
+
+
+MOSAICS = Study(
+    "mosaics",
+    "Find with photographs: nine small ones, of which the framed one gives the label; Copy, Distill, and the"
+    " controls of the worlds: an oracle, twins, a blank image, shuffled patches, the mean map",
+    "not in the paper",
+    (
+        Variant("scratch", scratch, None, trials=_RATES),
+        Variant("fine-tune", fine_tune, None, trials=_RATES),
+        Variant("copy", by(), None, trials=_RATES),
+        Variant("distill", by(how="distill"), None, trials=_WEIGHTED),
+        Variant("oracle", _oracle, None, trials=_RATES),
+        *(Variant(f"copy, {twin} twin", by(), None, trials=_RATES, twin=twin) for twin in mosaics.TWINS),
+        Variant("copy, blank image", by(), None, trials=_RATES, twin=BLANK),
+        Variant("copy, jigsaw", partial(changed, "copy", jigsaw_of), None, trials=_RATES),
+        Variant("distill, jigsaw", partial(changed, "distill", jigsaw_of), None, trials=_WEIGHTED),
+        Variant("distill, mean map", partial(changed, "distill", mean_of), None, trials=_WEIGHTED),
+    ),
+    only=("mosaics",),
+)
