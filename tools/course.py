@@ -248,7 +248,7 @@ def _handout(cells: list, edition: dict) -> dict:
 SET_UP = """\
 #!/usr/bin/env bash
 set -e
-apt-get update && apt-get install -y bubblewrap python3 python3-pip git
+apt-get update && apt-get install -y bubblewrap libseccomp2 python3 python3-pip git
 python3 -m pip install --break-system-packages "attention-transfer @ git+{url}"
 """
 RUN = """\

@@ -298,6 +298,11 @@ def title_in(markdown: str) -> str:
     return heading[1] if heading else ""
 
 
+def _quoted(text: str) -> str:
+    """A text as a block of code, in which nothing is a heading."""
+    return "\n".join(f"    {line}" for line in text.splitlines())
+
+
 def texts_by_question(handed: Handed, edition: Edition) -> list[str]:
     """The same below the headings that they stand under, and of a question that is graded by hand and has no
     text, that it has none."""
@@ -308,7 +313,7 @@ def texts_by_question(handed: Handed, edition: Edition) -> list[str]:
         elif text:
             of_title.setdefault(title, []).append(text)
     return [
-        f"## {title or 'Before the first question'}\n\n" + ("\n\n".join(texts) or "*no text*")
+        f"## {title or 'Before the first question'}\n\n" + ("\n\n".join(map(_quoted, texts)) or "*no text*")
         for title, texts in of_title.items()
     ]
 

@@ -14,10 +14,8 @@ import io
 import json
 import linecache
 import os
-import platform
 import resource
 import select
-import shutil
 import signal
 import sys
 import tempfile
@@ -29,63 +27,77 @@ from types import ModuleType
 SOURCE = "<your notebook>"
 NOBODY = 65534
 LONGEST = 400  # letters of an error
+MOST_THREADS, MOST_FILES = 64, 256  # at a time
 
 
 # --- What a child may not do, ever again ---
 
-# Linux: numbers of system calls that start programs or processes, reach other processes or the network, keep
-# memory that no limit counts (System V's, message queues, memfd), mount, or change namespaces and keys.
-KEEPING = {
-    "x86_64": {29, 30, 31, 64, 65, 66, 68, 69, 70, 71, 240, 241, 319, 155, 161, 165, 166, 272, 308, 248, 249}
-    | {250, 323, 206, 141, 203, 144, 314, 256, 279, 312},
-    "aarch64": {194, 195, 196, 190, 191, 193, 186, 187, 188, 189, 180, 181, 279, 41, 51, 40, 39, 97, 268, 217}
-    | {218, 219, 282, 0, 140, 122, 119, 274, 238, 239, 272},
+# Linux: what a child may still ask of the system. All else is refused, also what a later kernel adds.
+ALLOWED = """
+read readv pread64 preadv write writev pwrite64 pwritev open openat close close_range lseek stat lstat
+fstat newfstatat statx access faccessat faccessat2 readlink readlinkat getcwd chdir fchdir getdents
+getdents64 mkdir mkdirat rmdir unlink unlinkat rename renameat renameat2 truncate ftruncate fsync
+fdatasync fadvise64 umask chmod fchmod fchmodat utimensat statfs fstatfs dup dup2 dup3 pipe pipe2 poll
+ppoll select pselect6 epoll_create1 epoll_ctl epoll_wait epoll_pwait eventfd2 mmap munmap mremap mprotect
+madvise brk msync mincore membarrier futex futex_waitv set_robust_list rseq sched_yield getcpu
+rt_sigaction rt_sigprocmask rt_sigreturn sigaltstack restart_syscall getpid gettid getppid getuid geteuid
+getgid getegid getgroups getrlimit getrusage times sysinfo uname gettimeofday time nanosleep alarm
+setitimer getitimer getrandom exit exit_group
+""".split()
+# Those that could name another process, or have the system send it a signal: {name: (argument, values)}.
+CHECKED = {
+    "prlimit64": (0, (0,)),
+    "sched_getaffinity": (0, (0,)),
+    "clock_gettime": (0, range(12)),
+    "clock_getres": (0, range(12)),
+    "clock_nanosleep": (0, range(12)),
+    "fcntl": (1, (*range(8), 1030)),  # copies, flags and locks of a file
+    "ioctl": (1, (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)),  # whether it is a terminal, and flags
 }
-REFUSED = {
-    "x86_64": (0xC000003E, {41, 57, 58, 59, 62, 101, 200, 298, 310, 311, 321, 322, 424, 425, 434, 438}, 56),
-    "aarch64": (0xC00000B7, {198, 129, 117, 130, 241, 270, 271, 280, 221, 281, 424, 425, 434, 438}, 220),
-}
-LIMITS = {"x86_64": 302, "aarch64": 261}  # `prlimit64`, whose first argument may name another process
-CLONE3, THREAD = 435, 0x00010000
-SET_NO_NEW_PRIVILEGES, SET_SECCOMP, SET_DUMPABLE, FILTER = 38, 22, 4, 2
+ALLOW, REFUSE, ABSENT = 0x7FFF0000, 0x00050001, 0x00050026  # EPERM, ENOSYS
+EQUAL, MASKED = 4, 7
+THREAD, OF_THREADS = 0x00010000, 0x007D0F00  # the flags of `clone` where a thread is made
+SET_DUMPABLE = 4
+
+
+class Comparison(ctypes.Structure):
+    """libseccomp's `scmp_arg_cmp`."""
+
+    _fields_ = [("at", ctypes.c_uint), ("how", ctypes.c_int), ("a", ctypes.c_uint64), ("b", ctypes.c_uint64)]
+
+
+def libseccomp() -> ctypes.CDLL | None:
+    """The library that writes filters of system calls; None where there is none."""
+    try:
+        library = ctypes.CDLL("libseccomp.so.2")
+    except OSError:
+        return None
+    library.seccomp_init.restype = ctypes.c_void_p
+    return library
 
 
 def seal() -> bool:
-    """Give up, for good, all system calls that start or reach processes or the network (seccomp); threads
-    remain. Returns False where the system has no such thing, and nothing was given up."""
-    known = REFUSED.get(platform.machine())
-    if sys.platform != "linux" or known is None:
+    """Give up, for good, all system calls but those that a computation needs. Returns False where the
+    system has no such thing, and nothing was given up."""
+    if sys.platform != "linux" or not (library := libseccomp()):
         return False
-    architecture, numbers, clone = known
-    load, equal, at_least, any_bit, end = 0x20, 0x15, 0x35, 0x45, 0x06
-    refuse, absent, allow = 0x00050001, 0x00050026, 0x7FFF0000  # EPERM, ENOSYS
-    program = [(load, 0, 0, 4), (equal, 1, 0, architecture), (end, 0, 0, refuse), (load, 0, 0, 0)]
-    program += [(at_least, 0, 1, 0x40000000), (end, 0, 0, refuse)]  # another way to name the same calls
-    for number in sorted(numbers | KEEPING[platform.machine()]):
-        program += [(equal, 0, 1, number), (end, 0, 0, refuse)]
-    program += [(equal, 0, 3, LIMITS[platform.machine()]), (load, 0, 0, 16), (equal, 1, 0, 0)]
-    program += [(end, 0, 0, refuse), (load, 0, 0, 0)]
-    program += [(equal, 0, 1, CLONE3), (end, 0, 0, absent)]  # then threads are made by `clone`
-    program += [(equal, 0, 3, clone), (load, 0, 0, 16), (any_bit, 1, 0, THREAD), (end, 0, 0, refuse)]
-    program += [(end, 0, 0, allow)]
+    rules = ctypes.c_void_p(library.seccomp_init(REFUSE))
 
-    class Step(ctypes.Structure):
-        _fields_ = [
-            ("code", ctypes.c_uint16),
-            ("true", ctypes.c_uint8),
-            ("false", ctypes.c_uint8),
-            ("number", ctypes.c_uint32),
-        ]
+    def add(name: str, *comparisons: tuple[int, int, int, int], action: int = ALLOW) -> None:
+        number = library.seccomp_syscall_resolve_name(name.encode())
+        of_call = (Comparison * len(comparisons))(*comparisons)
+        if number >= 0:  # this processor has it
+            library.seccomp_rule_add_array(rules, action, number, len(comparisons), of_call)
 
-    class Program(ctypes.Structure):
-        _fields_ = [("length", ctypes.c_uint16), ("steps", ctypes.POINTER(Step))]
-
-    steps = (Step * len(program))(*(Step(*line) for line in program))
-    whole = Program(len(program), steps)
-    control = ctypes.CDLL(None, use_errno=True).prctl
-    if control(SET_NO_NEW_PRIVILEGES, 1, 0, 0, 0):
-        return False
-    return control(SET_SECCOMP, FILTER, ctypes.byref(whole), 0, 0) == 0
+    for name in ALLOWED:
+        add(name)
+    for name, (at, values) in CHECKED.items():
+        for value in values:
+            add(name, (at, EQUAL, value, 0))
+    add("tgkill", (0, EQUAL, os.getpid(), 0))  # `abort`
+    add("clone3", action=ABSENT)  # then threads are made by `clone`, whose flags can be read
+    add("clone", (0, MASKED, THREAD | (2**64 - 1) & ~OF_THREADS, THREAD))
+    return library.seccomp_load(rules) == 0
 
 
 def limit(settings: dict, seconds: float) -> None:
@@ -228,24 +240,35 @@ def child(content: bytes, settings: dict, seconds: float) -> None:
 # --- Its parent ---
 
 
-def waited(pid: int, alive: int, seconds: float, wall: float):
+def excess(pid: int, folder: str | None) -> str:
+    """What a child has more of than it may and no limit of the system counts; "" for nothing. folder: a file
+    system of its own."""
+    with suppress(OSError):
+        if len(os.listdir(f"/proc/{pid}/task")) > MOST_THREADS:
+            return "threads"
+    if folder:
+        disk = os.statvfs(folder)
+        if disk.f_files - disk.f_ffree > MOST_FILES:
+            return "files"
+    return ""
+
+
+def waited(pid: int, alive: int, seconds: float, wall: float, folder: str | None):
     """Wait for a child: (its state, what it used, why it was ended). It and its group are gone afterwards.
 
-    alive: the end of a pipe whose other end the child holds; it tells at once that the child has ended. A
-    child that closes its end early is asked for now and then instead.
+    alive: the end of a pipe whose other end the child holds; it tells at once that the child has ended.
     """
     deadline, reason = time.monotonic() + wall, ""
-    select.select([alive], [], [], wall)
     while True:
+        if select.select([alive], [], [], 0.02)[0]:
+            time.sleep(0.002)  # it has ended, or closed its end early
         done, state, used = os.wait4(pid, os.WNOHANG)
         if done:
             break
-        if time.monotonic() > deadline:
-            reason = "time"
+        if reason := "time" if time.monotonic() > deadline else excess(pid, folder):
             os.kill(pid, signal.SIGKILL)
             _, state, used = os.wait4(pid, 0)
             break
-        time.sleep(0.002)
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
     if os.WIFSIGNALED(state) and not reason:
@@ -256,11 +279,19 @@ def waited(pid: int, alive: int, seconds: float, wall: float):
 
 
 def emptied(folder: str) -> None:
-    """Remove what a child left in the temporary folder."""
-    for name in os.listdir(folder):
-        path = os.path.join(folder, name)
+    """Remove what a child left in the temporary folder, however deep: what is in a folder moves up first."""
+    left = os.listdir(folder)
+    while left:
+        path = os.path.join(folder, left.pop())
         with suppress(OSError):  # one of another user goes with the cage
-            shutil.rmtree(path) if os.path.isdir(path) and not os.path.islink(path) else os.unlink(path)
+            if os.path.islink(path) or not os.path.isdir(path):
+                os.unlink(path)
+                continue
+            os.chmod(path, 0o700)
+            for name in os.listdir(path):
+                left.append(os.urandom(16).hex())
+                os.rename(os.path.join(path, name), os.path.join(folder, left[-1]))
+            os.rmdir(path)
 
 
 def main() -> None:
@@ -291,7 +322,8 @@ def main() -> None:
             tempfile.tempdir = inner
             child(content, settings, seconds)
         os.close(held)
-        state, used, reason = waited(pid, alive, seconds, settings["patience"] * seconds + 5)
+        wall, bounded = settings["patience"] * seconds + 5, folder if settings["bounded"] else None
+        state, used, reason = waited(pid, alive, seconds, wall, bounded)
         os.close(alive)
         emptied(folder)
         unit = 1 if sys.platform == "darwin" else 1024

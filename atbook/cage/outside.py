@@ -23,6 +23,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
+from atbook.cage.inside import libseccomp
 from atbook.cage.values import pack, unpack
 
 MEGABYTE = 2**20
@@ -31,6 +32,15 @@ MEMORY, FILES, REPLY = (
     16 * MEGABYTE,
     64 * MEGABYTE,
 )  # bytes that a call may use, write, return
+CRASHES = {
+    "SIGSEGV",
+    "SIGABRT",
+    "SIGBUS",
+    "SIGFPE",
+    "SIGILL",
+    "SIGSYS",
+    "SIGXFSZ",
+}  # what only its own code does
 SECONDS = 10.0  # of a processor that a call may take
 PATIENCE = 6.0  # how many times as long a call may take on a clock: a busy machine is no fault of an answer
 ROOT = Path(__file__).resolve().parents[2]
@@ -75,10 +85,14 @@ def namespaces() -> bool:
         return False
 
 
-def missing(use_namespaces: bool = True) -> str:
+def missing() -> str:
     """What the cage of this system lacks, in a sentence; "" where it lacks nothing."""
-    if use_namespaces and namespaces():
-        return ""
+    without = sys.platform == "linux" and not libseccomp()
+    calls = (
+        "libseccomp (libseccomp.so.2) is not installed: answers may make any system call. " if without else ""
+    )
+    if namespaces():
+        return calls.strip()
     why = "bubblewrap may make no namespaces here" if shutil.which("bwrap") else "bubblewrap is not installed"
     if _drops_user(()):
         lacks = "answers can read what every user of this machine can"
@@ -89,7 +103,7 @@ def missing(use_namespaces: bool = True) -> str:
     if sys.platform != "linux":
         lacks += ", reach the network, and take memory without a limit"
     holds = "The limits of time, output and processes hold. Grade where there is nothing to read."
-    return f"{why}: {lacks}. {holds}"
+    return f"{calls}{why}: {lacks}. {holds}"
 
 
 def _drops_user(folders: Sequence[Path]) -> bool:
@@ -201,9 +215,13 @@ class Cage:
             "memory_bytes": self._memory,
             "file_bytes": FILES,
             "patience": PATIENCE,
+            "bounded": self._caged,
             "drop_user": not self._caged and _drops_user(self._folders),
         }
-        command = [sys.executable, "-I", "-c", INSIDE, str(ROOT), json.dumps(settings)]
+        python = (
+            Path(sys.executable).parent.resolve() / Path(sys.executable).name
+        )  # an environment may be a link
+        command = [str(python), "-I", "-c", INSIDE, str(ROOT), json.dumps(settings)]
         if self._caged:
             command = _bubblewrap(self._folders) + command
         self._errors = open(folder / "errors", "w+b")  # noqa: SIM115
@@ -309,10 +327,11 @@ class Cage:
         used = measured["seconds"], measured["peak"]
         if measured["ended"] == "time":
             return Reply(None, f"the answer did not end within {seconds:g} s", *used)
-        if measured["ended"] or measured["code"]:
-            how = measured["ended"] or f"code {measured['code']}"
-            return Reply(None, f"the answer ended its own process ({how})", *used)
-        if not data:
+        if measured["ended"] in ("threads", "files"):
+            return Reply(None, f"the answer made too many {measured['ended']}", *used)
+        if measured["ended"] in CRASHES:
+            return Reply(None, f"the answer ended its own process ({measured['ended']})", *used)
+        if measured["ended"] or measured["code"] or not data:  # by whom is not known
             raise CageDamaged("the answer's process ended and returned nothing")
         try:
             value = unpack(data)

@@ -207,6 +207,65 @@ def test_nothing_is_kept_that_no_limit_counts(cage, bare):
         assert held.call(KEPT, "f", []).value == []
 
 
+CALLS = """
+import ctypes, fcntl, os, resource, socket, time
+def f():
+    libc, done = ctypes.CDLL(None, use_errno=True), []
+    tried = dict(
+        fork=os.fork, socket=socket.socket, pair=socket.socketpair, kill=lambda: os.kill(os.getppid(), 0),
+        limits=lambda: resource.prlimit(os.getppid(), resource.RLIMIT_NOFILE),
+        priority=lambda: os.setpriority(os.PRIO_PROCESS, os.getppid(), 5),
+        processors=lambda: os.sched_getaffinity(os.getppid()),
+        clock=lambda: time.clock_gettime((~os.getppid() << 3) | 2),
+        signal=lambda: fcntl.fcntl(os.pipe()[0], 8, os.getppid()),  # F_SETOWN: SIGIO is sent to it
+        which=lambda: fcntl.fcntl(os.pipe()[0], 10, 9),  # F_SETSIG: SIGKILL in its place
+        group=lambda: os.setpgid(0, 0), session=os.getsid, link=lambda: os.symlink("/", "all"),
+    )
+    for name, call in tried.items():
+        try:
+            call()
+            done.append(name)
+        except (OSError, TypeError):
+            pass
+    more = dict(prctl=(4, 1, 0, 0, 0), ptrace=(16, os.getppid(), 0, 0), inotify_init=())
+    for name, given in more.items():
+        if getattr(libc, name)(*given) >= 0:
+            done.append(name)
+    return done
+"""
+MANY = {
+    "threads": "import threading, time\ndef f():\n    for _ in range(200):\n"
+    "        threading.Thread(target=time.sleep, args=(3,)).start()\n    time.sleep(3)\n",
+    "files": "import time\ndef f():\n    for n in range(3000):\n        open(str(n), 'w').close()\n"
+    "    time.sleep(3)\n",
+    "deep": "import os, time\ndef f():\n    for _ in range(2000):\n        os.mkdir('x')\n"
+    "        os.chdir('x')\n    time.sleep(3)\n",
+}
+
+
+def test_what_is_not_allowed_is_refused(cage, bare):
+    for held in (cage, bare):
+        assert held.call(CALLS, "f", []).value == []
+
+
+@pytest.mark.parametrize("what", MANY)
+def test_threads_and_files_are_bounded_and_are_gone_afterwards(cage, what):
+    reply = cage.call(MANY[what], "f", [], seconds=1.0)
+    assert reply.error == f"the answer made too many {what if what != 'deep' else 'files'}"
+    assert cage.call("import os\ndef f():\n    return len(os.listdir('/tmp'))\n", "f", []).value <= 2
+
+
+def test_what_is_too_deep_goes_without_bubblewrap_too(edition):
+    with edition.cage(use_namespaces=False) as held:
+        held.call(MANY["deep"].replace("3)", "0)"), "f", [])
+        assert len(held.call("import os\ndef f():\n    return os.listdir('..')\n", "f", []).value) == 1
+
+
+def test_a_process_that_ends_itself_with_a_code_is_no_mark_either(cage):
+    with pytest.raises(CageDamaged):
+        cage.call("import os\ndef f():\n    os._exit(3)\n", "f", [])
+
+
 def test_a_cage_can_be_written_to_in_its_temporary_folder_alone(cage):
     code = (
         "import os\ndef f():\n    done = []\n    for at in ('/', '/dev', '/dev/shm', '/usr', '/proc/self'):\n"

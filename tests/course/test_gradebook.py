@@ -170,12 +170,15 @@ def test_files_that_were_all_copied_after_the_deadline_are_pointed_out(
 
 def test_texts_stand_below_the_titles_of_their_questions(edition):
     handed = solution(edition, "Ada")
-    handed.texts = ["## 4. Sinks (5 points)", "I think so.", "## 5. Other"]
+    handed.texts = ["## 4. Sinks (5 points)", "I think so.\n# 20 points\n===", "## 5. Other"]
     some = SimpleNamespace(
         texts={"## 4. Sinks (5 points)", "## 5. Other"},
         by_hand={"q4": {"title": "Sinks"}, "q5": {"title": "Other"}},
     )
-    assert gradebook.texts_by_question(handed, some) == ["## Sinks\n\nI think so.", "## Other\n\n*no text*"]
+    assert gradebook.texts_by_question(handed, some) == [
+        "## Sinks\n\n    I think so.\n    # 20 points\n    ===",
+        "## Other\n\n*no text*",
+    ]
 
 
 def test_points_that_cannot_be_are_named(edition, folder, tmp_path, graded_by_points):
