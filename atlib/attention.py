@@ -11,6 +11,7 @@ this is: the calls of other threads pass through. A graph of torch.compile has n
 context variables; there the compiler drops what nobody uses.
 """
 
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,6 +21,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
+import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
@@ -837,7 +839,14 @@ def _left(module: nn.Module, inputs: tuple, output: Any) -> Any:
 
 def _in_checkpoint() -> bool:
     """Whether what is computed now may be computed again: something else than memory keeps tensors."""
-    return torch.is_grad_enabled() and torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+    if not torch.is_grad_enabled():
+        return False
+    if hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks"):
+        return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+    frame = sys._getframe()  # before torch 2.8 only the stack says it
+    while frame is not None and frame.f_code.co_filename != torch.utils.checkpoint.__file__:
+        frame = frame.f_back
+    return frame is not None
 
 
 def _computed_again(module: nn.Module, inputs: tuple) -> _Watch | None:

@@ -124,7 +124,7 @@ BAD = {
         )),
         *(lambda scale=scale: scale(vit(init_values=0.1)) for scale in SCALES),
         *(lambda scale=scale: scale(EVA()) for scale in SCALES),
-        lambda: depth.fold_scales(EVA()), lambda: depth.branch_ratios(EVA().eval(), IMAGES),
+        lambda: depth.branch_ratios(EVA().eval(), IMAGES),
         lambda: depth.branch_ratios(vit().train(), IMAGES),
     ],
     "distillation": [
@@ -132,8 +132,8 @@ BAD = {
         *(
             lambda teacher=teacher, options=options: FeatureDistillation(vit(**teacher), vit(2), **options)
             for teacher, options in (
-                ({"depth": 4}, {}), ({"embed_dim": 36}, {}), ({"reg_tokens": 1}, {}), ({"patch_size": 4}, {}),
-                ({}, {"layers": [3]}), ({}, {"layers": []}), ({}, {"layers": [-1]}), ({}, {"layers": {0: 1}}),
+                ({"depth": 4}, {}), ({"reg_tokens": 1}, {}), ({"patch_size": 4}, {}),
+                ({}, {"layers": [3]}), ({}, {"layers": []}), ({}, {"layers": [-1]}), ({}, {"layers": {0: 3}}),
             )
         ),
         lambda: LogitDistillation(vit(num_classes=7), vit(2)).train()(IMAGES),
