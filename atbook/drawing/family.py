@@ -307,6 +307,23 @@ CARDS = {
         sees=("sees the view", "sees a view"),
         gives="its neighbours",
     ),
+    "linear-attention": Card(
+        "Linear attention. In the student, features of queries and keys take the place of the softmax. Their "
+        "product, rows divided by their sums, is pulled to the frozen teacher's map; it is made for this "
+        "loss alone.",
+        teacher=("queries q", "keys k", "softmax", "map p", "values v", "all the rest"),
+        student=(
+            ("queries q", "dashed"),
+            ("keys k", "dashed"),
+            ("φ(q), φ(k)", "dashed"),
+            ("their product", "dashed"),
+            ("values v", "dashed"),
+            ("all the rest", "dashed"),
+        ),
+        handed=(Handed(3, ("target of a", "cross-entropy"), whole_map),),
+        pulled=True,
+        needed=("needed for training", "only"),
+    ),
 }
 
 

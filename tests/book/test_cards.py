@@ -13,12 +13,14 @@ from atfamily.binary import rounded_map
 from atfamily.cait import walk_cait
 from atfamily.depth import branch_ratios, layer_scale, one_scalar
 from atfamily.grafit import knn_loss
+from atfamily.linear_attention import Hedgehog, linear_attention
 from atfamily.locality import LocalityAttention
 from atfamily.measures.retrieval import mean_average_precision
 from atfamily.patch_conv import AttentionPool
 from atfamily.resmlp import resmlp
 from atfamily.seq2seq import Attention as SequenceAttention
 from atlib import AttentionTransfer, Plan, create_vit, walk
+from atlib.analysis.attention_maps import attention_entropy
 from atlib.checkpoint import load_vit
 from tests.book.test_taught import NOTEBOOKS, small_vit, taught
 from tests.helpers import SMALL_VIT, random_maps, randomise
@@ -26,7 +28,7 @@ from tests.helpers import SMALL_VIT, random_maps, randomise
 MAE, DEIT, CAIT = "card-distilled-mae", "card-distillation-token", "card-class-attention"
 DEPTH, LOCALITY, RESMLP = "card-layerscale-and-depth", "card-shifted-patches-and-locality", "card-resmlp"
 POOL, ATTNDISTILL, GRAFIT = "card-patch-conv-net", "card-attndistill", "card-grafit"
-BINARY, TRANSLATION = "card-binary-vit", "card-encoder-and-decoder"
+BINARY, TRANSLATION, LINEAR = "card-binary-vit", "card-encoder-and-decoder", "card-linear-attention"
 
 # --- F1 Distilled MAE and row means ---
 
@@ -249,3 +251,30 @@ def test_cross_attention_is_the_decoders():
     expected, seen = attn(x, memory, torch.zeros(2, 1, 4, 7).double())
     assert torch.allclose(gathered, expected, atol=1e-10) and p.shape == (2, 3, 4, 7)
     assert torch.allclose(p, seen.map, atol=1e-10)
+
+
+# --- F13 Linear attention ---
+
+
+def test_hedgehog_and_linear_attention_are_the_familys():
+    torch.manual_seed(6)
+    q, k, v = (torch.randn(2, 3, 7, 4).double() for _ in range(3))
+    features = Hedgehog(heads=3, width=4).double()
+    torch.nn.init.normal_(features.weight)
+    phi_q, phi_k = (taught(LINEAR).hedgehog(x, features.weight) for x in (q, k))
+    assert torch.allclose(phi_q, features(q), atol=1e-12)
+    output = taught(LINEAR).linear_attention(phi_q, phi_k, v)
+    assert torch.allclose(output, linear_attention(features(q), features(k), v), atol=1e-12)
+    p = phi_q @ phi_k.mT  # with the map, which the cell does not make
+    assert torch.allclose(output, p / p.sum(-1, keepdim=True) @ v, atol=1e-12)
+
+
+@torch.no_grad()
+def test_the_last_maps_of_matchs_teacher_are_sharper():
+    entropy = {}
+    for world in ("find", "match"):
+        teacher = load_vit(results_folder() / "transfer" / world / "teacher-seed0.safetensors").eval()
+        images, _ = scales()[world].held_out("test").take(range(200))
+        entropy[world] = [attention_entropy(seen.map).mean() for seen in walk(teacher, images).layers]
+    for find, match in zip(entropy["find"][-2:], entropy["match"][-2:], strict=True):
+        assert match < find - 0.5

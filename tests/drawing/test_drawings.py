@@ -114,6 +114,7 @@ def test_lines_say_what_is_given_and_what_is_learned(name, given, learned, unuse
         ("patch-conv-net", 1, 3, 1, 1),
         ("binary-vit", 1, 2, 2, 1),
         ("grafit", 1, 2, 2, 1),
+        ("linear-attention", 0, 6, 0, 1),
     ],
 )
 def test_so_do_those_of_cards(name, given, learned, unused, crossing):
