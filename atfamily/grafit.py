@@ -120,7 +120,7 @@ class Grafit(nn.Module):
         if last >= places:
             raise ValueError(f"image {last} in a memory for {places}: build it with images={last + 1}")
         if self.training:
-            self.follow()
+            self.move_slow_copies()
         x = self.projector(embed(self.trunk, self.view(images)))
         unit = F.normalize(x, dim=1)
         of_neighbours = knn_loss(unit, labels, numbers, self.memory, self.labels, self.temperature)
@@ -139,7 +139,7 @@ class Grafit(nn.Module):
         self.labels = self.labels.index_copy(0, numbers, labels)
 
     @torch.no_grad()
-    def follow(self) -> None:
+    def move_slow_copies(self) -> None:
         """copy ← momentum · copy + (1 - momentum) · what it follows."""
         for slow, fast in ((self.slow_trunk, self.trunk), (self.slow_projector, self.projector)):
             torch._foreach_lerp_(list(slow.parameters()), list(fast.parameters()), 1 - self.momentum)

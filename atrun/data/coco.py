@@ -331,9 +331,11 @@ def _read(file: Path, masks: bool) -> tuple[list[dict], dict[int, list[dict]], l
             raise ValueError("it lists no images")
         sizes = {each["id"]: (each["width"], each["height"]) for each in images if each["file_name"]}
         by_image: dict[int, list[dict]] = {each["id"]: [] for each in images}
-        known = {each["id"]: each for each in categories}
+        category_ids = {each["id"] for each in categories}
         for each in annotations:
-            if not _usable(each, *sizes[each["image_id"]], masks) or not known[each["category_id"]]:
+            if each["image_id"] not in by_image or each["category_id"] not in category_ids:
+                raise ValueError(f"ids {each['id']}: an annotation of no image, or of none of the categories")
+            if not _usable(each, *sizes[each["image_id"]], masks):
                 raise ValueError(f"annotation {each['id']}: no box in its image, or a mask of another size")
             by_image[each["image_id"]].append(each)
     except (ValueError, KeyError, TypeError) as error:

@@ -4,7 +4,7 @@ mean of two opinions, is what atlib computes, and what loops give."""
 import pytest
 import torch
 
-from atlib import analysis
+from atfamily.measures import predictions as measures
 from atlib.analysis import linear_cka
 from tests.book.test_taught import taught
 from tests.helpers import random_images
@@ -71,7 +71,7 @@ def predictions(seed: int, images: int = 400, classes: int = 5) -> tuple[torch.T
 @pytest.mark.parametrize("seed", [0, 1])
 def test_disagreement_and_ensemble(seed):
     a, b, labels = predictions(seed)
-    different, together = analysis.disagreement(a, b), analysis.ensemble_accuracy(a, b, labels)
+    different, together = measures.disagreement(a, b), measures.ensemble_accuracy(a, b, labels)
     assert 0 < different < 1 and 0 < together < 1
     assert taught(NAME).disagreement(a, b).item() == pytest.approx(different)
     assert taught(NAME).ensemble_accuracy(a, b, labels).item() == pytest.approx(together)

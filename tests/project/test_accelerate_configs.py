@@ -95,5 +95,5 @@ def test_fsdp_divides_what_the_student_has(name, launched):
 )
 def test_what_fsdp_could_not_do_here_is_refused_by_its_line(line, value, launched):
     launched("fsdp2_vit_large", **{line.upper(): value})
-    with pytest.raises(ValueError, match=f"{line} is {value}"):
+    with pytest.raises(ValueError, match=line):
         distributed.fsdp_plugin()

@@ -199,7 +199,7 @@ def add_image(read):
 @pytest.mark.parametrize(
     "change, names",
     [
-        (set_category, "instances_train2017.json.*categories.*ids 4"),
+        (set_category, "instances_train2017.json.*ids 4.*categories"),
         (set_image, "instances_train2017.json.*ids 5"),
         (add_image, "train2017.*not-there.png"),
         (lambda read: read.pop("categories"), "instances_train2017.json.*'categories'"),
