@@ -156,12 +156,14 @@ def _bubblewrap(folders: Sequence[Path]) -> list[str]:
         elif path.exists():
             command += ["--ro-bind", str(path), str(path)]
     size = ["--size", str(4 * FILES)] if _bounds_its_files() else []
-    command += ["--proc", "/proc", "--dev", "/dev", *size, "--tmpfs", "/tmp"]
-    for folder in _needed(folders):
+    command += ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"]
+    for folder in _needed(folders):  # some may lie in /tmp: what is emptied after each call is another folder
         command += ["--ro-bind", str(folder), str(folder)]
-    for name, value in _environment("/tmp").items():
+    command += [*size, "--tmpfs", "/tmp/cage"]
+    for name, value in _environment("/tmp/cage").items():
         command += ["--setenv", name, value]
-    return [*command, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp"]
+    read_only = (part for path in ("/dev", "/tmp", "/") for part in ("--remount-ro", path))
+    return [*command, *read_only, "--chdir", "/tmp/cage"]
 
 
 def _environment(temporary: str) -> dict[str, str]:
