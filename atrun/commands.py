@@ -227,9 +227,8 @@ def _configured(arguments: argparse.Namespace) -> RunConfig:
             raise ValueError(f"--student {student}: the recipe {arguments.recipe!r} names its own")
         teacher = None if arguments.teacher is None else teacher_name(arguments.teacher)
         changes = {**generic.student_settings(student, teacher, changes), **changes}
-    return configured(
-        arguments.recipe, arguments.data, arguments.teacher, changes, seed, arguments.tensorboard
-    )
+    asked = arguments.recipe, arguments.data, arguments.teacher, changes, seed, arguments.tensorboard
+    return configured(*asked)[0]
 
 
 def configured(
@@ -239,17 +238,18 @@ def configured(
     changes: Mapping[str, str],
     seed: int = 0,
     tensorboard: bool = False,
-) -> RunConfig:
-    """`configure`, which says what it has derived."""
-    derived = None
+) -> tuple[RunConfig, str]:
+    """`configure`, and what was derived, a line for each value with its rule, which is said, too."""
+    derived, rules = None, ""
     if recipe in generic.NAMES:
         where = data_name(data, changes.get("data_path"))
         teacher = None if teacher is None else teacher_name(teacher)
         derived = generic.derive(recipe, where, teacher, changes, seed)
     config = configure(recipe, data, teacher, changes, seed, tensorboard, derived)
     if derived is not None:  # after all that can be wrong, which would be hard to see below it
-        _note(f"{recipe}: {derived.text(changes)}")
-    return config
+        rules = derived.text(changes)
+        _note(f"{recipe}: {rules}")
+    return config, rules
 
 
 def _tasks() -> tuple[str, ...]:

@@ -24,12 +24,14 @@ from atrun import generic
 from atrun.build import outputs_for, says_classes, training_images
 from atrun.commands import configured, note_hours, summary
 from atrun.config import RunConfig, config_path, read_config
-from atrun.configure import teacher_name
+from atrun.configure import data_name, teacher_name
 from atrun.data.folders import pictures_below
 from atrun.data.splits import SPLIT_NAMES
 from atrun.method import Method, method_of_run
 from atrun.overrides import pairs
+from atrun.parts import Labelled
 from atrun.record import Record
+from atrun.report import Asked, run_report, table_report
 from atrun.runner import held_out, is_main_process, load_result, resume, start, weights_of
 from atrun.untrained import UNTRAINED
 
@@ -38,12 +40,14 @@ METHODS = tuple(name.value for name in generic.NAMES if not name.is_unlabelled)
 
 class Trained(NamedTuple):
     """What `transfer` has made. student: in eval mode, after Copy with its teacher; record: of the run;
-    report: what it says at its end; folder: the run's."""
+    report: what it says at its end; folder: the run's, with a page of it, report.html; right: which images of
+    its evaluation the student has right, (n,) of truths, None without labels."""
 
     student: nn.Module
     record: Record
     report: str
     folder: Path
+    right: Tensor | None
 
 
 class Row(NamedTuple):
@@ -110,10 +114,11 @@ def transfer(
     """
     out, method = Path(out), _method_on(method, data)
     given = teacher if isinstance(teacher, (str, Path)) else _written(teacher, out)
-    config = _config(str(given), str(data), student, method, settings, seed)
+    asked = _asked(str(given), str(data), student, method, settings, seed)
+    config, rules = configured(*asked)
     images = training_images(config)
     note_hours([config], len(images), outputs_for(config, images))
-    return _carried_out(config, out, images)
+    return _carried_out(asked, config, rules, out, images)
 
 
 def compare_methods(
@@ -127,7 +132,8 @@ def compare_methods(
     settings: Mapping[str, str] = {},
 ) -> Table:
     """`transfer` by each of some methods with each seed, in OUT/METHOD-SEED, and how the students differ on
-    the same images; the table is OUT/table.json too. What is finished there is not repeated.
+    the same images; the table is OUT/table.json and OUT/report.html too. What is finished there is not
+    repeated.
 
     Logits need a teacher of the data's classes: another one is first fine-tuned, in OUT/teacher, for them
     alone. Raises as `transfer` does, `ValueError` for data without labels.
@@ -139,26 +145,28 @@ def compare_methods(
         given = _written(teacher, out)
     methods = [method_of_run(name) for name in dict.fromkeys(methods)]
     tuned = out / "teacher"
-    asked = str(data), student
     if any(method.reads_logits for method in methods) and not says_classes(teacher_name(str(given))):
         print(f"logits: the teacher learns these classes first, in {tuned}", file=sys.stderr)
         transfer(given, data, None, Method.FINE_TUNE, out=tuned, settings=settings)
     else:
         tuned = given
-    runs: dict[Path, RunConfig] = {}
+    runs: dict[Path, Asked] = {}
     for method in methods:
         of = str(tuned if method.reads_logits else given)
         for seed in range(seeds):
-            runs[out / f"{method}-{seed}"] = _config(of, *asked, method, settings, seed)
-    images = training_images(next(iter(runs.values())))
-    note_hours([*runs.values()], len(images), outputs_for(next(iter(runs.values())), images))
-    records = {folder: _carried_out(config, folder).record for folder, config in runs.items()}
-    right = {folder: right_on(folder) for folder in runs}
+            runs[out / f"{method}-{seed}"] = _asked(of, str(data), student, method, settings, seed)
+    configs, rules = zip(*(configured(*asked) for asked in runs.values()))
+    images = training_images(configs[0])
+    note_hours(configs, len(images), outputs_for(configs[0], images))
+    seconds, right = {}, {}
+    for (folder, asked), *derived in zip(runs.items(), configs, rules):
+        trained = _carried_out(asked, *derived, folder)
+        seconds[folder], right[folder] = trained.record.seconds, trained.right
     of_method = {str(method): [out / f"{method}-{seed}" for seed in range(seeds)] for method in methods}
     rows = {
         name: Row(
             tuple(right[folder].double().mean().item() for folder in folders),
-            tuple(records[folder].seconds for folder in folders),
+            tuple(seconds[folder] for folder in folders),
             tuple(map(str, folders)),
         )
         for name, folders in of_method.items()
@@ -172,14 +180,10 @@ def compare_methods(
     }
     table = Table(rows, differences, next(iter(answers.values())).shape[1])
     write_atomically(out / "table.json", (json.dumps(table.describe(), indent=1) + "\n").encode())
+    words = ["transfer", "--teacher", teacher_name(str(given)), "--data", next(iter(runs.values())).data]
+    words += ["--student", student or "teacher", "--methods", *of_method, "--seeds", str(seeds)]
+    table_report(out, words, settings, table.describe())
     return table
-
-
-def right_on(folder: Path) -> Tensor:
-    """Which images of its evaluation a finished run's model has right, (n,) of truths."""
-    images = held_out(read_config(folder, trust_data=True))
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    return predict(load_result(weights_of(folder)).to(device), images).argmax(1) == images.targets
 
 
 def is_flat(data: str | Path) -> bool:
@@ -216,17 +220,18 @@ def _written(teacher: nn.Module, out: Path) -> Path:
     return save_vit(out.with_name(f"{out.name}-teacher.safetensors"), teacher, Architecture(name, arguments))
 
 
-def _config(
+def _asked(
     teacher: str, data: str, student: str | None, method: Method, settings: Mapping[str, str], seed: int
-) -> RunConfig:
+) -> Asked:
     if student is not None and method is not Method.FINE_TUNE:  # which begins with the teacher's weights
         known = None if teacher == UNTRAINED else teacher_name(teacher)
         settings = {**generic.student_settings(student, known, settings), **settings}
-    return configured(method, data, teacher, settings, seed)
+    where = data_name(data, settings.get("data_path"))
+    return Asked(method, where, teacher_name(teacher), settings, seed)
 
 
-def _carried_out(config: RunConfig, folder: Path, images=None) -> Trained:
-    """The run in its folder: begun, gone on with, or only read, where it is finished."""
+def _carried_out(asked: Asked, config: RunConfig, rules: str, folder: Path, images=None) -> Trained:
+    """The run in its folder, begun, gone on with, or only read, where it is finished; and its page."""
     images = training_images(config) if images is None else images
     if not config_path(folder).exists():
         record = start(config, folder, images)
@@ -234,8 +239,15 @@ def _carried_out(config: RunConfig, folder: Path, images=None) -> Trained:
         raise ValueError(f"{folder} holds another run: choose another --out")
     else:
         record = resume(folder, trust_data=True)
-    text = "" if record is None else summary(folder, record)
-    return Trained(load_result(weights_of(folder)), record, text, folder)
+    student, text, tested_on, right = load_result(weights_of(folder)), "", None, None
+    if record is not None:
+        if isinstance(config.task, Labelled):
+            tested_on = held_out(read_config(folder, trust_data=True))
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+            right = predict(student.to(device), tested_on).argmax(1) == tested_on.targets
+        page = run_report(folder, asked, rules, student.cpu(), record, tested_on, right)
+        text = f"{summary(folder, record)}\nreport: {page}"
+    return Trained(student, record, text, folder, right)
 
 
 def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
@@ -270,7 +282,7 @@ def transfer_command(arguments: argparse.Namespace) -> int:
             text = compare_methods(
                 arguments.teacher, arguments.data, *several, seeds=arguments.seeds, **asked
             ).text()
-            text += f"\ntable: {arguments.out / 'table.json'}"
+            text += f"\ntable: {arguments.out / 'table.json'}\nreport: {arguments.out / 'report.html'}"
     except Preempted as stopped:
         print(f"python -m atlib: {stopped}\nthe same command goes on", file=sys.stderr)
         return STOPPED

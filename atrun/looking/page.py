@@ -82,12 +82,12 @@ class Look(NamedTuple):
             "__CONTENT__": content,
             "__SCRIPT__": (FOLDER / "look.js").read_text(encoding="utf-8").replace("__HASH__", name),
         }
-        return _filled(BLOCK, parts)
+        return filled(BLOCK, parts)
 
     def page(self) -> str:
         """A whole page, whose address keeps what the reader has chosen."""
         block = self.html().replace('<div class="look"', '<div class="look" data-address', 1)
-        return _filled(PAGE, {"__TITLE__": html.escape(self.title), "__BLOCK__": block})
+        return filled(PAGE, {"__TITLE__": html.escape(self.title), "__BLOCK__": block})
 
     def save(self, path: str | Path) -> Path:
         """Write the page to a file. Returns its path; raises `OSError` where it cannot be written."""
@@ -211,6 +211,6 @@ def _data_address(photograph: Image.Image) -> str:
     return f"data:image/{kind.lower()};base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
-def _filled(template: str, parts: Mapping[str, str]) -> str:
-    # in one pass: what is filled in is not looked through
+def filled(template: str, parts: Mapping[str, str]) -> str:
+    """A template with its parts filled in, in one pass: what is filled in is not looked through."""
     return re.sub("|".join(parts), lambda name: parts[name[0]], template)

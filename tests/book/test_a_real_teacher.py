@@ -27,7 +27,7 @@ def test_the_commands_for_a_gpu_configure_what_the_text_says(words):
     options = dict(zip(words[1::2], words[2::2], strict=True))
     recipe, data, teacher = (options[f"--{name}"] for name in ("recipe", "data", "teacher"))
     size = {"augmentation.image_size": options["--augmentation.image_size"]}
-    config = configured(recipe, data, teacher, size)
+    config, _ = configured(recipe, data, teacher, size)
     assert config.augmentation.image_size == 224 and config.method == Method(recipe)
     assert config.model.name.startswith("vit_small_patch14_dinov2")
     assert config.teacher == (None if recipe == "scratch" else teacher)

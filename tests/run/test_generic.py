@@ -21,7 +21,6 @@ from atlib.vit import Architecture, WeightsUnavailable
 from atrun import __main__ as command
 from atrun import generic
 from atrun.build import build
-from atrun.commands import configured
 from atrun.config import read_config, write_config
 from atrun.configure import configure
 from atrun.log import read_log
@@ -148,7 +147,7 @@ def test_a_runs_folder_is_its_vit(tmp_path, photographs):
     run = tmp_path / "run"
     teacher_file(run / "teacher.safetensors", Normalisation(0.5, 0.25))
     (run / "config.json").write_text(json.dumps(configure("mae", "atbook.worlds:marked_glyphs").describe()))
-    config = configured("distill", photographs, str(run), {})
+    config = configure("distill", photographs, str(run), {})
     assert config.teacher == str(run / "teacher.safetensors")
     assert config.augmentation.normalisation == Normalisation(0.5, 0.25)
 

@@ -13,6 +13,7 @@ from atlib.train.evaluate import predict
 from atrun import __main__ as command
 from atrun import estimate, one_call
 from atrun.build import held_out_images
+from atrun.commands import configured
 from atrun.config import read_config
 from atrun.one_call import compare_methods, is_flat
 from atrun.record import read_record
@@ -125,7 +126,7 @@ def test_a_flat_folder_needs_no_labels(tmp_path, photographs, capsys):
 
 def test_a_run_of_more_than_an_hour_is_said_before_it_starts(tmp_path, photographs, monkeypatch, capsys):
     teacher = teacher_file(tmp_path / "teacher.safetensors", Normalisation(0.5, 0.25))
-    config = one_call._config(teacher, photographs, "half", "distill", FEW, 0)
+    config, _ = configured(*one_call._asked(teacher, photographs, "half", "distill", FEW, 0))
     flops = estimate.flops_of(config, config.skeleton(len(CLASSES)))
     steps, batch, share = 2, 16, 0.4  # of a matrix product's speed
     monkeypatch.setattr(estimate, "speed", lambda: flops * batch * steps / share / (3600 * 2.5))

@@ -1,0 +1,150 @@
+"""A run, and a table of methods, as a page in one file that needs no network: FOLDER/report.html."""
+
+import base64
+import io
+import shlex
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+from matplotlib import rc_context
+from scipy.stats import binomtest
+from torch import Tensor, nn
+
+from atlib._util import write_atomically
+from atlib.pair import student_of
+from atrun.log import as_line, read_log
+from atrun.looking.page import PAGE, filled
+from atrun.plot import curves
+from atrun.record import Record
+
+STYLE = """<style>.wide { overflow-x: auto; } .wide svg { display: block; background: white; }
+h2 { font-size: 1.1rem; margin: 1.6rem 0 0.4rem; } p { overflow-wrap: anywhere; }
+pre { white-space: pre-wrap; overflow-wrap: anywhere; padding: 0.6rem; border: 1px solid #8888; }
+table { border-collapse: collapse; } td, th { padding: 0.2rem 0.7rem 0.2rem 0; text-align: right; }
+td, th { vertical-align: top; border-bottom: 1px solid #8888; }
+td:first-child, th:first-child { text-align: left; overflow-wrap: anywhere; }</style>"""
+
+
+class Asked(NamedTuple):
+    """What a run follows from: the arguments of `atrun.commands.configured`, data and teacher in full."""
+
+    recipe: str
+    data: str
+    teacher: str
+    settings: Mapping[str, str]
+    seed: int
+
+
+def run_report(
+    folder: Path,
+    asked: Asked,
+    rules: str,
+    student: nn.Module,
+    record: Record,
+    images: Any = None,
+    right: Tensor | None = None,
+) -> Path:
+    """Write the page of a finished run: how it is repeated, what was derived, curves, maps, accuracy, cost.
+
+    rules: as `configured` gives them; images: those of its evaluation, and right: which of them the student
+    has right, (n,) of truths; None where a run has no labels. Returns the page's path; raises `ValueError`
+    for a run without a log.
+    """
+    words = ["train", "--recipe", asked.recipe, "--data", asked.data, "--teacher", asked.teacher]
+    parts = [_command([*words, "--seed", str(asked.seed)], asked.settings, folder)]
+    parts += ["<h2>What was derived</h2>", f"<pre>{escape(rules)}</pre>"]
+    parts += ["<h2>Curves</h2>", _svg(folder), f"<p>At the end: {escape(as_line(record.results))}</p>"]
+    if drawn := sorted(folder.glob("maps/step-*.png")):
+        picture = base64.b64encode(drawn[-1].read_bytes()).decode()
+        alt = "Images of the evaluation, the teacher's maps where it has one, and the student's"
+        image = f'<img src="data:image/png;base64,{picture}" alt="{alt}">'
+        parts += ["<h2>Where teacher and student look</h2>", f'<div class="wide">{image}</div>']
+    if right is not None:
+        parts += ["<h2>Accuracy</h2>", _accuracies(right, images.targets, images.classes)]
+        parts += ["<p>95 % intervals over other images (Wilson), not other seeds.</p>"]
+    speeds = [entry["images_per_second"] for entry in read_log(folder) if "images_per_second" in entry]
+    cost = {
+        "training": f"{record.seconds:,.1f} s",
+        "images a second, median": f"{median(speeds):,.1f}" if speeds else "not logged",
+        "student's weights": f"{sum(weight.numel() for weight in student_of(student).parameters()):,}",
+        "largest memory": f"{record.peak_memory_mb:,.0f} MB",
+        "device": record.about["device"],
+    }
+    parts += ["<h2>Cost</h2>", _table(["", ""], [[name, escape(str(value))] for name, value in cost.items()])]
+    return _written(folder, f"{folder.resolve().name}: {asked.recipe} on {Path(asked.data).name}", parts)
+
+
+def table_report(
+    out: Path, words: Sequence[str], settings: Mapping[str, str], table: Mapping[str, Any]
+) -> Path:
+    """Write the page of a table of methods, `Table.describe()`, with links to the runs' pages. words: the
+    command that repeats it, without its settings. Returns the page's path."""
+    base = next(iter(table["methods"]))
+    to_base = {pair["first"]: pair for pair in table["differences"] if pair["second"] == base}
+    rows = []
+    for name, row in table["methods"].items():
+        links = [
+            f'<a href="{Path(folder).name}/report.html">{100 * accuracy:.2f}</a>'
+            for folder, accuracy in zip(row["folders"], row["accuracies"])
+        ]
+        mean = f"{100 * sum(row['accuracies']) / len(links):.2f}"
+        difference = _difference(to_base[name]) if name in to_base else ""
+        rows.append([escape(name), mean, " ".join(links), difference, f"{sum(row['seconds']):,.1f}"])
+    heads = ["method", "accuracy, %", "of each seed", f"less {escape(base)}", "seconds"]
+    pairs = [
+        [f"{escape(pair['first'])} less {escape(pair['second'])}", _difference(pair)]
+        for pair in table["differences"]
+    ]
+    parts = [_command(words, settings, out)]
+    parts += ["<h2>Methods</h2>", _table(heads, rows)]
+    parts += ["<h2>All differences</h2>", _table(["", "points"], pairs)] if pairs else []
+    parts += ["<p>95 % intervals over other images (paired bootstrap), not other seeds.</p>"]
+    return _written(out, f"{out.resolve().name}: methods on the same {table['images']:,} images", parts)
+
+
+def _command(words: Sequence[str], settings: Mapping[str, str], folder: Path) -> str:
+    further = [word for name, value in settings.items() for word in (f"--{name}", value)]
+    out = f"{folder.resolve()}-again"
+    line = shlex.join(["python", "-m", "atlib", *words, *further, "--out", out])
+    return f"<h2>The command that repeats it</h2><pre>{escape(line)}</pre>"
+
+
+def _svg(folder: Path) -> str:
+    drawn, unsaid = io.StringIO(), dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "report"}):
+        curves([folder]).savefig(drawn, format="svg", metadata=unsaid)
+    svg = drawn.getvalue()
+    label = 'role="img" aria-label="Losses and accuracies by epoch"'
+    return f'<div class="wide">{svg[svg.index("<svg") :].replace("<svg", f"<svg {label}", 1)}</div>'
+
+
+def _accuracies(right: Tensor, labels: Tensor, classes: Sequence[str]) -> str:
+    rows = [["all", *_share(right)]]
+    for label in labels.unique().tolist():
+        rows.append([escape(str(classes[label] if classes else label)), *_share(right[labels == label])])
+    return _table(["class", "images", "accuracy, %", "interval"], rows)
+
+
+def _share(right: Tensor) -> list[str]:
+    count, n = int(right.sum()), len(right)
+    low, high = binomtest(count, n).proportion_ci(method="wilson")
+    return [f"{n:,}", f"{100 * count / n:.2f}", f"{100 * low:.2f} to {100 * high:.2f}"]
+
+
+def _difference(pair: Mapping[str, Any]) -> str:
+    return f"{100 * pair['mean']:+.2f} ({100 * pair['low']:+.2f} to {100 * pair['high']:+.2f})"
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Of cells that are HTML already."""
+    head = f"<tr>{''.join(f'<th>{name}</th>' for name in heads)}</tr>" if any(heads) else ""
+    body = "\n".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
+    return f'<div class="wide"><table>{head}\n{body}</table></div>'
+
+
+def _written(folder: Path, title: str, parts: Sequence[str]) -> Path:
+    page = filled(PAGE, {"__TITLE__": escape(title), "__BLOCK__": "\n".join([STYLE, *parts])})
+    return write_atomically(folder / "report.html", page.encode())
