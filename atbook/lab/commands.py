@@ -20,6 +20,7 @@ from atbook.lab.scales import (
     WORLD_METHODS,
     CifarScale,
     GlyphScale,
+    MosaicScale,
     PacsScale,
     PublishedScale,
     TeacherFailed,
@@ -103,7 +104,7 @@ def _add_experiment(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=None,
         help=(
-            "folder with CIFAR-10's parquet files, for the scales pacs and real-* one that holds cifar10/ and"
+            "folder with CIFAR-10's parquet files, for the scales pacs, mosaics and real-* one that holds cifar10/ and"
             " pacs/ (default: from the hub)"
         ),
     )
@@ -174,7 +175,10 @@ def experiment_command(asked: argparse.Namespace) -> int:
     if of_one:
         raise ValueError(f"--{min(of_one)} is of one experiment, and --all repeats every one: leave one out")
     for name, scale, seeds in recorded(asked.out):
-        if isinstance(scales()[scale], (CifarScale, PacsScale, PublishedScale)) and asked.data is None:
+        if (
+            isinstance(scales()[scale], (CifarScale, PacsScale, MosaicScale, PublishedScale))
+            and asked.data is None
+        ):
             print(f"{name} at {scale} is left out: it needs images, --data FOLDER")
             continue
         one = {"name": name, "scale": scale, "seeds": seeds}
