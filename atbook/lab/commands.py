@@ -104,8 +104,8 @@ def _add_experiment(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=None,
         help=(
-            "folder with CIFAR-10's parquet files, for the scales pacs, mosaics and real-* one that holds cifar10/ and"
-            " pacs/ (default: from the hub)"
+            "folder with CIFAR-10's parquet files, for the scales pacs, mosaics and real-* one that holds"
+            " cifar10/ and pacs/ (default: from the hub)"
         ),
     )
     parser.add_argument(
