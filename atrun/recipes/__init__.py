@@ -1,4 +1,4 @@
-"""Recipes by name, the papers' and this project's: the files *.toml beside.
+"""Recipes by name, the papers' and this project's: the TOML files beside.
 
 A table is a recipe. `like` names those from which it takes what it does not say itself; `oddities` are
 sentences, or names of `notes`; `also` adds some to those taken; `after` is the recipe that makes its teacher;
