@@ -140,11 +140,11 @@ def plan_of_sizes(teacher: Sizes, student: Sizes, how: str) -> tuple[Plan, dict[
     count = student.depth if how == "copy" else max(1, round(0.75 * student.depth))
     why = "all layers" if how == "copy" else "the first three quarters, as the paper's 18 of 24"
     layers: dict[int, int] | range | None = range(count) if count < student.depth else None
-    said = "null" if layers is None else [*layers]
+    printed = "null" if layers is None else [*layers]
     if teacher.depth != student.depth:
-        said = layers = {i: -(-(i + 1) * teacher.depth // student.depth) - 1 for i in range(count)}
+        printed = layers = {i: -(-(i + 1) * teacher.depth // student.depth) - 1 for i in range(count)}
         why += f"; the teacher's {teacher.depth} layers lie evenly on the student's {student.depth}"
-    rules, unequal = {"layers": f"{said}: {why}"}, {}
+    rules, unequal = {"layers": f"{printed}: {why}"}, {}
     if teacher.heads != student.heads:
         unequal["unequal_heads"] = "aggregate"
         heads = f"{teacher.heads} heads for {student.heads}"
