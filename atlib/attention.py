@@ -96,7 +96,7 @@ class Seen(NamedTuple):
         makes of the identity as values."""
         if self.attend is not None:
             tokens = torch.eye(self.k.shape[2], dtype=self.k.dtype, device=self.k.device)
-            return self.attend(self.q, self.k, tokens.expand(*self.k.shape[:2], -1, -1))
+            return forbid(self.attend(self.q, self.k, tokens.expand(*self.k.shape[:2], -1, -1)), self.mask)
         return self.scores.softmax(-1) if self.given is None else self.given
 
     def without(self, mask: Tensor | None) -> "Seen":

@@ -10,7 +10,7 @@ from torch import nn
 
 from atfamily.linear_attention import EluPlusOne, Hedgehog, LinearAttention, LinearTransfer, linear_attention
 from atlib import AttentionTransfer, Plan, walk
-from atlib.attention import Instead, Unwalkable
+from atlib.attention import FORBIDDEN, Instead, Seen, Unwalkable
 from atlib.losses import attention_cross_entropy
 from tests import longhand
 from tests.helpers import random_images, random_maps, randomise, same, state_of
@@ -73,6 +73,16 @@ def test_hedgehogs_features_are_those_of_the_published_definition():
     randomise(phi)
     y = torch.einsum("hdf,bhnd->bhnf", phi.weight, x)
     assert (phi(x) - torch.cat([F.softmax(y, -1), F.softmax(-y, -1)], -1)).abs().max() < 1e-11
+
+
+def test_a_mask_takes_its_share_of_a_linear_map():
+    """As a student's mask does of a teacher's map in the cross-entropy."""
+    q, k, v = torch.rand(3, 2, 3, 5, 4, dtype=torch.float64)
+    seen = Seen(q, k, v, 0.5, attend=lambda q, k, v: q @ (k.mT @ v) / (q @ k.mT).sum(-1, keepdim=True))
+    allowed = torch.ones(5, 5, dtype=torch.float64).tril()
+    found = seen.without(FORBIDDEN * (1 - allowed)).map
+    expected = q @ k.mT * allowed
+    torch.testing.assert_close(found, expected / expected.sum(-1, keepdim=True))
 
 
 def test_far_below_zero_the_plain_features_stay_above_zero():
