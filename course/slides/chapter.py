@@ -1,4 +1,4 @@
-"""A chapter's figure in a slide, drawn by the chapter's own cell: `figure("05-what-did-the-maps-bring",
+"""A chapter's figure in a slide, drawn by the chapter's own cell: `figure("04-routing-or-message",
 "fig-two-worlds", worlds=both_worlds())`."""
 
 import ast

@@ -1,4 +1,4 @@
-"""What notebook 07 writes out by hand is what atlib computes, on other inputs than its own."""
+"""What chapter 7 writes out by hand is what atlib computes, on other inputs than its own."""
 
 import random
 
