@@ -108,7 +108,6 @@ def configure(
     if data == COCO:
         common["training_split"] = "train2017"
     config = with_settings({**of_recipe, **common}, changes)
-    config.recipe.require_optimizer()
     check_fits(config)
     return config
 
@@ -148,7 +147,6 @@ def configure_again(
         values["teacher"] = teacher_name(teacher)
     values |= {"tensorboard": tensorboard} | ({} if seed is None else {"seed": seed})
     config = with_settings(values, changes)
-    config.recipe.require_optimizer()
     check_fits(config)
     return config
 

@@ -250,7 +250,6 @@ def load_result(path: Path) -> nn.Module:
 
 def _make_ready(config: RunConfig, images, folder: Path) -> Ready:
     """Open and build all, and find out now, not hours later, that training lacks the evaluation's classes."""
-    config.recipe.require_optimizer()
     tested_on = held_out(config) if isinstance(config.task, Labelled) else None
     if config.method.reads_logits and tuple(read_header(config.teacher)["classes"]) != tuple(images.classes):
         raise ValueError(f"{config.teacher} was trained on other classes than {config.data} has")

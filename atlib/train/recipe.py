@@ -1,60 +1,21 @@
 """What a training run is made of, as frozen values; defaults are the built-in scale's."""
 
 import math
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from functools import lru_cache
 from typing import Any
 
-from atlib._util import check_fields, require_known
+from atlib._util import require_known
 from atlib.data.sampler import steps_per_epoch
 
-# Known to need nothing but a gradient, so that no recipe of the book has to try its own; the numbers that
-# each keeps for a weight.
-PLAIN = {"adamw": 2.0, "lamb": 2.0, "sgd": 1.0}
-NEED_CUDA = ("bnb", "fused")  # so the names begin of those that timm takes from bitsandbytes and from APEX
 # What stands for a value where a recipe is said in epochs, for data of any size.
 IN_EPOCHS = {"steps": "epochs", "warmup": "warmup_epochs", "lr": "base_lr"}
-_NOT_NEGATIVE = ("min_lr", "weight_decay", "task_weight", "transfer_weight", "mixup", "cutmix")
-# The values that can be meant; NaN fails every comparison.
-RULES = (
-    (("lr", "clip", *_NOT_NEGATIVE), lambda value: value != math.inf, "must be a finite number"),
-    (("lr",), lambda value: value > 0, "must be above 0"),
-    (("epochs", "base_lr"), lambda value: value is None or 0 < value < math.inf, "must be finite, above 0"),
-    (("clip",), lambda value: value is None or value > 0, "must be above 0, or None for no clipping"),
-    (
-        ("steps", "batch_size", "accumulate", "repeats"),
-        lambda value: isinstance(value, int) and value >= 1,
-        "must be a whole number above 0",
-    ),
-    (("warmup", "label_smoothing"), lambda value: 0 <= value < 1, "must be at least 0 and below 1"),
-    (_NOT_NEGATIVE, lambda value: value >= 0, "must not be negative"),
-    (("betas",), lambda value: len(value) == 2, "must be two, such as (0.9, 0.999)"),
-    (("betas",), lambda value: all(0 <= b < 1 for b in value), "are two: both must be at least 0, below 1"),
-    (("layer_decay",), lambda value: value is None or 0 < value <= 1, "must be above 0, at most 1, or None"),
-    (
-        ("milestones",),
-        lambda value: value is None or len(value) > 0 and all(0 < share < 1 for share in value),
-        "must be shares of the run above 0 and below 1, such as (8/9, 26/27), or None for a cosine",
-    ),
-    (
-        ("weight_decay_end",),
-        lambda value: value is None or 0 < value < math.inf,
-        "must be a finite number above 0, or None for one decay throughout",
-    ),
-    (("ema",), lambda value: value is None or 0 < value < 1, "must be above 0 and below 1, or None for none"),
-    (("mixed_precision",), lambda value: value in ("no", "bf16", "fp16"), "must be 'no', 'bf16' or 'fp16'"),
-)
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything `train` needs to know besides model, data and seed; checked when it is built.
-
-    Raises `ValueError` for a value that cannot be meant, and for an optimizer that cannot do a step; whether
-    one that needs CUDA can, here and now, `require_optimizer` says: its recipe can be read without.
-    """
+    """Everything `train` needs to know besides model, data and seed. Raises `ValueError` for a value that
+    cannot be meant."""
 
     #: optimiser steps
     steps: int = 1000
@@ -113,25 +74,40 @@ class Recipe:
     weight_decay_end: float | None = None
 
     def __post_init__(self):
-        check_fields(self, RULES)
-        if self.warmup_epochs is not None and not 0 <= self.warmup_epochs < (self.epochs or 0):
-            raise ValueError(
-                f"Recipe(warmup_epochs={self.warmup_epochs!r}, epochs={self.epochs!r}): warmup_epochs must be"
-                " at least 0 and below epochs; with steps, give warmup, their share"
-            )
-        if self.weight_decay == 0 and self.weight_decay_end is not None:
-            raise ValueError(
-                f"Recipe(weight_decay=0, weight_decay_end={self.weight_decay_end!r}): nothing would be"
-                " decayed; start above 0, such as weight_decay=1e-6, or leave weight_decay_end out"
-            )
-        if self.accumulate > self.batch_size:
-            raise ValueError(f"Recipe(accumulate={self.accumulate!r}): a step has {self.batch_size} images")
+        def require(fits: bool, name: str, needs: str) -> None:
+            if not fits:
+                raise ValueError(f"Recipe({name}={getattr(self, name)!r}): {name} must be {needs}")
+
+        # NaN fails every comparison
+        for name in ("steps", "batch_size", "accumulate", "repeats"):
+            count = getattr(self, name)
+            require(isinstance(count, int) and count >= 1, name, "a whole number above 0")
+        for name in ("lr", "epochs", "base_lr", "clip", "weight_decay_end"):
+            value = getattr(self, name)
+            missing = value is None and name != "lr"
+            require(missing or 0 < value < math.inf, name, "finite and above 0")
+        for name in ("min_lr", "weight_decay", "task_weight", "transfer_weight", "mixup", "cutmix"):
+            require(0 <= getattr(self, name) < math.inf, name, "at least 0")
+        for name in ("warmup", "label_smoothing"):
+            require(0 <= getattr(self, name) < 1, name, "at least 0 and below 1")
+        require(len(self.betas) == 2 and all(0 <= b < 1 for b in self.betas), "betas", "two below 1")
+        require(self.layer_decay is None or 0 < self.layer_decay <= 1, "layer_decay", "above 0, at most 1")
+        require(self.ema is None or 0 < self.ema < 1, "ema", "above 0 and below 1")
+        shares = (0.5,) if self.milestones is None else self.milestones
+        fits = len(shares) > 0 and all(0 < share < 1 for share in shares)
+        require(fits, "milestones", "shares of the run, such as (8/9, 26/27)")
+        require(self.mixed_precision in ("no", "bf16", "fp16"), "mixed_precision", "'no', 'bf16' or 'fp16'")
+        require(self.accumulate <= self.batch_size, "accumulate", "at most batch_size")
+        if self.warmup_epochs is not None:
+            fits = 0 <= self.warmup_epochs < (self.epochs or 0)
+            require(fits, "warmup_epochs", f"at least 0 and below epochs={self.epochs!r}")
+        # what starts undecayed has no group of weights that are decayed
+        decays = self.weight_decay > 0 or self.weight_decay_end is None
+        require(decays, "weight_decay", "above 0 where weight_decay_end is given")
         if self.optimizer != "adamw":
             from timm.optim import list_optimizers  # takes seconds, and most recipes need no look
 
             require_known("optimizer", self.optimizer, list_optimizers())
-        if self.optimizer not in PLAIN and not self.optimizer.startswith(NEED_CUDA):
-            try_optimizer(self.optimizer, self.betas)
 
     def on(self, images: int) -> "Recipe":
         """The same in steps and absolute rates, for a data set of so many training images: the last step of
@@ -159,17 +135,10 @@ class Recipe:
                 instead[other] = None
         return replace(self, **(instead | values))
 
-    def require_optimizer(self) -> None:
-        """Raise `ValueError` where the optimizer needs CUDA, or a package, that is not here."""
-        if self.optimizer.startswith(NEED_CUDA):
-            try_optimizer(self.optimizer, self.betas)
-
     def require_whole_steps(self, why: str) -> None:
         """Raise `ValueError` where a step is computed in parts: for losses that are no sum of their parts."""
         if self.accumulate > 1:
-            raise ValueError(
-                f"accumulate={self.accumulate}: {why}; set accumulate to 1 and batch_size to what fits"
-            )
+            raise ValueError(f"accumulate={self.accumulate}, not 1: {why}")
 
     def describe(self) -> dict:
         """The recipe as plain JSON values, for a record."""
@@ -180,49 +149,8 @@ class Recipe:
     def described(cls, values: Mapping[str, Any]) -> "Recipe":
         """The recipe that `describe` has described; what a record says beside it, such as its plan, is left
         out."""
-        known = {f.name: values[f.name] for f in fields(cls) if f.name in values}
-        return cls(
-            **{name: tuple(value) if isinstance(value, list) else value for name, value in known.items()}
-        )
-
-
-@lru_cache
-def try_optimizer(name: str, betas: tuple[float, float], width: int = 8):
-    """timm's optimiser of that name after one step on a layer of `width` x `width` weights. Raises
-    `ValueError` with the way out where it cannot do that.
-
-    No random number is drawn from the global generator, and nothing is compiled.
-    """
-    import torch
-    from timm.optim import create_optimizer_v2, get_optimizer_info
-
-    info = get_optimizer_info(name)
-    device = "cuda" if name.startswith(NEED_CUDA) and torch.cuda.is_available() else "cpu"
-    instead = "take another of timm.optim.list_optimizers(), such as 'adamw', 'lamb' or 'sgd'"
-    if info.second_order:
-        raise ValueError(f"optimizer={name!r} needs second derivatives, which are not computed: {instead}")
-    if info.has_betas and info.num_betas != len(betas):
-        raise ValueError(f"optimizer={name!r} takes {info.num_betas} betas, not {len(betas)}: {instead}")
-    try:
-        with (
-            torch.device(device),
-            torch.random.fork_rng(devices=[]),
-            torch.enable_grad(),
-            torch.compiler.set_stance("force_eager"),
-            warnings.catch_warnings(),
-        ):
-            warnings.simplefilter("ignore")  # advice on how to make it faster
-            layer = torch.nn.Linear(width, width, bias=False)
-            own = {"betas": betas} if info.has_betas else {}
-            optimizer = create_optimizer_v2(layer, opt=name, lr=1e-3, weight_decay=0.05, **own)
-            layer(torch.ones(1, width)).sum().backward()
-            optimizer.step()
-    except Exception as error:  # whatever the optimiser meets first: it is another's code
-        cuda = "it runs on CUDA only, with a package of its own"
-        why = f"{type(error).__name__}: {error}"
-        needs = cuda if name.startswith(NEED_CUDA) else "it cannot do a step"
-        raise ValueError(f"optimizer={name!r}: {needs} ({why}); {instead}") from error
-    return optimizer
+        known = {field.name: values[field.name] for field in fields(cls) if field.name in values}
+        return cls(**{n: tuple(value) if isinstance(value, list) else value for n, value in known.items()})
 
 
 # Masked auto-encoding, AdamW as in He et al. 2022 (arXiv 2111.06377), appendix A: β2 = 0.95, weight decay
