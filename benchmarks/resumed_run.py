@@ -23,9 +23,8 @@ from atbook.worlds import glyph_images, glyphs
 from atlib import AttentionTransfer, Plan
 from atlib.data import crop_and_flip
 from atlib.train.checkpoint_manager import CheckpointManager
-from atlib.train.loop import train
+from atlib.train.loop import Preempted, train
 from atlib.train.recipe import Recipe
-from atlib.train.trainer import Preempted
 from atlib.vit import create_vit
 
 

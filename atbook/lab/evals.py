@@ -58,7 +58,7 @@ from atlib.analysis import PAIRINGS, class_token, compare_layers, describe_layer
 from atlib.analysis.streaming import walks
 from atlib.data.images import Images
 from atlib.pair import Pair
-from atlib.train.evaluate import evaluate, predict, shift_accuracies
+from atlib.train.evaluate import evaluate, predict
 from atrun.record import Record
 
 
@@ -175,7 +175,7 @@ def under_shifts(models: Mapping[str, nn.Module], sources: Sources) -> dict[str,
     )
     return {
         name: (
-            shift_accuracies(bare(model), sets)
+            {shift: evaluate(bare(model), images).accuracy for shift, images in sets.items()}
             | {
                 "test_accuracy": evaluate(bare(model), sources.scale.held_out("test")).accuracy,
                 "filtered": evaluate_filtered(bare(model), filtered).accuracy,

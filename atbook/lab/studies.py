@@ -50,7 +50,7 @@ from atfamily.depth import (
     t_fixup,
     uniform_layer_scale,
 )
-from atfamily.distillation_token import DistillationToken, small_convnet
+from atfamily.distillation_token import DistillationToken, small_convnet, two_class_tokens_loss
 from atfamily.distilled_mae import (
     DistilledHiddenMae,
     DistilledMae,
@@ -73,7 +73,6 @@ from atlib.baselines.mean_maps import MeanMapCopy, StoredMaps, one_group
 from atlib.data.images import Images, with_unlabelled
 from atlib.maps import pool_heads
 from atlib.plan import ROWS, Plan
-from atlib.train.objectives import two_class_tokens_loss
 from atlib.train.pretrain import MaskedAutoencoder, mae_loss, unpainted
 from atlib.vit import PRESETS
 

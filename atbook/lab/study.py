@@ -46,10 +46,9 @@ from atlib.pair import Pair, student_of
 from atlib.plan import Plan
 from atlib.train.checkpoint_manager import CheckpointManager
 from atlib.train.evaluate import predict, score
-from atlib.train.loop import train
+from atlib.train.loop import Preempted, train
 from atlib.train.objectives import Loss, student_loss
 from atlib.train.recipe import Recipe
-from atlib.train.trainer import Preempted
 from atrun.record import Record, about, peak_memory_mb
 
 

@@ -3,25 +3,62 @@ process or many."""
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
+from accelerate.utils import DistributedType, broadcast_object_list, gather_object, set_seed
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
 from atlib._util import in_eval_mode
 from atlib.checkpoint import save_weights
-from atlib.data.images import UNLABELLED
-from atlib.data.sampler import TrainingData, steps_per_epoch
+from atlib.data.identity import identity_of
+from atlib.data.sampler import Batch, ShardSpec, TrainingData, steps_per_epoch
 from atlib.data.torch_data import as_data
-from atlib.pair import check_normalisation, student_of
-from atlib.train.checkpoint_manager import CheckpointManager
-from atlib.train.distributed import accelerate_as_it_was, agree, sigterm_noticed
-from atlib.train.objectives import Loss, student_loss
+from atlib.losses import noted
+from atlib.pair import Pair, check_normalisation, student_of
+from atlib.plan import Plan
+from atlib.train.checkpoint_manager import CheckpointManager, digest_of_model, digest_of_tensors
+from atlib.train.distributed import (
+    accelerate_as_it_was,
+    agree,
+    sigterm_noticed,
+    start_processes,
+    to_train,
+    whole_weights,
+)
+from atlib.train.objectives import Loss, check_labels, mixed, student_loss
+from atlib.train.optim import EMA, make_optimizer, schedule, set_weight_decay
 from atlib.train.recipe import Recipe
-from atlib.train.trainer import Preempted, Training
+
+
+class NonFiniteLoss(RuntimeError):
+    """The loss or its gradient became NaN or infinite. step: from 0; indices: the places in the data of this
+    process's images of that step; checkpoint: the last good one, None if none was kept."""
+
+    def __init__(self, message: str, step: int, indices: list[int], checkpoint: Path | None):
+        super().__init__(message)
+        self.step, self.indices, self.checkpoint = step, indices, checkpoint
+
+    def __reduce__(self):  # a process that runs it for another hands it on
+        return type(self), (str(self), self.step, self.indices, self.checkpoint)
+
+
+class Preempted(RuntimeError):
+    """SIGTERM came: the step in progress was finished, and the run kept at `checkpoint`, from which it goes
+    on."""
+
+    def __init__(self, checkpoint: Path):
+        super().__init__(f"stopped by SIGTERM; everything up to here is kept in {checkpoint}")
+        self.checkpoint = checkpoint
+
+    def __reduce__(self):
+        return type(self), (self.checkpoint,)
 
 
 @accelerate_as_it_was()
@@ -83,77 +120,87 @@ def train(
     data = as_data(data, recipe.batch_size)
     if len(data) == 0:
         raise ValueError(f"there are no images to train on in this {type(data).__name__}")
-    recipe = recipe.on(len(data))
-    _check(model, recipe, loss, average_into)
-    learns_labels, classes = loss is student_loss and recipe.task_weight > 0, _classes_of(model)
+    recipe, student = recipe.on(len(data)), student_of(model)
+    classes = getattr(student, "num_classes", None)
     targets = getattr(data, "targets", None)  # of data that are read item by item they come with the batches
-    if learns_labels:
-        _check_labels(targets, classes)
+    learns_labels = loss is student_loss and recipe.task_weight > 0
+    if learns_labels and classes == 0:
+        raise ValueError("the model has no classifier (num_classes=0): build it with num_classes=")
+    if learns_labels and targets is not None:
+        check_labels(targets, classes)
+    if average_into is not None and recipe.ema is None:
+        raise ValueError("average_into= needs a recipe with ema=")
+    if average_into is not None and _shapes(average_into) != _shapes(student):
+        raise ValueError("average_into= must be built like the student that is trained")
     check_normalisation(model, data)
     run = Training(model, data, recipe, loss, seed, cpu)
     if keeper is not None:
         with run.put_back_on_error():
             run.resume(keeper)
     position, end = run.position, recipe.steps if stop_at is None else min(stop_at, recipe.steps)
-    steps = steps_per_epoch(len(data), recipe.batch_size)
+    steps, main = steps_per_epoch(len(data), recipe.batch_size), run.accelerator.is_main_process
+    hidden = progress is None or not main
     bar = tqdm(
-        total=recipe.steps,
-        desc=progress,
-        initial=position.step,
-        disable=progress is None or not run.main,
-        mininterval=2.0,
-        ncols=80,
+        total=recipe.steps, desc=progress, initial=position.step, disable=hidden, mininterval=2.0, ncols=80
     )
     began = time.perf_counter()  # of the step: it includes waiting for images
     with run.put_back_on_error(), sigterm_noticed(keeper is not None) as noticed, bar:
         while position.step < end:
-            part = run.part()
+            part = ShardSpec(
+                seed,
+                position.epoch,
+                recipe.batch_size,
+                run.accelerator.process_index,
+                run.accelerator.num_processes,
+                position.done,
+                recipe.repeats,
+            )
             for batch in data.epoch(part, workers):
                 if position.epoch > part.epoch:
                     raise ValueError(f"the data gave more than {steps} batches, which {len(data)} images are")
                 if learns_labels and targets is None:
-                    _check_labels(batch.targets, classes)
-                loss_of_step, norm = run.backward(batch), run.clip()
-                sums, stop = agree(run.accelerator, loss_of_step.values, bool(noticed))
-                loss_of_step = loss_of_step.over_all(sums)
+                    check_labels(batch.targets, classes)
+                (names, values), norm = run.backward(batch), run.clip()
+                sums, stop = agree(run.accelerator, values, bool(noticed))
+                # means over the images that could be decoded; of no image all sums are 0, and to ask whether
+                # it is so would be to wait for the device
+                values = sums[:-1] / sums[-1].clamp(min=torch.finfo(sums.dtype).tiny)
                 # The one time in a step that the device is waited for.
-                value, *parts, norm = torch.cat([loss_of_step.values, norm]).tolist()
+                value, *parts, norm = torch.cat([values, norm]).tolist()
                 # One step with a NaN gradient would ruin all weights. In fp16 it is normal: Accelerate then
                 # skips the step.
                 if not math.isfinite(value) or not math.isfinite(norm) and recipe.mixed_precision != "fp16":
                     raise run.not_finite(value, norm, batch)
-                run.step(loss_of_step)
+                run.step(names, values)
                 bar.update()
-                if log is not None and run.main:
+                if log is not None and main:
+                    seconds, world = time.perf_counter() - began, run.accelerator.num_processes
+                    seen = world * len(batch.indices) / batch.weight if batch.weight else 0.0
                     log(
                         {
                             "event": "step",
                             "step": position.step,
                             "epoch": position.epoch + 1,
                             "loss": value,
-                            **{name: x for name, x in zip(loss_of_step.parts, parts) if "/" not in name},
+                            **{name: x for name, x in zip(names, parts) if "/" not in name},
                             "lr": position.lr,
                             "grad_norm": norm,
-                            "images_per_second": run.images_of(batch) / (time.perf_counter() - began),
+                            "images_per_second": seen / seconds,
                         }
                     )
                 last, metrics = position.done == steps, {}  # of the pass
                 if last or position.step == recipe.steps:
-                    due = (
-                        position.step == recipe.steps
-                        or evaluate_every
-                        and (position.epoch + 1) % evaluate_every == 0
-                    )
-                    metrics = run.measure(evaluate if due else None)
-                    run.close(metrics)
-                    if log is not None and run.main:
+                    every = evaluate_every and (position.epoch + 1) % evaluate_every == 0
+                    metrics = run.measure(evaluate if every or position.step == recipe.steps else None)
+                    position.close(metrics | run.count_of_corrupt())
+                    if log is not None and main:
                         log({"event": "epoch"} | position.history[-1])
                     if after_pass is not None:
                         with in_eval_mode(run.plain):
                             after_pass(run.plain, position.history[-1])
                     if out is not None:
                         whole = run.whole()
-                        run.kept = save_weights(Path(out) / "last.safetensors", whole) if run.main else None
+                        run.kept = save_weights(Path(out) / "last.safetensors", whole) if main else None
                 if keeper is not None and (stop or position.step == end or run.due(keeper, metrics)):
                     run.keep(keeper, metrics)
                 if stop and position.step < end:
@@ -166,49 +213,284 @@ def train(
                     raise ValueError(
                         f"the data gave {position.done} of the {steps} batches that {len(data)} images are"
                     )
-    history = position.history if position.step == recipe.steps else run.so_far(evaluate)
+    history = position.history
+    if position.step < recipe.steps:  # stopped along the way: with the metrics of this moment
+        history = [*history, *([position.entry()] if position.done else [])]
+        history = [*history[:-1], history[-1] | run.measure(evaluate)] if history else []
     run.finish(average_into)
     return history
 
 
-def _classes_of(model: nn.Module) -> int | None:
-    """How many classes a model, or a pair's student, tells apart; None where it does not say."""
-    return getattr(student_of(model), "num_classes", None)
+def _shapes(model: nn.Module) -> dict[str, torch.Size]:
+    return {name: value.shape for name, value in model.state_dict().items()}
 
 
-def _check_labels(targets: Tensor | None, classes: int | None) -> None:
-    """Find out before anything is trained that labels are no class indices, or beyond the model's classes."""
-    if targets is None or targets.ndim != 1:
-        return
-    if targets.is_floating_point():
-        raise ValueError(
-            f"targets are {targets.dtype} {tuple(targets.shape)}, and labels are class indices, int64 (n,),"
-            " or shares (n, classes): call .long() on them, or train with another loss="
+class Training:
+    """One run of `train`: its parts, prepared by Accelerate, and its position. kept: where the last good
+    weights are."""
+
+    def __init__(
+        self, model: nn.Module, data: TrainingData, recipe: Recipe, loss: Loss, seed: int, cpu: bool
+    ):
+        set_seed(seed)
+        self.data, self.recipe, self.loss, self.seed = data, recipe, loss, seed
+        self.home = next(model.parameters()).device
+        plan = getattr(model, "plan", None)
+        planned = {"plan": plan.describe()} if isinstance(plan, Plan) else {}
+        self.config = {
+            "recipe": recipe.describe(),
+            "seed": seed,
+            "images": len(data),
+            "model": {"kind": type(model).__name__, **planned},
+            "loss": _name_of(loss),
+        }
+        self.accelerator = start_processes(recipe, cpu)
+        if self.accelerator.num_processes > 1:
+            set_seed(seed, device_specific=True)  # other images on each process, so other stochastic depth
+        self.given, model = model.train(), to_train(model.train(), self.accelerator)
+        self.student = student_of(model)
+        if recipe.checkpoint_activations:
+            if not hasattr(self.student, "set_grad_checkpointing"):
+                raise ValueError(f"checkpoint_activations=True: not for a {type(self.student).__name__}")
+            self.checkpointed = getattr(self.student, "grad_checkpointing", False)
+            self.student.set_grad_checkpointing(True)
+        optimizer = make_optimizer(model, recipe)
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: schedule(step, recipe))
+        self.model, self.optimizer, self.scheduler = self.accelerator.prepare(model, optimizer, scheduler)
+        self.average = None if recipe.ema is None else EMA(self.model, recipe.ema)
+        self.position = Position(torch.zeros(1, device=self.accelerator.device))
+        self.kept: Path | None = None
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the step to come; with layer-wise decay the highest, which is the head's."""
+        return max(self.scheduler.get_last_lr())
+
+    @property
+    def plain(self) -> nn.Module:
+        """The model without what Accelerate and torch.compile put around it."""
+        return self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
+
+    def backward(self, batch: Batch) -> tuple[list[str], Tensor]:
+        """Add up the gradient of the step's mean loss, part by part where the recipe accumulates. Returns the
+        names of what is noted of the loss, and (1 + names + 1,) numbers without a graph: the loss, what is
+        noted, and the share of the step's images that they are of, below 1 where some could not be decoded.
+        """
+        device, parts = self.accelerator.device, self.recipe.accumulate
+        images, targets = (part.to(device, non_blocking=True) for part in (batch.images, batch.targets))
+        draw = (self.seed, self.position.step, self.accelerator.process_index)
+        classes = getattr(self.student, "num_classes", None)
+        images, targets = mixed(images, targets, self.recipe, classes, draw)
+        total: dict[str, Tensor] = {}  # of the loss, "", and of what is noted of it
+        for some, their in zip(images.tensor_split(parts), targets.tensor_split(parts)):
+            weight = batch.weight * len(some) / len(images)
+            if len(some) == 0:  # fewer images than parts: every process must do as many parts as the others
+                some, their = images[:1], targets[:1]
+            # gradients are averaged over the processes in the last part only
+            with self.accelerator.accumulate(self.model):
+                with self.accelerator.autocast(), noted() as notes:
+                    value = weight * self.loss(self.model, some, their, self.recipe)
+                self.accelerator.backward(value * parts)  # Accelerate divides by their number
+            # the parts of parts come last
+            noted_parts = {name: weight * notes[name] for name in sorted(notes, key=lambda name: "/" in name)}
+            for name, part in {"": value.detach(), **noted_parts}.items():
+                total[name] = total.get(name, torch.zeros((), device=device)) + part
+        share = torch.full((), batch.weight, device=device)
+        return [*total][1:], torch.stack([*total.values(), share])
+
+    def clip(self) -> Tensor:
+        """Clip the gradient to the recipe's norm, and return the norm that it had, (1,)."""
+        limit = math.inf if self.recipe.clip is None else self.recipe.clip
+        norm = torch.as_tensor(self.accelerator.clip_grad_norm_(self.model.parameters(), limit))
+        return (norm.full_tensor() if hasattr(norm, "full_tensor") else norm).reshape(1)
+
+    def step(self, names: list[str], values: Tensor) -> None:
+        """Change the weights, and count a step with that loss and what is noted of it, (1 + names,)."""
+        lr = self.lr  # of this step, not of the next
+        self.optimizer.step()
+        self.scheduler.step()
+        self.optimizer.zero_grad()
+        if self.average is not None:
+            self.average.update(self.model)
+        self.position.count(names, values, lr)
+        set_weight_decay(self.optimizer, self.position.step, self.recipe)
+        if hasattr(self.plain, "follow"):  # a copy that moves after the step, as in `atfamily.contrast`
+            self.plain.follow(self.position.step, self.recipe.steps)
+
+    def measure(self, evaluate: Callable[[nn.Module], dict] | None) -> dict:
+        """The metrics of the weights and, beginning with ``average_``, of the averaged ones; the same on all
+        processes. None for no evaluation."""
+        if evaluate is None:
+            return {}
+        with in_eval_mode(self.plain):  # and back, whatever `evaluate` does
+            metrics = dict(evaluate(self.plain))
+            if self.average is not None:
+                with self.average.in_place_of(self.model):
+                    metrics |= {f"average_{name}": value for name, value in evaluate(self.plain).items()}
+        return self._of_main(metrics)
+
+    def due(self, keeper: CheckpointManager, metrics: dict) -> bool:
+        """Whether a checkpoint is to be written now; only after an evaluation do the processes have to ask
+        the main one."""
+        if not metrics:
+            return keeper.due(self.position.step, metrics)
+        return self._of_main(keeper.due(self.position.step, metrics))
+
+    def keep(self, keeper: CheckpointManager, metrics: dict) -> None:
+        """Write a checkpoint from which `resume` goes on."""
+        facts = self.position.facts() | {"corrupt": self.corrupt()}
+        own, shared = {"total": self.position.total}, {}
+        if self.average is not None:  # each process has its shards of it, or all have the same
+            sharded = self.accelerator.distributed_type == DistributedType.FSDP
+            (own if sharded else shared).update(self.average.tensors())
+        self.kept = keeper.save(self.accelerator, facts, self.config, own, shared, metrics)
+
+    def resume(self, keeper: CheckpointManager) -> None:
+        """Go on from the newest whole checkpoint, if there is one."""
+        if isinstance(targets := getattr(self.data, "targets", None), Tensor):
+            self.config["targets"] = digest_of_tensors({"targets": targets})
+        # files can be seen otherwise elsewhere: the main process's answer counts
+        self.config["data"] = self._of_main(
+            identity_of(self.data) if self.accelerator.is_main_process else None
         )
-    known = targets[targets != UNLABELLED]
-    wrong = known[(known < 0) | (known >= classes)] if classes else known[known < 0]
-    if len(wrong):
-        raise ValueError(
-            f"{len(wrong)} of {len(targets)} labels are not among 0 to"
-            f" {'' if classes is None else classes - 1}, such as {wrong[0].item()}: build the model with"
-            f" num_classes=; images without a label have {UNLABELLED}"
+        if pairs := [part for part in self.given.modules() if isinstance(part, Pair)]:
+            # here, and not for every run: reading a large teacher takes a second
+            self.config["teachers"] = [digest_of_model(each) for pair in pairs for each in pair.teachers]
+            self.config["normalisation"] = [
+                pair.normalisation and pair.normalisation.describe() for pair in pairs
+            ]
+            self.config["views"] = [view.describe() for pair in pairs for view in pair.views]
+        found = keeper.restore(self.accelerator, self.config)
+        if found is None:
+            return
+        total = found.tensors["total"].to(self.accelerator.device)
+        self.kept, self.position = found.path, Position(total, **found.facts)
+        if self.average is not None:
+            self.average.load(found.tensors)
+
+    def corrupt(self) -> list[int]:
+        """The indices of the images that could not be decoded in the pass in progress, on all processes
+        together, also before the run was last taken up. Every process must call it."""
+        if self.position.done == 0:
+            return []  # a new pass begins with none
+        return sorted({*self.position.corrupt, *gather_object(list(self.data.corrupt))})
+
+    def count_of_corrupt(self) -> dict:
+        """What the history says of a pass with images that could not be decoded: how many, and which."""
+        indices = self.corrupt()
+        return {"corrupt": len(indices), "corrupt_indices": indices} if indices else {}
+
+    def not_finite(self, value: float, norm: float, batch: Batch) -> NonFiniteLoss:
+        """The error that says what is not finite, where, and what to do."""
+        what, number = ("gradient", norm) if math.isfinite(value) else ("loss", value)
+        step = self.position.step
+        return NonFiniteLoss(
+            f"the {what} is {number} at step {step} (lr {self.lr:.3g}): lower lr, clip harder, or use"
+            " mixed_precision='no'; or look at the images, which are those at"
+            f" {batch.indices} of the data. Last good checkpoint: {self.kept}",
+            step,
+            batch.indices,
+            self.kept,
         )
 
+    def _of_main(self, value):
+        """The main process's value, on every process."""
+        return value if self.accelerator.num_processes == 1 else broadcast_object_list([value])[0]
 
-def _check(model: nn.Module, recipe: Recipe, loss: Loss, average_into: nn.Module | None) -> None:
-    """Find out before anything is trained that there is nothing to train, or nowhere to put the average."""
-    student = student_of(model)
-    if loss is student_loss and recipe.task_weight > 0 and _classes_of(model) == 0:
-        raise ValueError("the model has no classifier (num_classes=0): build it with num_classes=")
-    if average_into is None:
-        return
-    if recipe.ema is None:
-        raise ValueError(
-            "average_into was given, but the recipe has no average: set its ema, for example to 0.9999"
-        )
-    if {name: value.shape for name, value in average_into.state_dict().items()} != {
-        name: value.shape for name, value in student.state_dict().items()
-    }:
-        raise ValueError(
-            "average_into is not built like the student that is trained: give it the same architecture"
-        )
+    def finish(self, average_into: nn.Module | None) -> None:
+        """Give the averaged weights away if they are asked for, and leave the model as a plain one where it
+        came from."""
+        if average_into is not None:
+            with self.average.in_place_of(self.model):
+                prefix = "" if self.student is self.plain else "student."
+                weights = whole_weights(self.plain)
+                own = {n.removeprefix(prefix): value for n, value in weights.items() if n.startswith(prefix)}
+                average_into.load_state_dict(own)
+        self.whole()
+        self.put_back()
+
+    @contextmanager
+    def put_back_on_error(self) -> Iterator[None]:
+        """Within it, an error leaves the caller's model as a plain one where it came from, too."""
+        try:
+            yield
+        except BaseException:
+            with suppress(RuntimeError):  # a device that failed gives nothing back; the first error counts
+                self.put_back()
+            raise
+
+    def put_back(self) -> None:
+        """Take what this run put around and into the caller's model off again."""
+        if self.given is self.plain:
+            self.accelerator.unwrap_model(self.model, keep_fp32_wrapper=False, keep_torch_compile=False)
+            # Accelerate's autocast around the class's own forward, of no use after training
+            vars(self.given).pop("forward", None)
+        self.given.to(self.home)
+        if self.recipe.checkpoint_activations:
+            self.student.set_grad_checkpointing(self.checkpointed)
+
+    def whole(self) -> nn.Module:
+        """The caller's model with the weights of this moment; where they are divided, every process must call
+        it."""
+        if self.given is not self.plain:  # what is trained is a copy
+            self.given.load_state_dict(whole_weights(self.plain))
+        return self.given
+
+
+def _name_of(loss: Callable) -> str:
+    """A loss by its name; a `partial` with the plain values that it was given, since others make another."""
+    if not isinstance(loss, partial):
+        return getattr(loss, "__qualname__", type(loss).__name__)
+
+    def told(value: object) -> str:
+        return repr(value) if isinstance(value, (int, float, str, type(None))) else type(value).__name__
+
+    given = [*map(told, loss.args), *(f"{name}={told(value)}" for name, value in loss.keywords.items())]
+    return f"{_name_of(loss.func)}({', '.join(given)})"
+
+
+@dataclass
+class Position:
+    """Steps and passes that are done."""
+
+    #: (1 + parts,) of the pass in progress: the sums over its steps of the loss, and of its parts
+    total: Tensor
+    #: steps done in all
+    step: int = 0
+    #: passes done
+    epoch: int = 0
+    #: steps done of the pass in progress
+    done: int = 0
+    #: the rate of the last step
+    lr: float = 0.0
+    #: the names of the parts in `total`: those that every step of the pass has
+    parts: list[str] = field(default_factory=list)
+    #: the images of the pass that could not be decoded before the run was last taken up
+    corrupt: list[int] = field(default_factory=list)
+    #: one entry per pass that was completed
+    history: list[dict] = field(default_factory=list)
+
+    def count(self, parts: list[str], values: Tensor, lr: float) -> None:
+        """A step was done, at that rate."""
+        if self.done == 0:
+            self.total, self.parts = torch.zeros_like(values), parts
+        elif parts != self.parts:  # what only some steps have, has no mean over the pass
+            self.total, self.parts, values = self.total.reshape(-1)[:1], [], values[:1]
+        self.total, self.step, self.done, self.lr = self.total + values, self.step + 1, self.done + 1, lr
+
+    def entry(self) -> dict:
+        """What the history says about the pass in progress: of the loss and its parts, means over its
+        steps."""
+        loss, *parts = (self.total.reshape(-1) / self.done).tolist()
+        means = {"loss": loss, **dict(zip(self.parts, parts))}
+        return {"epoch": self.epoch + 1, "step": self.step, **means, "lr": self.lr}
+
+    def close(self, more: dict) -> None:
+        """The pass is over: its entry, and `more`, go into the history."""
+        self.history.append(self.entry() | more)
+        self.total, self.parts = torch.zeros(1, device=self.total.device), []
+        self.epoch, self.done, self.corrupt = self.epoch + 1, 0, []
+
+    def facts(self) -> dict:
+        """The position as JSON values; `total` is not among them, being a tensor."""
+        return {name: value for name, value in vars(self).items() if name != "total"}

@@ -156,10 +156,5 @@ class Recipe:
 # Masked auto-encoding, AdamW as in He et al. 2022 (arXiv 2111.06377), appendix A: β2 = 0.95, weight decay
 # 0.05.
 MAE = Recipe(steps=2000, lr=1e-3, betas=(0.9, 0.95), label_smoothing=0.0)
-# Of as many steps: SimMIM (arXiv 2111.09886, section 4.1: β2 = 0.999, weight decay 0.05), MoCo-v3 (arXiv
-# 2104.02057, section 5: weight decay 0.1) and DINO (arXiv 2104.14294, section 3.2: from 0.04 to 0.4).
-SIMMIM = Recipe(steps=2000, lr=1e-3, label_smoothing=0.0)
-MOCO = Recipe(steps=2000, lr=1e-3, weight_decay=0.1, label_smoothing=0.0)
-DINO = Recipe(steps=2000, lr=1e-3, weight_decay=0.04, weight_decay_end=0.4, label_smoothing=0.0)
 # What the book's students start from; each scale has its own steps, and what is tuned replaces the rest.
 STUDENT = Recipe(steps=1000)

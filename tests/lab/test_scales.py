@@ -22,7 +22,7 @@ from atlib.checkpoint import load_vit
 from atlib.data import Images
 from atlib.data.rng import seed_for
 from atlib.train import recipe, train
-from atlib.train.trainer import Preempted
+from atlib.train.loop import Preempted
 from atlib.vit import Architecture
 from tests import toy
 from tests.data.test_pacs import write

@@ -23,8 +23,8 @@ from atlib.data.images import UNLABELLED
 from atlib.train import NonFiniteLoss, make_optimizer, outputs, schedule, student_loss, task_loss, train
 from atlib.train.checkpoint_manager import CheckpointManager
 from atlib.train.evaluate import evaluate
+from atlib.train.loop import Preempted
 from atlib.train.recipe import Recipe
-from atlib.train.trainer import Preempted
 from tests.helpers import random_images, same, state_of, tiny
 
 SHORT = Recipe(steps=10, batch_size=16)
