@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from atfamily.processes import gathered, summed
 from atlib._util import in_eval_mode
-from atlib.data.images import Images
-from atlib.data.sampler import ShardSpec
-from atlib.train.recipe import Recipe
+from atlib.data import Images
+from atlib.loading import ShardSpec
+from atlib.recipe import Recipe
 
 # --- What both have: a copy that follows ---
 

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from atlib._util import in_eval_mode
 from atlib.attention import walk
 from atlib.attention_transfer import AttentionTransfer, Transferred
-from atlib.baselines.distillation import Distillation
-from atlib.losses import hard_distillation, note, soft_distillation
+from atlib.baselines import Distillation, hard_distillation, soft_distillation
+from atlib.losses import note
+from atlib.objectives import task_loss
 from atlib.pair import Normalisation
-from atlib.train.objectives import task_loss
-from atlib.train.recipe import Recipe
+from atlib.recipe import Recipe
 
 
 class Heads(NamedTuple):

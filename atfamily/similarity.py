@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from atfamily.contrast import features
 from atfamily.processes import gathered
 from atlib.attention_transfer import Transferred
-from atlib.baselines.distillation import Distillation
+from atlib.baselines import Distillation
 from atlib.pair import Normalisation
 
 

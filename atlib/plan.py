@@ -43,7 +43,7 @@ class Plan:
     #: all heads in transferred layers that it does not name. The other heads are the student's own.
     heads: Iterable[int] | Mapping[int, Iterable[int]] | None = None
     #: Average an image's maps over "layers", "heads" or "queries" before they are transferred (arXiv
-    #: 2411.09702, appendix; its average over examples is `atlib.baselines.mean_maps.MeanMapCopy`).
+    #: 2411.09702, appendix; its average over examples is `atlib.baselines.MeanMapCopy`).
     average: str | None = None
     #: Where the two have different numbers of heads: "aggregate" (softmax of the summed log-maps over T = 10,
     #: AttnDistill, arXiv 2210.00944), "average", or, to distill, "learn" (a matrix M of each layer under
@@ -76,7 +76,7 @@ class Plan:
         if self.average == "examples":
             raise ValueError(
                 "average='examples': what a plan makes of an image does not depend on the rest of its batch;"
-                " atlib.baselines.mean_maps.MeanMapCopy copies the mean map of images that you name"
+                " atlib.baselines.MeanMapCopy copies the mean map of images that you name"
             )
         for name, choices in (
             ("average", AVERAGES),

@@ -12,9 +12,8 @@ import torch
 
 from atlib._util import INTERRUPTED, STOPPED, memory_message, out_of_memory, require_known
 from atlib.checkpoint import read_header, save_vit
-from atlib.data.loading import ON_CORRUPT
 from atlib.pair import Normalisation, Pair, student_of
-from atlib.train.loop import NonFiniteLoss, Preempted
+from atlib.train import NonFiniteLoss, Preempted
 from atrun import generic, recipes
 from atrun.build import (
     READING,
@@ -48,6 +47,7 @@ from atrun.configure import (
     teacher_name,
 )
 from atrun.data.generated import is_generated
+from atrun.data.loading import ON_CORRUPT
 from atrun.data.transforms import Augmentation
 from atrun.log import as_line
 from atrun.measure import ModelOnTest, measured_lines, shifted_test

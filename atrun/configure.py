@@ -10,8 +10,8 @@ from typing import Any
 import timm
 import torch
 
+from atlib import recipe as recipes
 from atlib._util import require_known
-from atlib.train import recipe as recipes
 from atlib.vit import PRESETS, Architecture, check_activation, create_vit, weights_file
 from atrun import generic
 from atrun.build import check_fits

@@ -25,14 +25,13 @@ from atfamily.measures.accounting import (
     teacher,
 )
 from atlib.attention_transfer import AttentionTransfer
-from atlib.baselines.distillation import FeatureDistillation, LogitDistillation
-from atlib.baselines.mean_maps import StoredMaps
-from atlib.data.sampler import Batch, ShardSpec, steps_per_epoch
+from atlib.baselines import FeatureDistillation, LogitDistillation, StoredMaps
+from atlib.loading import Batch, ShardSpec, steps_per_epoch
+from atlib.optim import make_optimizer, schedule
 from atlib.pair import IMAGENET
 from atlib.plan import Plan
-from atlib.train.loop import train
-from atlib.train.optim import make_optimizer, schedule
-from atlib.train.recipe import Recipe
+from atlib.recipe import Recipe
+from atlib.train import train
 from atlib.vit import VITS
 from atrun.build import (
     SMALL_SCALE,

@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from atlib.baselines.mean_maps import load_stored_maps, save_stored_maps
+from atlib.baselines import load_stored_maps, save_stored_maps
 from atlib.checkpoint import load_bundle, load_vit, read_header, save_bundle, save_vit
+from atlib.checkpoint_manager import CheckpointManager, digest, digest_of_weights
+from atlib.evaluate import evaluate_together
 from atlib.pair import student_of
-from atlib.train.checkpoint_manager import CheckpointManager, digest, digest_of_weights
-from atlib.train.distributed import require_together
-from atlib.train.evaluate import evaluate_together
-from atlib.train.loop import train
+from atlib.processes import require_together
+from atlib.train import train
 from atrun.build import (
     READING,
     Built,

@@ -7,7 +7,7 @@ import torch
 from atbook.worlds import glyphs
 from atlib import AttentionTransfer, Plan, walk
 from atlib.attention import Instead
-from atlib.baselines.mean_maps import mean_maps
+from atlib.baselines import mean_maps
 from atlib.maps import AVERAGES, aggregate_heads, average_over, join_heads, resample, resample_class_attention
 from tests.book.test_taught import small_vit, taught
 from tests.helpers import random_maps

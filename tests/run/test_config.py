@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from atlib.plan import Plan
-from atlib.train.recipe import Recipe
+from atlib.recipe import Recipe
 from atlib.vit import Architecture
 from atrun.build import training_images
 from atrun.config import RunConfig, read_config, write_config

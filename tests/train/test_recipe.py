@@ -6,9 +6,9 @@ from dataclasses import fields, replace
 import pytest
 import torch
 
+from atlib import recipe as recipes
+from atlib.recipe import Recipe
 from atlib.train import make_optimizer
-from atlib.train import recipe as recipes
-from atlib.train.recipe import Recipe
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from atlib._util import in_eval_mode
-from atlib.data.sampler import EvaluationData
-from atlib.data.torch_data import as_data
+from atlib.data import as_data
+from atlib.loading import EvaluationData
+from atlib.objectives import check_labels, outputs
 from atlib.pair import check_normalisation, student_of
-from atlib.train.objectives import check_labels, outputs
 
 
 class Evaluation(NamedTuple):
@@ -24,7 +24,7 @@ class Evaluation(NamedTuple):
     count: int
 
 
-# What an accuracy is measured on; of torch's own kinds as in `atlib.data.torch_data`.
+# What an accuracy is measured on; of torch's own kinds as in `atlib.data`.
 Labelled = EvaluationData | Dataset | DataLoader
 
 
@@ -87,6 +87,8 @@ def score(logits: Tensor, labels: Tensor) -> Evaluation:
     """Accuracy and loss of logits (n, classes), as `predict` gives them, against labels (n,). Raises as
     `evaluate` does."""
     check_labels(labels, logits.shape[1])
+    if labels.ndim != 1:
+        raise ValueError(f"labels are class indices (n,), got {tuple(labels.shape)}")
     if labels.min() < 0:
         raise ValueError(f"{(labels < 0).sum().item()} of {len(labels)} images have no label")
     wrong = says_nothing(logits)

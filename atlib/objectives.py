@@ -9,11 +9,11 @@ from timm.data import Mixup
 from torch import Tensor, nn
 
 from atlib.attention_transfer import Transferred
-from atlib.data.images import UNLABELLED
-from atlib.data.rng import rng_put_back
+from atlib.data import UNLABELLED
+from atlib.loading import rng_put_back
 from atlib.losses import note
-from atlib.train.distributed import require_undivided
-from atlib.train.recipe import Recipe
+from atlib.processes import require_undivided
+from atlib.recipe import Recipe
 
 # (model, images, targets, recipe) -> scalar, the mean over the images
 Loss = Callable[[nn.Module, Tensor, Tensor, Recipe], Tensor]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from atlib._util import require_known
-from atlib.data.sampler import steps_per_epoch
+from atlib.loading import steps_per_epoch
 
 # What stands for a value where a recipe is said in epochs, for data of any size.
 IN_EPOCHS = {"steps": "epochs", "warmup": "warmup_epochs", "lr": "base_lr"}

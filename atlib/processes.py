@@ -21,7 +21,7 @@ from accelerate.utils import (
 from torch import Tensor, nn
 
 from atlib.pair import Pair
-from atlib.train.recipe import Recipe
+from atlib.recipe import Recipe
 
 # How long a process waits for another before it gives up with an error; longer than any evaluation or
 # checkpoint on one process takes.

@@ -17,14 +17,15 @@ from tqdm import tqdm
 
 from atlib._util import in_eval_mode
 from atlib.checkpoint import save_weights
-from atlib.data.identity import identity_of
-from atlib.data.sampler import Batch, ShardSpec, TrainingData, steps_per_epoch
-from atlib.data.torch_data import as_data
+from atlib.checkpoint_manager import CheckpointManager, digest_of_model, digest_of_tensors, identity_of
+from atlib.data import as_data
+from atlib.loading import Batch, ShardSpec, TrainingData, steps_per_epoch
 from atlib.losses import noted
+from atlib.objectives import Loss, check_labels, mixed, student_loss
+from atlib.optim import EMA, make_optimizer, schedule, set_weight_decay
 from atlib.pair import Pair, check_normalisation, student_of
 from atlib.plan import Plan
-from atlib.train.checkpoint_manager import CheckpointManager, digest_of_model, digest_of_tensors
-from atlib.train.distributed import (
+from atlib.processes import (
     accelerate_as_it_was,
     agree,
     sigterm_noticed,
@@ -32,9 +33,7 @@ from atlib.train.distributed import (
     to_train,
     whole_weights,
 )
-from atlib.train.objectives import Loss, check_labels, mixed, student_loss
-from atlib.train.optim import EMA, make_optimizer, schedule, set_weight_decay
-from atlib.train.recipe import Recipe
+from atlib.recipe import Recipe
 
 
 class NonFiniteLoss(RuntimeError):
@@ -86,7 +85,7 @@ def train(
 
     data: what `atlib.data` opens, or a torch `Dataset` of (image, label), such as torchvision's
     `ImageFolder`, or the `DataLoader` of one, whose order and batch size give way to the recipe's
-    (`atlib.data.torch_data.as_data`).
+    (`atlib.data.as_data`).
 
     It trains on the accelerator if there is one (not with `cpu=True`) and is back on its own device
     afterwards. `seed` fixes order, augmentation and stochastic depth: on one CPU with one number of threads a
@@ -115,7 +114,7 @@ def train(
     for, no images, images that are normalised otherwise than a pair was told, and for a keeper whose run was
     started otherwise; `NonFiniteLoss` as soon as the loss or its gradient is not finite, the model then still
     holding the last finite step's weights; `Preempted` after SIGTERM if there is a keeper;
-    `atlib.train.checkpoint_manager.CheckpointError` when a checkpoint cannot be written.
+    `atlib.checkpoint_manager.CheckpointError` when a checkpoint cannot be written.
     """
     data = as_data(data, recipe.batch_size)
     if len(data) == 0:
