@@ -163,11 +163,9 @@ def pair_up(
     components = differences(teacher, student)
     obstacles = [*_obstacles(*sizes, plan), *_component_obstacles(components, plan)]
     if getattr(getattr(student, "patch_drop", None), "prob", 0) > 0:
-        remedy = "a map of all patches does not fit those that are left: patch_drop_rate=0"
-        obstacles.append(f"patches: the student drops some in training, the teacher none ({remedy})")
+        obstacles.append("patches: the student drops some in training (patch_drop_rate=0)")
     if obstacles:
-        planned = "the student cannot be taught by this teacher as planned"
-        raise ValueError(f"{planned}. They differ in {'; '.join(obstacles)}.")
+        raise ValueError(f"teacher and student differ in {'; '.join(obstacles)}")
     layers = plan.pairs_of(sizes[1].depth, sizes[0].depth)
     for layer, _ in layers:
         plan.heads_of(layer, sizes[1].heads)
@@ -195,53 +193,50 @@ def pair_up(
 
 
 def _obstacles(teacher: Sizes, student: Sizes, plan: Plan) -> list[str]:
-    obstacles = []
-
-    def refuse(name: str, of_both: tuple, remedy: str) -> None:
-        obstacles.append(f"{name}: teacher {of_both[0]}, student {of_both[1]} ({remedy})")
-
-    sizes, on_maps = (teacher, student), plan.what == "map"
-    only_maps = "only maps can be transferred between them: what='map'"
-    if teacher.depth != student.depth and not (plan.layers and isinstance(plan.layers[0], tuple)):
-        remedy = "build the student with depth= as the teacher's, or pair layers={student's: teacher's}"
-        refuse("depth", (teacher.depth, student.depth), remedy)
-    heads, widths = (teacher.heads, student.heads), (teacher.head_width, student.head_width)
-    if teacher.heads != student.heads and plan.unequal_heads is None:
-        ways = "or unequal_heads='aggregate', 'average' or, to distill, 'learn'"
-        refuse("heads", heads, f"num_heads= as the teacher's, {ways if on_maps else only_maps}")
-    if teacher.head_width != student.head_width and not on_maps:
-        refuse("head width", widths, f"{plan.what} needs equal widths, maps do not: what='map'")
-    grids = teacher.grid, student.grid
+    """What differs though the plan says no way with it, each with the way out."""
+    sizes, maps, lost = (
+        (teacher, student),
+        plan.what == "map",
+        student.prefix > _common_prefix(teacher, student),
+    )
+    paired = bool(plan.layers) and isinstance(plan.layers[0], tuple)
     # images of another size are resized for the teacher (`Pair.for_teacher`): what counts is the patches
-    if teacher.grid != student.grid and plan.unequal_grid is None:
-        remedy = "or unequal_grid='resample'" if on_maps else "only maps can be resampled: what='map'"
-        refuse("patch grid", grids, f"img_size= and patch_size= that give the same, {remedy}")
-    elif teacher.grid != student.grid and 1 in (*teacher.grid, *student.grid):
-        refuse("patch grid", grids, "a side of one patch cannot be resampled: use smaller patches")
-    if teacher.prefix_kinds != student.prefix_kinds:
-        counts = teacher.prefix, student.prefix
-        if plan.unequal_prefix is None:
-            more = " or, for tokens that only the student has, 'own'"
-            more = more if student.prefix > _common_prefix(teacher, student) else ""
-            remedy = f"or unequal_prefix='drop'{more}" if on_maps else only_maps
-            if teacher.prefix == student.prefix:
-                kinds = "(class, distillation, registers: {})"
-                counts = tuple(f"{one.prefix} {kinds.format(one.prefix_kinds)}" for one in sizes)
-            refuse("prefix tokens", counts, f"same class_token=, reg_tokens=, distillation token, {remedy}")
-        elif (
-            plan.how == "copy"
-            and plan.unequal_prefix == "drop"
-            and student.prefix > _common_prefix(teacher, student)
-        ):
-            remedy = (
-                "a copied map must say where each of the student's tokens looks, and the teacher has no row"
-                " for some: unequal_prefix='own' takes these from the student; or build the student without"
-                " them, or how='distill'"
-            )
-            refuse("prefix tokens", counts, remedy)
-    if plan.rows == "class" and not (teacher.prefix_kinds[0] and student.prefix_kinds[0]):
-        remedy = "rows='class' transfers the class token's row: rows='patches', or class_token=True in both"
-        refuse("class tokens", (teacher.prefix_kinds[0], student.prefix_kinds[0]), remedy)
+    grids = teacher.grid, student.grid
+    resampled = plan.unequal_grid is not None and 1 not in (*teacher.grid, *student.grid)
+    prefixes = [
+        f"{one.prefix} (class, distillation, registers: {one.prefix_kinds})"
+        if teacher.prefix == student.prefix
+        else one.prefix
+        for one in sizes
+    ]
+    # a copied map says where each of the student's tokens looks
+    no_rows = plan.how == "copy" and plan.unequal_prefix == "drop" and lost
+    of_class = [one.prefix_kinds[0] for one in sizes]
+    on_maps = "what='map'"
+    checks = [
+        ("depth", [one.depth for one in sizes], paired, "layers={student's: teacher's}"),
+        (
+            "heads",
+            [one.heads for one in sizes],
+            plan.unequal_heads is not None,
+            "unequal_heads=" if maps else on_maps,
+        ),
+        ("head width", [one.head_width for one in sizes], maps, on_maps),
+        ("patch grid", grids, resampled, "unequal_grid='resample', sides above 1" if maps else on_maps),
+        (
+            "prefix tokens",
+            prefixes if teacher.prefix_kinds != student.prefix_kinds else (0, 0),
+            plan.unequal_prefix is not None and not no_rows,
+            ("unequal_prefix='own'" if lost else "unequal_prefix='drop'") if maps else on_maps,
+        ),
+    ]
+    obstacles = [
+        f"{name}: teacher {of_teacher}, student {of_student} ({remedy})"
+        for name, (of_teacher, of_student), allowed, remedy in checks
+        if of_teacher != of_student and not allowed
+    ]
+    if plan.rows == "class" and not all(of_class):
+        obstacles.append(f"class tokens: teacher {of_class[0]}, student {of_class[1]} (rows='patches')")
     return obstacles
 
 
@@ -250,17 +245,11 @@ def _component_obstacles(components: dict[str, tuple], plan: Plan) -> list[str]:
         components = {name: values for name, values in components.items() if name != "registers"}
     if plan.mismatched or not components:
         return []
-    named = ", ".join(
-        f"{name}: teacher {of_teacher}, student {of_student}"
-        for name, (of_teacher, of_student) in components.items()
-    )
+    named = ", ".join(f"{name}: teacher {t}, student {s}" for name, (t, s) in components.items())
     act = TIMM_ACTIVATIONS.get(components["activation"][0]) if "activation" in components else None
-    remedy = "" if act is None else f"; with the teacher's activation: act_layer={act!r}"
-    return [
-        f"native components ({named}{remedy}; a student without its teacher's components can fall below"
-        " training from scratch, arXiv 2605.07191: build it with atlib.create_student(teacher, num_classes),"
-        " or ask for the mismatch with Plan(mismatched=True))"
-    ]
+    remedy = "" if act is None else f", with act_layer={act!r}"
+    ways = f"create_student(teacher, num_classes){remedy}, or mismatched=True"
+    return [f"native components ({named}; arXiv 2605.07191: {ways})"]
 
 
 def _common_prefix(teacher: Sizes, student: Sizes) -> int:
