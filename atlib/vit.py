@@ -238,7 +238,7 @@ def _build(config: Mapping, overrides: Mapping, what: str) -> VisionTransformer:
     if overrides.get("pretrained"):
         raise ValueError(
             f"{what} has no published weights: pretrained=True needs a timm model name, "
-            "or make a teacher with atlib.train.pretrain."
+            "or make a teacher with atlib.mae."
         )
     arguments = {**config, **overrides}
     arguments.pop("pretrained", None)

@@ -12,7 +12,7 @@ import torch
 from atlib._util import check_fields, write_atomically
 from atlib.pair import Normalisation
 from atlib.plan import Plan
-from atlib.train.recipe import Recipe
+from atlib.recipe import Recipe
 from atlib.vit import VITS, Architecture
 from atrun.data.generated import require_installed
 from atrun.data.transforms import Augmentation
@@ -264,12 +264,12 @@ class RunConfig:
         # imported here: other runs do not need them
         from atfamily import contrast, distilled_mae, simmim
         from atfamily.attndistill import AttnDistill
-        from atlib.train import pretrain
+        from atlib import mae
 
         match self.task:
             case Mae() as task:
                 decoder = task.decoder_width, task.decoder_depth, task.decoder_heads
-                painter = pretrain.MaskedAutoencoder(vit, task.mask_ratio, *decoder)
+                painter = mae.MaskedAutoencoder(vit, task.mask_ratio, *decoder)
                 if not isinstance(task, Dmae):
                     return painter
                 return distilled_mae.DistilledMae(teacher, painter, normalisation=images)

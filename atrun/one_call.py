@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from atfamily.measures.predictions import Interval, paired_bootstrap
 from atlib._util import STOPPED, write_atomically
 from atlib.checkpoint import save_vit
+from atlib.evaluate import predict
 from atlib.pair import config_of
-from atlib.train.evaluate import predict
-from atlib.train.trainer import NonFiniteLoss, Preempted
+from atlib.train import NonFiniteLoss, Preempted
 from atlib.vit import Architecture
 from atrun import generic
 from atrun.build import outputs_for, says_classes, training_images

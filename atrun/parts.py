@@ -8,8 +8,8 @@ from inspect import get_annotations
 from typing import ClassVar
 
 from atlib._util import check_fields, require_known
-from atlib.data.loading import ON_CORRUPT
 from atrun.data.generated import is_generated
+from atrun.data.loading import ON_CORRUPT
 from atrun.data.transforms import Augmentation
 from atrun.method import Method
 

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from atlib._util import in_eval_mode
-from atlib.analysis.attention_maps import rollouts
-from atlib.analysis.checks import check_maps
+from atlib.analysis import check_maps, rollouts
 from atlib.attention import Seen, Walk, walk
 from atlib.compatibility import sizes_of
 from atlib.maps import Grid, check_grid

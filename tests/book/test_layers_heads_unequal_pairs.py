@@ -10,7 +10,7 @@ from atbook.records import results_folder
 from atbook.worlds import glyphs
 from atlib import AttentionTransfer, Plan, walk
 from atlib.attention import Instead
-from atlib.baselines.mean_maps import mean_maps
+from atlib.baselines import mean_maps
 from atlib.checkpoint import load_vit
 from atlib.maps import AVERAGES, aggregate_heads, average_over, join_heads, resample, resample_class_attention
 from tests.book.test_taught import small_vit, taught

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from atbook.lab.paper_commands import FIGURES, TITLES, elsewhere, repeats
 from atbook.lab.papers import quoted
-from atlib.baselines.mean_maps import StoredMaps
+from atlib.baselines import StoredMaps
 from atlib.vit import Architecture
 from atrun import __main__ as command
 from atrun import build as building

@@ -51,7 +51,7 @@ def test_a_file_whose_pictures_were_taken_as_they_are(folder, small_vit, capsys)
     save_vit(folder / "memory.safetensors", small_vit(0), Architecture(SMALL_VIT), {"augmentation": None})
     main(["look", f"{folder}/memory.safetensors", f"{folder}/photo.png", "--out", f"{folder}/page.html"])
     said = capsys.readouterr().out
-    # what `atlib.data.images.Images` does with pixels in memory
+    # what `atlib.data.Images` does with pixels in memory
     assert "to cover 32 x 32 pixels" in said
     assert "mean 0.5, 0.5, 0.5, standard deviation 0.25, 0.25, 0.25" in said
 
