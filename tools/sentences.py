@@ -153,7 +153,7 @@ def functions(results: Path | None = None) -> dict[str, Callable[..., float]]:
 
     def position(a: str, b: str, classes: int = 8) -> float:
         """The place of the disagreement of two methods of Find between nested (0) and independent (1)
-        mistakes, by the formula of notebook 10 from the means over seeds."""
+        mistakes, by the formula of page D3 from the means over seeds."""
         share = field("comparison", "find", a, f"disagreement.{b}")
         of_a, of_b = (field("comparison", "find", name, "test_accuracy") for name in (a, b))
         least, agree = abs(of_a - of_b), of_a * of_b + (1 - of_a) * (1 - of_b) / (classes - 1)

@@ -1,4 +1,4 @@
-"""The decision guide of chapter 16: four questions, one below the other, and what to try for each answer."""
+"""The decision guide of chapter 10: four questions, one below the other, and what to try for each answer."""
 
 from typing import NamedTuple
 

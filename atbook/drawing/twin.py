@@ -6,7 +6,7 @@ from atbook.plot import COLOURS
 
 LARGE, SMALL = 168, 78
 LEFT, RIGHT = 4, 188  # of the two columns
-# Frames of the key and of the glyph that is asked for, as in the figures of chapter 11.
+# Frames of the key and of the glyph that is asked for, as in the figures of page D4.
 FRAME, KEY, GLYPH = "#00ffff", "dotted", "solid"
 
 

@@ -1,162 +1,324 @@
-"""Exercises of chapter 03, Making a teacher."""
+"""Exercises of chapter 3, Copy."""
+
+import re
+from collections.abc import Sequence
+from statistics import mean
 
 import torch
-from timm.models.vision_transformer import VisionTransformer
+from timm.layers import Attention
+from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor
-from torch.nn.functional import one_hot
 
-from atbook.exercises.inputs import maps, normal, vit
+from atbook.exercises.inputs import normal, vit
 from atbook.exercises.judging import Exercise, Wrong
 from atlib import walk
-from atlib.attention import Instead
+from atlib.attention import Instead, Seen
 
 # --- 3.1 ---
 
 
-def share_on_cell(p: Tensor, cell: Tensor) -> Tensor:
-    """The class token's share on a cell, by head."""
-    return p[torch.arange(len(p)), :, 0, cell + 1].mean(0)
+def place_on_ruler(scratch: list[float], method: list[float], full: list[float]) -> float:
+    """The place of a method between scratch, 0, and fine-tuning, 1."""
+    return (mean(method) - mean(scratch)) / (mean(full) - mean(scratch))
 
 
-def by_ones(p: Tensor, cell: Tensor) -> Tensor:
-    """The same with a row of ones and zeros for each image."""
-    on_cell = one_hot(cell + 1, p.shape[-1]).to(p)
-    return torch.einsum("bhn,bn->h", p[:, :, 0], on_cell) / len(p)
+def by_sums(scratch: list[float], method: list[float], full: list[float]) -> float:
+    """The same from the seeds' gains, because the number of seeds cancels."""
+    return sum(m - s for m, s in zip(method, scratch)) / sum(f - s for f, s in zip(full, scratch))
 
 
-def every_images_cell(p: Tensor, cell: Tensor) -> Tensor:
-    """p[:, :, 0, cell + 1] reads the cells of all images in each image. Each has its own: index the images
-    too, with torch.arange."""
-    return p[:, :, 0, cell + 1].mean((0, 2))
-
-
-def among_patches(p: Tensor, cell: Tensor) -> Tensor:
-    """You scaled the row up to the patches. What the class token keeps for itself is attention that is not on
-    the mark: leave the row as it is."""
-    return share_on_cell(p / p[..., 1:].sum(-1, keepdim=True), cell)
+def mean_of_ratios(scratch: list[float], method: list[float], full: list[float]) -> float:
+    """You averaged a ratio for each seed. Where one seed's gap is small, its ratio is huge and decides all:
+    divide the mean gain by the mean gap."""
+    return mean((m - s) / (f - s) for s, m, f in zip(scratch, method, full))
 
 
 # --- 3.2 ---
 
 
-@torch.no_grad()
-def blindfold_head(model: VisionTransformer, images: Tensor, key: Tensor, layer: int, head: int) -> Tensor:
-    """Logits when the class token of one head cannot see the key."""
-    return put_in(model, images, layer, hidden_in(model, images, key, layer, [head]))
+def queries_keys_values(attn: Attention, x: Tensor) -> Tensor:
+    """Queries, keys and values of the normalised input (B, N, D) of attention: (3, B, H, N, d)."""
+    B, N, _ = x.shape
+    return attn.qkv(x).reshape(B, N, 3, attn.num_heads, -1).permute(2, 0, 3, 1, 4)
 
 
-@torch.no_grad()
-def by_scores(model: VisionTransformer, images: Tensor, key: Tensor, layer: int, head: int) -> Tensor:
-    """The same block by block: a score of -∞ before the softmax hides the key."""
-    x = model._pos_embed(model.patch_embed(images))
-    for number, block in enumerate(model.blocks):
-        (seen,) = walk(block.attn, block.norm1(x)).layers
-        scores = seen.scores
-        if number == layer:
-            scores[torch.arange(len(images)), head, 0, key + 1] = -torch.inf
-        x = x + block.attn.proj((scores.softmax(-1) @ seen.v).transpose(1, 2).flatten(2))
-        x = x + block.mlp(block.norm2(x))
-    return model.head(model.norm(x)[:, 0])
+def first_tokens(vit: VisionTransformer, images: Tensor) -> Tensor:
+    """The input of block 0: (B, N, D)."""
+    return vit._pos_embed(vit.patch_embed(images))
 
 
-def hidden_in(
-    model: VisionTransformer, images: Tensor, key: Tensor, layer: int, heads: list[int], scaled: bool = True
+def through(block: Block, x: Tensor, p: Tensor, v: Tensor) -> Tensor:
+    """The output of a block that mixes the values v with the map p."""
+    x = x + block.attn.proj((p @ v).transpose(1, 2).flatten(2))
+    return x + block.mlp(block.norm2(x))
+
+
+def copy_some(
+    teacher: VisionTransformer, student: VisionTransformer, images: Tensor, layers: Sequence[int]
 ) -> Tensor:
-    """The layer's maps, without the class token's share on the key in some heads."""
-    p = walk(model, images).layers[layer].map.clone()
-    for head in heads:
-        p[torch.arange(len(images)), head, 0, key + 1] = 0
-    return p / p.sum(-1, keepdim=True) if scaled else p
-
-
-def put_in(model: VisionTransformer, images: Tensor, layer: int, p: Tensor) -> Tensor:
-    """Logits with other maps in one layer."""
-    return walk(model, images, replace={layer: Instead(map=p)}).logits
-
-
-@torch.no_grad()
-def all_heads(model: VisionTransformer, images: Tensor, key: Tensor, layer: int, head: int) -> Tensor:
-    """The key is hidden in every head. Change the one that was asked for, and leave the others the maps that
-    they have."""
-    heads = range(model.blocks[layer].attn.num_heads)
-    return put_in(model, images, layer, hidden_in(model, images, key, layer, [*heads]))
+    """Logits of a student with its teacher's maps in some layers."""
+    t, s = first_tokens(teacher, images), first_tokens(student, images)
+    for i, (block_t, block_s) in enumerate(zip(teacher.blocks, student.blocks)):
+        q, k, v = queries_keys_values(block_s.attn, block_s.norm1(s))
+        p = (q @ k.mT * block_s.attn.scale).softmax(-1)
+        with torch.no_grad():
+            if i in layers:
+                q, k, _ = queries_keys_values(block_t.attn, block_t.norm1(t))
+                p = (q @ k.mT * block_t.attn.scale).softmax(-1)
+            t = block_t(t)
+        s = through(block_s, s, p, v)
+    return student.head(student.norm(s)[:, 0])
 
 
 @torch.no_grad()
-def all_tokens(model: VisionTransformer, images: Tensor, key: Tensor, layer: int, head: int) -> Tensor:
-    """The key is hidden from every token. Only the class token wears the blindfold: row 0."""
-    p = walk(model, images).layers[layer].map.clone()
-    p[torch.arange(len(images)), head, :, key + 1] = 0
-    return put_in(model, images, layer, p / p.sum(-1, keepdim=True))
+def seen_by(teacher: VisionTransformer, images: Tensor) -> tuple[Seen, ...]:
+    """What the teacher's layers saw, as constants."""
+    return walk(teacher, images).layers
 
 
-@torch.no_grad()
-def not_scaled(model: VisionTransformer, images: Tensor, key: Tensor, layer: int, head: int) -> Tensor:
-    """What is left of the row does not sum to 1, so the class token hears less of everything. Divide the row
-    by its sum."""
-    return put_in(model, images, layer, hidden_in(model, images, key, layer, [head], scaled=False))
+def copied_by_walking(
+    teacher: VisionTransformer, student: VisionTransformer, images: Tensor, layers: Sequence[int]
+) -> Tensor:
+    """The same by atlib."""
+    seen = seen_by(teacher, images)
+    return walk(student, images, replace={i: Instead(map=seen[i].map) for i in layers}).logits
 
 
-@torch.no_grad()
-def later_maps_kept(model: VisionTransformer, images: Tensor, key: Tensor, layer: int, head: int) -> Tensor:
-    """All other layers got the maps that they had before the blindfold. Then they cannot miss the key:
-    replace the map of one layer only, and let the later ones compute theirs."""
-    replace = {i: Instead(map=seen.map) for i, seen in enumerate(walk(model, images).layers)}
-    replace[layer] = Instead(map=hidden_in(model, images, key, layer, [head]))
-    return walk(model, images, replace=replace).logits
+def copied_as_queries_and_keys(
+    teacher: VisionTransformer, student: VisionTransformer, images: Tensor, layers: Sequence[int]
+) -> Tensor:
+    """The same by what the maps are made of."""
+    seen = seen_by(teacher, images)
+    replace = {i: Instead(q=seen[i].q, k=seen[i].k, scale=seen[i].scale) for i in layers}
+    return walk(student, images, replace=replace).logits
+
+
+def of_the_students_tokens(
+    teacher: VisionTransformer, student: VisionTransformer, images: Tensor, layers: Sequence[int]
+) -> Tensor:
+    """The teacher's layers were given the student's tokens. The teacher has to be run on its own, from the
+    image on, and whole block by whole block."""
+    s = first_tokens(student, images)
+    for i, (block_t, block_s) in enumerate(zip(teacher.blocks, student.blocks)):
+        q, k, v = queries_keys_values(block_s.attn, block_s.norm1(s))
+        p = (q @ k.mT * block_s.attn.scale).softmax(-1)
+        if i in layers:
+            with torch.no_grad():
+                q, k, _ = queries_keys_values(block_t.attn, block_t.norm1(s))
+                p = (q @ k.mT * block_t.attn.scale).softmax(-1)
+        s = through(block_s, s, p, v)
+    return student.head(student.norm(s)[:, 0])
+
+
+def values_too(
+    teacher: VisionTransformer, student: VisionTransformer, images: Tensor, layers: Sequence[int]
+) -> Tensor:
+    """In the copied layers the values are the teacher's, too, so its content reaches the student. Copy
+    replaces the map and nothing else."""
+    s, seen = first_tokens(student, images), seen_by(teacher, images)
+    for i, block in enumerate(student.blocks):
+        q, k, v = queries_keys_values(block.attn, block.norm1(s))
+        p = (q @ k.mT * block.attn.scale).softmax(-1)
+        s = through(block, s, seen[i].map, seen[i].v) if i in layers else through(block, s, p, v)
+    return student.head(student.norm(s)[:, 0])
+
+
+def from_the_first_on(
+    teacher: VisionTransformer, student: VisionTransformer, images: Tensor, layers: Sequence[int]
+) -> Tensor:
+    """After the first copied layer all later ones are copied, too. A layer that is not in `layers` uses the
+    student's own map."""
+    later = range(min(layers, default=len(student.blocks)), len(student.blocks))
+    return copied_by_walking(teacher, student, images, later)
+
+
+def the_others(
+    teacher: VisionTransformer, student: VisionTransformer, images: Tensor, layers: Sequence[int]
+) -> Tensor:
+    """You copied the layers that are not in `layers`, and left those that are to the student."""
+    unnamed = [i for i in range(len(student.blocks)) if i not in layers]
+    return copied_by_walking(teacher, student, images, unnamed)
+
+
+def at_the_students_scale(
+    teacher: VisionTransformer, student: VisionTransformer, images: Tensor, layers: Sequence[int]
+) -> Tensor:
+    """The teacher's scores were divided by the student's √d. The wider teacher has wider heads: take the
+    scale of its own attention."""
+    seen = seen_by(teacher, images)
+    return walk(student, images, replace={i: Instead(q=seen[i].q, k=seen[i].k) for i in layers}).logits
+
+
+def teacher_learns(
+    teacher: VisionTransformer, student: VisionTransformer, images: Tensor, layers: Sequence[int]
+) -> Tensor:
+    """The logits are right, but a gradient reaches the teacher through its maps. They are constants:
+    torch.no_grad() or .detach()."""
+    seen = walk(teacher, images).layers
+    return walk(student, images, replace={i: Instead(map=seen[i].map) for i in layers}).logits
+
+
+def pictures(number: int, seed: int) -> Tensor:
+    """Noise of the size that `vit` takes."""
+    return normal(number, 3, 16, 16, seed=seed)
+
+
+# --- 3.3 ---
+
+
+def rate_factors(names: list[str], depth: int, decay: float) -> dict[str, float]:
+    """The factor on each parameter's learning rate."""
+    factors = {}
+    for name in names:
+        part, *rest = name.split(".")
+        if part == "blocks":
+            layer = int(rest[0]) + 1
+        elif part == "norm":
+            layer = depth
+        elif part in ("fc_norm", "head"):
+            layer = depth + 1
+        else:
+            layer = 0
+        factors[name] = decay ** (depth + 1 - layer)
+    return factors
+
+
+def by_patterns(
+    names: list[str], depth: int, decay: float, block: str = r"blocks\.(\d+)\.", last: str = r"norm\."
+) -> dict[str, float]:
+    """The same by regular expressions."""
+    factors = dict.fromkeys(names, decay ** (depth + 1))
+    for name in names:
+        if numbered := re.match(block, name):
+            factors[name] = decay ** (depth - int(numbered[1]))
+        elif re.match(r"(head|fc_norm)\.", name):
+            factors[name] = 1.0
+        elif re.match(last, name):
+            factors[name] = decay
+    return factors
+
+
+def one_layer_too_high(names: list[str], depth: int, decay: float) -> dict[str, float]:
+    """The last block has the head's full rate, and all below it one factor too many. The last block has γ,
+    the embedding γ^(depth + 1)."""
+    right = rate_factors(names, depth, decay)
+    return {name: min(1.0, factor / decay) for name, factor in right.items()}
+
+
+def upside_down(names: list[str], depth: int, decay: float) -> dict[str, float]:
+    """The embedding learns fastest and the head slowest. It is the reverse: what is general, at the bottom,
+    is to change least."""
+    right = rate_factors(names, depth, decay)
+    return {name: decay ** (depth + 1) / factor for name, factor in right.items()}
+
+
+def pooled_norm_below(names: list[str], depth: int, decay: float) -> dict[str, float]:
+    """fc_norm has the embedding's rate. It normalises the average of the last tokens, right below the head,
+    and goes with the head."""
+    slowest = {name: decay ** (depth + 1) for name in names if name.startswith("fc_norm")}
+    return rate_factors(names, depth, decay) | slowest
+
+
+TWELVE_BLOCKS = [
+    *("cls_token", "reg_token", "pos_embed", "patch_embed.proj.weight", "norm_pre.weight"),
+    *("blocks.0.norm1.bias", "blocks.1.attn.qkv.weight", "blocks.10.mlp.fc1.weight", "blocks.11.ls1.gamma"),
+    *("fc_norm.weight", "head.weight"),
+]
+FOUR_BLOCKS = ["pos_embed", "blocks.0.attn.proj.bias", "blocks.3.norm2.weight", "norm.bias", "head.bias"]
 
 
 EXERCISES = (
     Exercise(
         "3.1",
-        "The share on the mark",
+        "Where on the ruler?",
         stars=1,
         minutes=10,
-        subject="maps",
-        right=share_on_cell,
+        subject="statistics",
+        right=place_on_ruler,
         cases={
-            "5 images, 16 cells": lambda: (maps(5, 4, 17, 17), torch.tensor([0, 3, 7, 14, 9])),
-            "3 images, 9 cells": lambda: (maps(3, 2, 10, 10), torch.tensor([8, 0, 4])),
+            "five seeds": lambda: (
+                [60.1, 61.0, 59.5, 62.0, 60.4],
+                [70.2, 71.1, 69.0, 73.0, 70.0],
+                [80.0, 81.2, 79.0, 80.5, 81.1],
+            ),
+            "a seed with hardly a gap": lambda: ([60.0, 69.9], [65.0, 72.0], [70.0, 70.0]),
+            "beyond the end": lambda: ([50.0, 51.0], [72.0, 71.0], [70.0, 69.0]),
         },
-        also_right=(by_ones,),
+        also_right=(by_sums,),
         wrong={
-            "class token forgotten": Wrong(
-                lambda p, cell: p[torch.arange(len(p)), :, 0, cell].mean(0),
-                "You read the token before the marked one. Token 0 is the class token, so cell c is token"
-                " c + 1.",
+            "mean of ratios": Wrong(mean_of_ratios),
+            "from the other end": Wrong(
+                lambda scratch, method, full: 1 - place_on_ruler(scratch, method, full),
+                "0 and 1 are exchanged: scratch is 0, fine-tuning is 1.",
             ),
-            "column": Wrong(
-                lambda p, cell: p[torch.arange(len(p)), :, cell + 1, 0].mean(0),
-                "That is how much the marked cell listens to the class token. How much the class token"
-                " listens is in its row, row 0.",
+            "cut at the ends": Wrong(
+                lambda scratch, method, full: min(1.0, max(0.0, place_on_ruler(scratch, method, full))),
+                "The place is cut off at 0 and 1. A method may lie beyond fine-tuning or below scratch, and"
+                " the ruler has to be able to say so.",
             ),
-            "every image's cell": Wrong(every_images_cell),
-            "among patches": Wrong(among_patches),
+            "a share of the accuracy": Wrong(
+                lambda scratch, method, full: mean(method) / mean(full),
+                "That is the method's accuracy as a share of fine-tuning's. Scratch, which got nothing,"
+                " would then not be at 0: take its accuracy away from both.",
+            ),
+            "the best seeds": Wrong(
+                lambda scratch, method, full: place_on_ruler([max(scratch)], [max(method)], [max(full)]),
+                "You took the best seed of each. The best of several says how lucky one run was: average"
+                " over seeds.",
+            ),
         },
-        see="One number per head",
+        see="The ruler: scratch and fine-tuning",
     ),
     Exercise(
         "3.2",
-        "Blindfold one head",
+        "Copy some layers",
         stars=3,
-        minutes=25,
-        subject="interventions",
-        right=blindfold_head,
+        minutes=30,
+        subject="copy",
+        right=copy_some,
         cases={
-            "layer 0 of 2": lambda: (vit(0, depth=2), normal(4, 3, 16, 16), torch.tensor([0, 3, 1, 2]), 0, 2),
-            "layer 1 of 3": lambda: (vit(1), normal(3, 3, 16, 16, seed=1), torch.tensor([1, 1, 3]), 1, 0),
+            "layers 0 and 2 of 3": lambda: (vit(0), vit(1), pictures(2, seed=2), [0, 2]),
+            "layer 1, a wider teacher": lambda: (vit(3, embed_dim=24), vit(4), pictures(2, seed=5), [1]),
+            "no layer": lambda: (vit(6), vit(7), pictures(1, seed=8), []),
         },
-        also_right=(by_scores,),
+        also_right=(copied_by_walking, copied_as_queries_and_keys),
         wrong={
-            "all heads": Wrong(all_heads),
-            "all tokens": Wrong(all_tokens),
-            "not scaled": Wrong(not_scaled),
-            "class token forgotten": Wrong(
-                lambda model, images, key, layer, head: blindfold_head(model, images, key - 1, layer, head),
-                "You hid the token before the key's. Token 0 is the class token, so cell c is token c + 1.",
-            ),
-            "later maps kept": Wrong(later_maps_kept),
+            "the student's tokens": Wrong(of_the_students_tokens),
+            "values too": Wrong(values_too),
+            "from the first on": Wrong(from_the_first_on),
+            "the others": Wrong(the_others),
+            "the student's scale": Wrong(at_the_students_scale),
+            "the teacher learns": Wrong(teacher_learns),
         },
-        see="The same task in Match",
+        see="Copy, in the library's own lines",
+        grads=("teacher", "student"),
+    ),
+    Exercise(
+        "3.3",
+        "Smaller rates for early layers",
+        stars=2,
+        minutes=15,
+        subject="training",
+        right=rate_factors,
+        cases={
+            "12 blocks, registers, fc_norm": lambda: (TWELVE_BLOCKS, 12, 0.75),
+            "4 blocks": lambda: (FOUR_BLOCKS, 4, 0.5),
+        },
+        also_right=(by_patterns,),
+        wrong={
+            "one digit": Wrong(
+                lambda names, depth, decay: by_patterns(names, depth, decay, block=r"blocks\.(\d)"),
+                "blocks.10 and blocks.11 have the rate of blocks.1: only one digit of the number was read.",
+            ),
+            "norm_pre": Wrong(
+                lambda names, depth, decay: by_patterns(names, depth, decay, last="norm"),
+                "norm_pre has the last block's rate, because its name begins with 'norm'. It stands before"
+                " the first block and belongs to the embedding. (timm 1.0.20 did so, too.)",
+            ),
+            "one layer too high": Wrong(one_layer_too_high),
+            "upside down": Wrong(upside_down),
+            "fc_norm": Wrong(pooled_norm_below),
+        },
+        see="The ruler: scratch and fine-tuning",
     ),
 )

@@ -1,324 +1,357 @@
-"""Exercises of chapter 04, Copy the maps."""
+"""Exercises of chapter 4, Routing or message?."""
 
-import re
-from collections.abc import Sequence
 from statistics import mean
 
 import torch
-from timm.layers import Attention
-from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor
 
-from atbook.exercises.inputs import normal, vit
+from atbook.exercises.inputs import maps
 from atbook.exercises.judging import Exercise, Wrong
-from atlib import walk
-from atlib.attention import Instead, Seen
 
 # --- 4.1 ---
 
-
-def place_on_ruler(scratch: list[float], method: list[float], full: list[float]) -> float:
-    """The place of a method between scratch, 0, and fine-tuning, 1."""
-    return (mean(method) - mean(scratch)) / (mean(full) - mean(scratch))
+Seeds = list[float]  # accuracies of one method, one for each seed
 
 
-def by_sums(scratch: list[float], method: list[float], full: list[float]) -> float:
-    """The same from the seeds' gains, because the number of seeds cancels."""
-    return sum(m - s for m, s in zip(method, scratch)) / sum(f - s for f, s in zip(full, scratch))
+def gain_shares(scratch: Seeds, routing: Seeds, message: Seeds, copy: Seeds) -> dict[str, float]:
+    """The share of Copy's gain that each twin keeps, and the share that neither keeps."""
+    gain = mean(copy) - mean(scratch)
+    first, second = ((mean(twin) - mean(scratch)) / gain for twin in (routing, message))
+    return {"routing": first, "message": second, "rest": 1 - first - second}
 
 
-def mean_of_ratios(scratch: list[float], method: list[float], full: list[float]) -> float:
-    """You averaged a ratio for each seed. Where one seed's gap is small, its ratio is huge and decides all:
-    divide the mean gain by the mean gap."""
-    return mean((m - s) / (f - s) for s, m, f in zip(scratch, method, full))
+def by_seeds_gains(scratch: Seeds, routing: Seeds, message: Seeds, copy: Seeds) -> dict[str, float]:
+    """The same from gains within seeds."""
+    gain, *twins = (sum(a - s for a, s in zip(method, scratch)) for method in (copy, routing, message))
+    first, second = (twin / gain for twin in twins)
+    return {"routing": first, "message": second, "rest": (gain - sum(twins)) / gain}
+
+
+def what_the_other_lacks(scratch: Seeds, routing: Seeds, message: Seeds, copy: Seeds) -> dict[str, float]:
+    """You gave routing all that the message twin lacks, and message all that the routing twin lacks. What
+    takes both is then counted twice: a twin's share is its own gain over scratch."""
+    gain = mean(copy) - mean(scratch)
+    first, second = ((mean(copy) - mean(twin)) / gain for twin in (message, routing))
+    return {"routing": first, "message": second, "rest": 1 - first - second}
+
+
+def made_to_add_up(scratch: Seeds, routing: Seeds, message: Seeds, copy: Seeds) -> dict[str, float]:
+    """You stretched both shares until their sum is 1. They need not add up: some of the gain may take both,
+    or either may be enough."""
+    share = gain_shares(scratch, routing, message, copy)
+    total = share["routing"] + share["message"]
+    return {"routing": share["routing"] / total, "message": share["message"] / total, "rest": 0.0}
+
+
+def ratios_averaged(scratch: Seeds, routing: Seeds, message: Seeds, copy: Seeds) -> dict[str, float]:
+    """You took shares for each seed and averaged them. A seed in which Copy gains little then decides all:
+    divide mean gains."""
+    by_seed = [gain_shares(*([x] for x in seed)) for seed in zip(scratch, routing, message, copy)]
+    return {name: mean(shares[name] for shares in by_seed) for name in by_seed[0]}
+
+
+def counted_from_nothing(scratch: Seeds, routing: Seeds, message: Seeds, copy: Seeds) -> dict[str, float]:
+    """You divided accuracies. What a student reaches without a teacher is no gain of the maps: take scratch
+    away first."""
+    first, second = (mean(twin) / mean(copy) for twin in (routing, message))
+    return {"routing": first, "message": second, "rest": 1 - first - second}
+
+
+def never_below_nothing(scratch: Seeds, routing: Seeds, message: Seeds, copy: Seeds) -> dict[str, float]:
+    """Negative shares were set to 0. A negative rest says that either alone is nearly enough, and a twin may
+    end below scratch."""
+    return {name: max(0.0, x) for name, x in gain_shares(scratch, routing, message, copy).items()}
+
+
+def dead_seeds_dropped(scratch: Seeds, routing: Seeds, message: Seeds, copy: Seeds) -> dict[str, float]:
+    """Seeds that only guess were left out. They are results as good as any: a method that sometimes fails has
+    a lower mean."""
+    methods = (scratch, routing, message, copy)
+    return gain_shares(*([accuracy for accuracy in seeds if accuracy > 12.5] for seeds in methods))
 
 
 # --- 4.2 ---
 
-
-def queries_keys_values(attn: Attention, x: Tensor) -> Tensor:
-    """Queries, keys and values of the normalised input (B, N, D) of attention: (3, B, H, N, d)."""
-    B, N, _ = x.shape
-    return attn.qkv(x).reshape(B, N, 3, attn.num_heads, -1).permute(2, 0, 3, 1, 4)
+Scene = dict[str, Tensor]
 
 
-def first_tokens(vit: VisionTransformer, images: Tensor) -> Tensor:
-    """The input of block 0: (B, N, D)."""
-    return vit._pos_embed(vit.patch_embed(images))
+def twins_of(scene: Scene, other: Scene) -> dict[str, Scene | Tensor]:
+    """The routing twin and the message twin of scenes, and the labels that go with them."""
+    rows = torch.arange(len(scene["cell"]))
+    labels = scene["shape"][rows, scene["cell"]]
+    shape = other["shape"].clone()
+    shape[rows, other["cell"]] = labels
+    return {
+        "routing": scene | {"shape": other["shape"]},
+        "message": other | {"shape": shape},
+        "labels": labels,
+    }
 
 
-def through(block: Block, x: Tensor, p: Tensor, v: Tensor) -> Tensor:
-    """The output of a block that mixes the values v with the map p."""
-    x = x + block.attn.proj((p @ v).transpose(1, 2).flatten(2))
-    return x + block.mlp(block.norm2(x))
+def by_scattering(scene: Scene, other: Scene) -> dict[str, Scene | Tensor]:
+    """The same by gather and scatter."""
+    labels = scene["shape"].gather(1, scene["cell"][:, None])
+    shape = other["shape"].scatter(1, other["cell"][:, None], labels)
+    routing = {"cell": scene["cell"], "hue": scene["hue"], "shape": other["shape"]}
+    message = {"cell": other["cell"], "hue": other["hue"], "shape": shape}
+    return {"routing": routing, "message": message, "labels": labels[:, 0]}
 
 
-def copy_some(
-    teacher: VisionTransformer, student: VisionTransformer, images: Tensor, layers: Sequence[int]
-) -> Tensor:
-    """Logits of a student with its teacher's maps in some layers."""
-    t, s = first_tokens(teacher, images), first_tokens(student, images)
-    for i, (block_t, block_s) in enumerate(zip(teacher.blocks, student.blocks)):
-        q, k, v = queries_keys_values(block_s.attn, block_s.norm1(s))
-        p = (q @ k.mT * block_s.attn.scale).softmax(-1)
-        with torch.no_grad():
-            if i in layers:
-                q, k, _ = queries_keys_values(block_t.attn, block_t.norm1(t))
-                p = (q @ k.mT * block_t.attn.scale).softmax(-1)
-            t = block_t(t)
-        s = through(block_s, s, p, v)
-    return student.head(student.norm(s)[:, 0])
+def with_message(scene: Scene, other: Scene, message: Scene) -> dict[str, Scene | Tensor]:
+    """The right twins, except for the message twin."""
+    return twins_of(scene, other) | {"message": message}
 
 
-@torch.no_grad()
-def seen_by(teacher: VisionTransformer, images: Tensor) -> tuple[Seen, ...]:
-    """What the teacher's layers saw, as constants."""
-    return walk(teacher, images).layers
+def only_the_asked_for(scene: Scene, other: Scene) -> dict[str, Scene | Tensor]:
+    """In the routing twin only the marked glyph has another shape. All shapes are drawn again: the
+    distractors' are content of the image, too."""
+    rows, shape = torch.arange(len(scene["cell"])), scene["shape"].clone()
+    shape[rows, scene["cell"]] = other["shape"][rows, scene["cell"]]
+    return twins_of(scene, other) | {"routing": scene | {"shape": shape}}
 
 
-def copied_by_walking(
-    teacher: VisionTransformer, student: VisionTransformer, images: Tensor, layers: Sequence[int]
-) -> Tensor:
-    """The same by atlib."""
-    seen = seen_by(teacher, images)
-    return walk(student, images, replace={i: Instead(map=seen[i].map) for i in layers}).logits
+def at_the_old_place(scene: Scene, other: Scene) -> dict[str, Scene | Tensor]:
+    """The message twin has the shape where the image has it. Its own mark is at other['cell']: the shape has
+    to be there, or the teacher does not look at it."""
+    right, rows = twins_of(scene, other), torch.arange(len(scene["cell"]))
+    shape = other["shape"].clone()
+    shape[rows, scene["cell"]] = right["labels"]
+    return with_message(scene, other, other | {"shape": shape})
 
 
-def copied_as_queries_and_keys(
-    teacher: VisionTransformer, student: VisionTransformer, images: Tensor, layers: Sequence[int]
-) -> Tensor:
-    """The same by what the maps are made of."""
-    seen = seen_by(teacher, images)
-    replace = {i: Instead(q=seen[i].q, k=seen[i].k, scale=seen[i].scale) for i in layers}
-    return walk(student, images, replace=replace).logits
+def mark_stays(scene: Scene, other: Scene) -> dict[str, Scene | Tensor]:
+    """Your message twin has its mark where the image has it, so its maps tell the routing as well. Place and
+    hues are the other scene's."""
+    shape = at_the_old_place(scene, other)["message"]["shape"]
+    return with_message(scene, other, other | {"shape": shape, "cell": scene["cell"]})
 
 
-def of_the_students_tokens(
-    teacher: VisionTransformer, student: VisionTransformer, images: Tensor, layers: Sequence[int]
-) -> Tensor:
-    """The teacher's layers were given the student's tokens. The teacher has to be run on its own, from the
-    image on, and whole block by whole block."""
-    s = first_tokens(student, images)
-    for i, (block_t, block_s) in enumerate(zip(teacher.blocks, student.blocks)):
-        q, k, v = queries_keys_values(block_s.attn, block_s.norm1(s))
-        p = (q @ k.mT * block_s.attn.scale).softmax(-1)
-        if i in layers:
-            with torch.no_grad():
-                q, k, _ = queries_keys_values(block_t.attn, block_t.norm1(s))
-                p = (q @ k.mT * block_t.attn.scale).softmax(-1)
-        s = through(block_s, s, p, v)
-    return student.head(student.norm(s)[:, 0])
+def in_every_image(scene: Scene, other: Scene) -> dict[str, Scene | Tensor]:
+    """shape[:, cell] writes the cells of all images into every image. One cell for each row:
+    shape[torch.arange(n), cell]."""
+    shape, labels = other["shape"].clone(), twins_of(scene, other)["labels"]
+    shape[:, other["cell"]] = labels
+    return with_message(scene, other, other | {"shape": shape})
 
 
-def values_too(
-    teacher: VisionTransformer, student: VisionTransformer, images: Tensor, layers: Sequence[int]
-) -> Tensor:
-    """In the copied layers the values are the teacher's, too, so its content reaches the student. Copy
-    replaces the map and nothing else."""
-    s, seen = first_tokens(student, images), seen_by(teacher, images)
-    for i, block in enumerate(student.blocks):
-        q, k, v = queries_keys_values(block.attn, block.norm1(s))
-        p = (q @ k.mT * block.attn.scale).softmax(-1)
-        s = through(block, s, seen[i].map, seen[i].v) if i in layers else through(block, s, p, v)
-    return student.head(student.norm(s)[:, 0])
+def labels_of_the_twin(scene: Scene, other: Scene) -> dict[str, Scene | Tensor]:
+    """The labels are those of the routing twin. The student looks at the image itself and is asked about
+    that; only the teacher sees the twin."""
+    right, rows = twins_of(scene, other), torch.arange(len(scene["cell"]))
+    return right | {"labels": right["routing"]["shape"][rows, scene["cell"]]}
 
 
-def from_the_first_on(
-    teacher: VisionTransformer, student: VisionTransformer, images: Tensor, layers: Sequence[int]
-) -> Tensor:
-    """After the first copied layer all later ones are copied, too. A layer that is not in `layers` uses the
-    student's own map."""
-    later = range(min(layers, default=len(student.blocks)), len(student.blocks))
-    return copied_by_walking(teacher, student, images, later)
-
-
-def the_others(
-    teacher: VisionTransformer, student: VisionTransformer, images: Tensor, layers: Sequence[int]
-) -> Tensor:
-    """You copied the layers that are not in `layers`, and left those that are to the student."""
-    unnamed = [i for i in range(len(student.blocks)) if i not in layers]
-    return copied_by_walking(teacher, student, images, unnamed)
-
-
-def at_the_students_scale(
-    teacher: VisionTransformer, student: VisionTransformer, images: Tensor, layers: Sequence[int]
-) -> Tensor:
-    """The teacher's scores were divided by the student's √d. The wider teacher has wider heads: take the
-    scale of its own attention."""
-    seen = seen_by(teacher, images)
-    return walk(student, images, replace={i: Instead(q=seen[i].q, k=seen[i].k) for i in layers}).logits
-
-
-def teacher_learns(
-    teacher: VisionTransformer, student: VisionTransformer, images: Tensor, layers: Sequence[int]
-) -> Tensor:
-    """The logits are right, but a gradient reaches the teacher through its maps. They are constants:
-    torch.no_grad() or .detach()."""
-    seen = walk(teacher, images).layers
-    return walk(student, images, replace={i: Instead(map=seen[i].map) for i in layers}).logits
-
-
-def pictures(number: int, seed: int) -> Tensor:
-    """Noise of the size that `vit` takes."""
-    return normal(number, 3, 16, 16, seed=seed)
+def scenes(number: int, seed: int) -> Scene:
+    """The mark's cell, the shapes and the hues of some images of Find."""
+    rng = torch.Generator().manual_seed(seed)
+    cell, shape, hue = (
+        torch.randint(kinds, size, generator=rng)
+        for kinds, size in ((16, (number,)), (8, (number, 16)), (6, (number, 16)))
+    )
+    return {"cell": cell, "shape": shape, "hue": hue}
 
 
 # --- 4.3 ---
 
 
-def rate_factors(names: list[str], depth: int, decay: float) -> dict[str, float]:
-    """The factor on each parameter's learning rate."""
-    factors = {}
-    for name in names:
-        part, *rest = name.split(".")
-        if part == "blocks":
-            layer = int(rest[0]) + 1
-        elif part == "norm":
-            layer = depth
-        elif part in ("fc_norm", "head"):
-            layer = depth + 1
-        else:
-            layer = 0
-        factors[name] = decay ** (depth + 1 - layer)
-    return factors
+def mean_of_others(p: Tensor) -> Tensor:
+    """For each image the mean map of the other images."""
+    return (p.sum(0) - p) / (len(p) - 1)
 
 
-def by_patterns(
-    names: list[str], depth: int, decay: float, block: str = r"blocks\.(\d+)\.", last: str = r"norm\."
-) -> dict[str, float]:
-    """The same by regular expressions."""
-    factors = dict.fromkeys(names, decay ** (depth + 1))
-    for name in names:
-        if numbered := re.match(block, name):
-            factors[name] = decay ** (depth - int(numbered[1]))
-        elif re.match(r"(head|fc_norm)\.", name):
-            factors[name] = 1.0
-        elif re.match(last, name):
-            factors[name] = decay
-    return factors
+def one_left_out(p: Tensor) -> Tensor:
+    """The same image by image."""
+    return torch.stack([torch.cat([p[:b], p[b + 1 :]]).mean(0) for b in range(len(p))])
 
 
-def one_layer_too_high(names: list[str], depth: int, decay: float) -> dict[str, float]:
-    """The last block has the head's full rate, and all below it one factor too many. The last block has γ,
-    the embedding γ^(depth + 1)."""
-    right = rate_factors(names, depth, decay)
-    return {name: min(1.0, factor / decay) for name, factor in right.items()}
+def by_weights(p: Tensor) -> Tensor:
+    """The same as a matrix of weights, 0 on its diagonal."""
+    B = len(p)
+    return torch.einsum("bc,chij->bhij", (1 - torch.eye(B).to(p)) / (B - 1), p)
 
 
-def upside_down(names: list[str], depth: int, decay: float) -> dict[str, float]:
-    """The embedding learns fastest and the head slowest. It is the reverse: what is general, at the bottom,
-    is to change least."""
-    right = rate_factors(names, depth, decay)
-    return {name: decay ** (depth + 1) / factor for name, factor in right.items()}
+# --- 4.4 ---
+
+Batches = list[tuple[Tensor, Tensor]]
 
 
-def pooled_norm_below(names: list[str], depth: int, decay: float) -> dict[str, float]:
-    """fc_norm has the embedding's rate. It normalises the average of the last tokens, right below the head,
-    and goes with the head."""
-    slowest = {name: decay ** (depth + 1) for name in names if name.startswith("fc_norm")}
-    return rate_factors(names, depth, decay) | slowest
+def mean_map_of_cells(batches: Batches, number: int) -> Tensor:
+    """The mean map of all images with the mark in a cell: (number, H, N, N)."""
+    total = torch.zeros(number, *batches[0][0].shape[1:]).to(batches[0][0])
+    count = torch.zeros(number).to(total)
+    for p, cells in batches:
+        total.index_add_(0, cells, p)
+        count += cells.bincount(minlength=number)
+    even = torch.full_like(total, 1 / total.shape[-1])
+    seen = count[:, None, None, None]
+    return torch.where(seen > 0, total / seen.clamp(min=1), even)
 
 
-TWELVE_BLOCKS = [
-    *("cls_token", "reg_token", "pos_embed", "patch_embed.proj.weight", "norm_pre.weight"),
-    *("blocks.0.norm1.bias", "blocks.1.attn.qkv.weight", "blocks.10.mlp.fc1.weight", "blocks.11.ls1.gamma"),
-    *("fc_norm.weight", "head.weight"),
-]
-FOUR_BLOCKS = ["pos_embed", "blocks.0.attn.proj.bias", "blocks.3.norm2.weight", "norm.bias", "head.bias"]
+def all_at_once(batches: Batches, number: int) -> Tensor:
+    """The same cell by cell, with all maps side by side."""
+    p, cells = (torch.cat(parts) for parts in zip(*batches))
+    even = torch.full_like(p[:1], 1 / p.shape[-1])
+    return torch.cat(
+        [p[cells == c].mean(0, keepdim=True) if (cells == c).any() else even for c in range(number)]
+    )
+
+
+def zero_by_zero(batches: Batches, number: int) -> Tensor:
+    """A cell that no image marks got nan, the mean of nothing. Its map has to say nothing: the even one, 1/N
+    everywhere."""
+    p, cells = (torch.cat(parts) for parts in zip(*batches))
+    return torch.stack([p[cells == c].mean(0) for c in range(number)])
+
+
+def everybodys_mean(batches: Batches, number: int) -> Tensor:
+    """A cell that no image marks got the mean of all images, which looks at other cells. It has to be the
+    even map, 1/N everywhere."""
+    means = zero_by_zero(batches, number)
+    return torch.where(means.isnan(), torch.cat([p for p, _ in batches]).mean(0), means)
+
+
+def mean_of_means(batches: Batches, number: int) -> Tensor:
+    """You averaged the means of the batches as if all had equally many images of a cell. Add up maps and
+    counts, and divide once."""
+    means = torch.stack([zero_by_zero([batch], number) for batch in batches]).nanmean(0)
+    return means.nan_to_num(1 / means.shape[-1])
+
+
+def repeats_lost(batches: Batches, number: int) -> Tensor:
+    """Of several images with the same cell in a batch only one was added: total[cells] += p writes each place
+    once. index_add_ adds them all."""
+    total = torch.zeros(number, *batches[0][0].shape[1:]).to(batches[0][0])
+    count = torch.zeros(number).to(total)
+    for p, cells in batches:
+        total[cells] += p
+        count += cells.bincount(minlength=number)
+    seen = count[:, None, None, None]
+    return (total / seen).nan_to_num(1 / total.shape[-1])
 
 
 EXERCISES = (
     Exercise(
         "4.1",
-        "Where on the ruler?",
+        "Which share was the routing?",
         stars=1,
         minutes=10,
-        subject="statistics",
-        right=place_on_ruler,
+        subject="controls",
+        right=gain_shares,
         cases={
-            "five seeds": lambda: (
-                [60.1, 61.0, 59.5, 62.0, 60.4],
-                [70.2, 71.1, 69.0, 73.0, 70.0],
-                [80.0, 81.2, 79.0, 80.5, 81.1],
+            "as in Find": lambda: (
+                [75.1, 76.9, 75.7],
+                [81.0, 82.4, 81.7],
+                [88.0, 85.6, 87.4],
+                [94.2, 95.3, 94.6],
             ),
-            "a seed with hardly a gap": lambda: ([60.0, 69.9], [65.0, 72.0], [70.0, 70.0]),
-            "beyond the end": lambda: ([50.0, 51.0], [72.0, 71.0], [70.0, 69.0]),
+            "as in Match": lambda: (
+                [14.9, 13.8, 15.4],
+                [79.1, 81.2, 80.6],
+                [14.2, 14.6, 14.7],
+                [81.0, 82.9, 82.1],
+            ),
+            "either is enough": lambda: ([50.0, 56.0], [58.0, 59.0], [57.0, 60.0], [59.0, 60.0]),
+            "a seed that only guesses": lambda: ([30.0, 34.0], [12.5, 60.0], [40.0, 12.5], [80.0, 82.0]),
         },
-        also_right=(by_sums,),
+        also_right=(by_seeds_gains,),
         wrong={
-            "mean of ratios": Wrong(mean_of_ratios),
-            "from the other end": Wrong(
-                lambda scratch, method, full: 1 - place_on_ruler(scratch, method, full),
-                "0 and 1 are exchanged: scratch is 0, fine-tuning is 1.",
-            ),
-            "cut at the ends": Wrong(
-                lambda scratch, method, full: min(1.0, max(0.0, place_on_ruler(scratch, method, full))),
-                "The place is cut off at 0 and 1. A method may lie beyond fine-tuning or below scratch, and"
-                " the ruler has to be able to say so.",
-            ),
-            "a share of the accuracy": Wrong(
-                lambda scratch, method, full: mean(method) / mean(full),
-                "That is the method's accuracy as a share of fine-tuning's. Scratch, which got nothing,"
-                " would then not be at 0: take its accuracy away from both.",
-            ),
-            "the best seeds": Wrong(
-                lambda scratch, method, full: place_on_ruler([max(scratch)], [max(method)], [max(full)]),
-                "You took the best seed of each. The best of several says how lucky one run was: average"
-                " over seeds.",
-            ),
+            "what the other lacks": Wrong(what_the_other_lacks),
+            "made to add up": Wrong(made_to_add_up),
+            "mean of ratios": Wrong(ratios_averaged),
+            "counted from nothing": Wrong(counted_from_nothing),
+            "never negative": Wrong(never_below_nothing),
+            "dead seeds dropped": Wrong(dead_seeds_dropped),
         },
-        see="The ruler: scratch and fine-tuning",
+        see="Many seeds, two worlds",
     ),
     Exercise(
         "4.2",
-        "Copy some layers",
-        stars=3,
-        minutes=30,
-        subject="copy",
-        right=copy_some,
+        "Make the twins",
+        stars=2,
+        minutes=20,
+        subject="controls",
+        right=twins_of,
         cases={
-            "layers 0 and 2 of 3": lambda: (vit(0), vit(1), pictures(2, seed=2), [0, 2]),
-            "layer 1, a wider teacher": lambda: (vit(3, embed_dim=24), vit(4), pictures(2, seed=5), [1]),
-            "no layer": lambda: (vit(6), vit(7), pictures(1, seed=8), []),
+            "6 images": lambda: (scenes(6, seed=0), scenes(6, seed=1)),
+            "1 image": lambda: (scenes(1, seed=2), scenes(1, seed=3)),
         },
-        also_right=(copied_by_walking, copied_as_queries_and_keys),
+        also_right=(by_scattering,),
         wrong={
-            "the student's tokens": Wrong(of_the_students_tokens),
-            "values too": Wrong(values_too),
-            "from the first on": Wrong(from_the_first_on),
-            "the others": Wrong(the_others),
-            "the student's scale": Wrong(at_the_students_scale),
-            "the teacher learns": Wrong(teacher_learns),
+            "only the asked-for glyph": Wrong(only_the_asked_for),
+            "at the old place": Wrong(at_the_old_place),
+            "the mark stays": Wrong(mark_stays),
+            "in every image": Wrong(in_every_image),
+            "the twin's label": Wrong(labels_of_the_twin),
         },
-        see="Copy, in the library's own lines",
-        grads=("teacher", "student"),
+        see="The twin",
     ),
     Exercise(
         "4.3",
-        "Smaller rates for early layers",
-        stars=2,
-        minutes=15,
-        subject="training",
-        right=rate_factors,
+        "The mean map of the others",
+        stars=1,
+        minutes=10,
+        subject="maps",
+        right=mean_of_others,
         cases={
-            "12 blocks, registers, fc_norm": lambda: (TWELVE_BLOCKS, 12, 0.75),
-            "4 blocks": lambda: (FOUR_BLOCKS, 4, 0.5),
+            "a batch of 4": lambda: (maps(4, 2, 5, 5),),
+            "a batch of 2": lambda: (maps(2, 3, 4, 4, seed=1),),
         },
-        also_right=(by_patterns,),
+        also_right=(one_left_out, by_weights),
         wrong={
-            "one digit": Wrong(
-                lambda names, depth, decay: by_patterns(names, depth, decay, block=r"blocks\.(\d)"),
-                "blocks.10 and blocks.11 have the rate of blocks.1: only one digit of the number was read.",
+            "itself, too": Wrong(
+                lambda p: p.mean(0, keepdim=True).expand_as(p),
+                "An image's own map is part of its mean: what it says of this image is still there, in a"
+                " B-th of its strength. Leave it out.",
             ),
-            "norm_pre": Wrong(
-                lambda names, depth, decay: by_patterns(names, depth, decay, last="norm"),
-                "norm_pre has the last block's rate, because its name begins with 'norm'. It stands before"
-                " the first block and belongs to the embedding. (timm 1.0.20 did so, too.)",
+            "divided by B": Wrong(
+                lambda p: (p.sum(0) - p) / len(p),
+                "The sum of B - 1 maps was divided by B, so rows no longer sum to 1.",
             ),
-            "one layer too high": Wrong(one_layer_too_high),
-            "upside down": Wrong(upside_down),
-            "fc_norm": Wrong(pooled_norm_below),
+            "over heads": Wrong(
+                lambda p: (p.sum(1, keepdim=True) - p) / (p.shape[1] - 1),
+                "That is the mean over the other heads of the same image. Images are axis 0.",
+            ),
+            "one for all": Wrong(
+                lambda p: p.mean(0, keepdim=True),
+                "That is one map for the whole batch, with every image in it. Each image needs its own"
+                " mean, of B - 1 maps: the shape stays (B, H, N, N).",
+            ),
         },
-        see="The ruler: scratch and fine-tuning",
+        see="And in the paper?",
+    ),
+    Exercise(
+        "4.4",
+        "The mean map of a cell",
+        stars=2,
+        minutes=20,
+        subject="controls",
+        right=mean_map_of_cells,
+        cases={
+            "cell 2 of 4 is never marked": lambda: (
+                [
+                    (maps(5, 2, 6, 6), torch.tensor([0, 0, 1, 0, 3])),
+                    (maps(2, 2, 6, 6, seed=3), torch.tensor([0, 1])),
+                ],
+                4,
+            ),
+            "one batch": lambda: ([(maps(4, 1, 5, 5, seed=5), torch.tensor([1, 1, 0, 1]))], 3),
+        },
+        also_right=(all_at_once,),
+        wrong={
+            "0 / 0": Wrong(zero_by_zero),
+            "rows of zeros": Wrong(
+                lambda batches, number: zero_by_zero(batches, number).nan_to_num(0.0),
+                "A cell that no image marks got rows of zeros, a token that listens to none. Rows are"
+                " shares: use the even map, 1/N everywhere.",
+            ),
+            "1 / number": Wrong(
+                lambda batches, number: zero_by_zero(batches, number).nan_to_num(1 / number),
+                "A cell that no image marks got 1/number everywhere, with the number of cells. Its rows have"
+                " N entries and sum to 1: the even map has 1/N.",
+            ),
+            "everybody's mean": Wrong(everybodys_mean),
+            "mean of means": Wrong(mean_of_means),
+            "repeated cells": Wrong(repeats_lost),
+        },
     ),
 )

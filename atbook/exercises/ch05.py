@@ -1,357 +1,314 @@
-"""Exercises of chapter 05, What did the maps bring?"""
+"""Exercises of chapter 5, Photographs."""
 
-from statistics import mean
+import math
 
+import numpy as np
 import torch
+from scipy import optimize
 from torch import Tensor
 
-from atbook.exercises.inputs import maps
+from atbook.exercises.inputs import maps, normal
 from atbook.exercises.judging import Exercise, Wrong
 
 # --- 5.1 ---
 
-Seeds = list[float]  # accuracies of one method, one for each seed
+
+def blank_pairs(images: Tensor, grey: float) -> Tensor:
+    """What the student sees, and what its teacher sees: (B, 2, 3, height, width)."""
+    return torch.stack([torch.full_like(images, grey), images], 1)
 
 
-def gain_shares(scratch: Seeds, routing: Seeds, message: Seeds, copy: Seeds) -> dict[str, float]:
-    """The share of Copy's gain that each twin keeps, and the share that neither keeps."""
-    gain = mean(copy) - mean(scratch)
-    first, second = ((mean(twin) - mean(scratch)) / gain for twin in (routing, message))
-    return {"routing": first, "message": second, "rest": 1 - first - second}
+def by_filling(images: Tensor, grey: float) -> Tensor:
+    """The same, written into an empty tensor."""
+    pairs = images.new_empty(len(images), 2, *images.shape[1:])
+    pairs[:, 0], pairs[:, 1] = grey, images
+    return pairs
 
 
-def by_seeds_gains(scratch: Seeds, routing: Seeds, message: Seeds, copy: Seeds) -> dict[str, float]:
-    """The same from gains within seeds."""
-    gain, *twins = (sum(a - s for a, s in zip(method, scratch)) for method in (copy, routing, message))
-    first, second = (twin / gain for twin in twins)
-    return {"routing": first, "message": second, "rest": (gain - sum(twins)) / gain}
+def teacher_in_the_dark(images: Tensor, grey: float) -> Tensor:
+    """The student sees the photograph and the teacher the blank image. Turn them round: the maps have to be
+    of the photograph, and the student has to have nothing but these maps."""
+    return blank_pairs(images, grey).flip(1)
 
 
-def what_the_other_lacks(scratch: Seeds, routing: Seeds, message: Seeds, copy: Seeds) -> dict[str, float]:
-    """You gave routing all that the message twin lacks, and message all that the routing twin lacks. What
-    takes both is then counted twice: a twin's share is its own gain over scratch."""
-    gain = mean(copy) - mean(scratch)
-    first, second = ((mean(copy) - mean(twin)) / gain for twin in (message, routing))
-    return {"routing": first, "message": second, "rest": 1 - first - second}
+def both_in_the_dark(images: Tensor, grey: float) -> Tensor:
+    """The teacher sees the blank image, too, so all its maps are the same and nothing can be told. It has to
+    see the photograph."""
+    return torch.full_like(images, grey)[:, None].repeat(1, 2, 1, 1, 1)
 
 
-def made_to_add_up(scratch: Seeds, routing: Seeds, message: Seeds, copy: Seeds) -> dict[str, float]:
-    """You stretched both shares until their sum is 1. They need not add up: some of the gain may take both,
-    or either may be enough."""
-    share = gain_shares(scratch, routing, message, copy)
-    total = share["routing"] + share["message"]
-    return {"routing": share["routing"] / total, "message": share["message"] / total, "rest": 0.0}
+def its_own_mean(images: Tensor, grey: float) -> Tensor:
+    """Your blank image has the photograph's own mean colour, which says something about the photograph (the
+    sea is blue). It has to be the same image each time."""
+    means = images.mean((2, 3), keepdim=True).expand_as(images)
+    return torch.stack([means, images], 1)
 
 
-def ratios_averaged(scratch: Seeds, routing: Seeds, message: Seeds, copy: Seeds) -> dict[str, float]:
-    """You took shares for each seed and averaged them. A seed in which Copy gains little then decides all:
-    divide mean gains."""
-    by_seed = [gain_shares(*([x] for x in seed)) for seed in zip(scratch, routing, message, copy)]
-    return {name: mean(shares[name] for shares in by_seed) for name in by_seed[0]}
+def shuffled_pixels(images: Tensor, grey: float) -> Tensor:
+    """Your student sees the photographs of others in the batch. They say nothing about its own photograph,
+    but they are a noise that blank images do not have: fill with the grey that is given."""
+    return torch.stack([images.roll(1, 0), images], 1)
 
 
-def counted_from_nothing(scratch: Seeds, routing: Seeds, message: Seeds, copy: Seeds) -> dict[str, float]:
-    """You divided accuracies. What a student reaches without a teacher is no gain of the maps: take scratch
-    away first."""
-    first, second = (mean(twin) / mean(copy) for twin in (routing, message))
-    return {"routing": first, "message": second, "rest": 1 - first - second}
-
-
-def never_below_nothing(scratch: Seeds, routing: Seeds, message: Seeds, copy: Seeds) -> dict[str, float]:
-    """Negative shares were set to 0. A negative rest says that either alone is nearly enough, and a twin may
-    end below scratch."""
-    return {name: max(0.0, x) for name, x in gain_shares(scratch, routing, message, copy).items()}
-
-
-def dead_seeds_dropped(scratch: Seeds, routing: Seeds, message: Seeds, copy: Seeds) -> dict[str, float]:
-    """Seeds that only guess were left out. They are results as good as any: a method that sometimes fails has
-    a lower mean."""
-    methods = (scratch, routing, message, copy)
-    return gain_shares(*([accuracy for accuracy in seeds if accuracy > 12.5] for seeds in methods))
+def side_by_side(images: Tensor, grey: float) -> Tensor:
+    """You put blank images behind photographs, (2B, 3, height, width). An entry is a pair: stack along a new
+    axis 1."""
+    return torch.cat([torch.full_like(images, grey), images])
 
 
 # --- 5.2 ---
 
-Scene = dict[str, Tensor]
+Seeds = list[float]  # accuracies of one method, one for each seed
+Interval = tuple[float, float, float]
 
 
-def twins_of(scene: Scene, other: Scene) -> dict[str, Scene | Tensor]:
-    """The routing twin and the message twin of scenes, and the labels that go with them."""
-    rows = torch.arange(len(scene["cell"]))
-    labels = scene["shape"][rows, scene["cell"]]
-    shape = other["shape"].clone()
-    shape[rows, other["cell"]] = labels
-    return {
-        "routing": scene | {"shape": other["shape"]},
-        "message": other | {"shape": shape},
-        "labels": labels,
-    }
+def _gains(scratch: Seeds, blank: Seeds, copy: Seeds) -> tuple[np.ndarray, np.ndarray]:
+    start = np.array(scratch)
+    return np.array(blank) - start, np.array(copy) - start
 
 
-def by_scattering(scene: Scene, other: Scene) -> dict[str, Scene | Tensor]:
-    """The same by gather and scatter."""
-    labels = scene["shape"].gather(1, scene["cell"][:, None])
-    shape = other["shape"].scatter(1, other["cell"][:, None], labels)
-    routing = {"cell": scene["cell"], "hue": scene["hue"], "shape": other["shape"]}
-    message = {"cell": other["cell"], "hue": other["hue"], "shape": shape}
-    return {"routing": routing, "message": message, "labels": labels[:, 0]}
+def share_with_interval(scratch: Seeds, blank: Seeds, copy: Seeds, t: float) -> Interval:
+    """The share, and where its interval begins and ends."""
+    part, whole = _gains(scratch, blank, copy)
+    return _fieller(part.mean(), whole.mean(), np.cov(part, whole, ddof=1) / len(part), t)
 
 
-def with_message(scene: Scene, other: Scene, message: Scene) -> dict[str, Scene | Tensor]:
-    """The right twins, except for the message twin."""
-    return twins_of(scene, other) | {"message": message}
+def _fieller(part: float, whole: float, of_means: np.ndarray, t: float) -> Interval:
+    """From two means and the covariance (2, 2) of these means."""
+    a = whole**2 - t**2 * of_means[1, 1]
+    b = part * whole - t**2 * of_means[0, 1]
+    c = part**2 - t**2 * of_means[0, 0]
+    root = math.sqrt(b * b - a * c)
+    return float(part / whole), float((b - root) / a), float((b + root) / a)
 
 
-def only_the_asked_for(scene: Scene, other: Scene) -> dict[str, Scene | Tensor]:
-    """In the routing twin only the marked glyph has another shape. All shapes are drawn again: the
-    distractors' are content of the image, too."""
-    rows, shape = torch.arange(len(scene["cell"])), scene["shape"].clone()
-    shape[rows, scene["cell"]] = other["shape"][rows, scene["cell"]]
-    return twins_of(scene, other) | {"routing": scene | {"shape": shape}}
+def by_search(scratch: Seeds, blank: Seeds, copy: Seeds, t: float) -> Interval:
+    """The same by looking for the shares at which the t test just fails."""
+    part, whole = _gains(scratch, blank, copy)
+    share = part.mean() / whole.mean()
+
+    def told_from(s: float) -> float:
+        rest = part - s * whole
+        return abs(rest.mean()) - t * rest.std(ddof=1) / len(rest) ** 0.5
+
+    low, high = (optimize.brentq(told_from, share, share + by) for by in (-100, 100))
+    return float(share), float(low), float(high)
 
 
-def at_the_old_place(scene: Scene, other: Scene) -> dict[str, Scene | Tensor]:
-    """The message twin has the shape where the image has it. Its own mark is at other['cell']: the shape has
-    to be there, or the teacher does not look at it."""
-    right, rows = twins_of(scene, other), torch.arange(len(scene["cell"]))
-    shape = other["shape"].clone()
-    shape[rows, scene["cell"]] = right["labels"]
-    return with_message(scene, other, other | {"shape": shape})
+def gain_taken_as_known(scratch: Seeds, blank: Seeds, copy: Seeds, t: float) -> Interval:
+    """You divided the interval of the blind student's gain by Copy's mean gain, as if that were known
+    exactly. It was measured in the same few seeds: ask for each share s whether part - s · whole could be
+    nothing."""
+    part, whole = _gains(scratch, blank, copy)
+    reach = t * part.std(ddof=1) / len(part) ** 0.5
+    return tuple(float(x / whole.mean()) for x in (part.mean(), part.mean() - reach, part.mean() + reach))
 
 
-def mark_stays(scene: Scene, other: Scene) -> dict[str, Scene | Tensor]:
-    """Your message twin has its mark where the image has it, so its maps tell the routing as well. Place and
-    hues are the other scene's."""
-    shape = at_the_old_place(scene, other)["message"]["shape"]
-    return with_message(scene, other, other | {"shape": shape, "cell": scene["cell"]})
+def shares_averaged(scratch: Seeds, blank: Seeds, copy: Seeds, t: float) -> Interval:
+    """You took the share of each seed and the mean of these. A seed in which Copy gains little then decides:
+    divide mean gains."""
+    part, whole = _gains(scratch, blank, copy)
+    shares = part / whole
+    reach = t * shares.std(ddof=1) / len(shares) ** 0.5
+    return float(shares.mean()), float(shares.mean() - reach), float(shares.mean() + reach)
 
 
-def in_every_image(scene: Scene, other: Scene) -> dict[str, Scene | Tensor]:
-    """shape[:, cell] writes the cells of all images into every image. One cell for each row:
-    shape[torch.arange(n), cell]."""
-    shape, labels = other["shape"].clone(), twins_of(scene, other)["labels"]
-    shape[:, other["cell"]] = labels
-    return with_message(scene, other, other | {"shape": shape})
+def spread_of_seeds(scratch: Seeds, blank: Seeds, copy: Seeds, t: float) -> Interval:
+    """Your interval is one for a single seed. The mean over S seeds is more certain: divide variances and
+    covariance by S."""
+    part, whole = _gains(scratch, blank, copy)
+    return _fieller(part.mean(), whole.mean(), np.cov(part, whole, ddof=1), t)
 
 
-def labels_of_the_twin(scene: Scene, other: Scene) -> dict[str, Scene | Tensor]:
-    """The labels are those of the routing twin. The student looks at the image itself and is asked about
-    that; only the teacher sees the twin."""
-    right, rows = twins_of(scene, other), torch.arange(len(scene["cell"]))
-    return right | {"labels": right["routing"]["shape"][rows, scene["cell"]]}
+def divided_by_seeds(scratch: Seeds, blank: Seeds, copy: Seeds, t: float) -> Interval:
+    """Variances were divided by S, not by S - 1, so the interval is too short: with few seeds it matters
+    (ddof=1)."""
+    part, whole = _gains(scratch, blank, copy)
+    return _fieller(part.mean(), whole.mean(), np.cov(part, whole, ddof=0) / len(part), t)
 
 
-def scenes(number: int, seed: int) -> Scene:
-    """The mark's cell, the shapes and the hues of some images of Find."""
-    rng = torch.Generator().manual_seed(seed)
-    cell, shape, hue = (
-        torch.randint(kinds, size, generator=rng)
-        for kinds, size in ((16, (number,)), (8, (number, 16)), (6, (number, 16)))
-    )
-    return {"cell": cell, "shape": shape, "hue": hue}
+def as_if_unrelated(scratch: Seeds, blank: Seeds, copy: Seeds, t: float) -> Interval:
+    """You left out the covariance. Both gains are measured from the same scratch students, so they move
+    together."""
+    part, whole = _gains(scratch, blank, copy)
+    of_means = np.diag(np.diag(np.cov(part, whole, ddof=1))) / len(part)
+    return _fieller(part.mean(), whole.mean(), of_means, t)
+
+
+def of_accuracies(scratch: Seeds, blank: Seeds, copy: Seeds, t: float) -> Interval:
+    """You divided accuracies. What a student reaches without any map is no gain: take scratch away, seed by
+    seed."""
+    nothing = [0.0] * len(scratch)
+    return share_with_interval(nothing, blank, copy, t)
 
 
 # --- 5.3 ---
 
 
-def mean_of_others(p: Tensor) -> Tensor:
-    """For each image the mean map of the other images."""
-    return (p.sum(0) - p) / (len(p) - 1)
+def _flat(p: Tensor) -> Tensor:
+    return p.flatten(1)
 
 
-def one_left_out(p: Tensor) -> Tensor:
-    """The same image by image."""
-    return torch.stack([torch.cat([p[:b], p[b + 1 :]]).mean(0) for b in range(len(p))])
+def _one_hot(labels: Tensor, like: Tensor) -> Tensor:
+    return torch.nn.functional.one_hot(labels).to(like)
 
 
-def by_weights(p: Tensor) -> Tensor:
-    """The same as a matrix of weights, 0 on its diagonal."""
-    B = len(p)
-    return torch.einsum("bc,chij->bhij", (1 - torch.eye(B).to(p)) / (B - 1), p)
+def _scores(known: Tensor, targets: Tensor, asked: Tensor, ridge: float) -> Tensor:
+    """Ridge regression, by as many equations as there are numbers in a map."""
+    eye = torch.eye(known.shape[1]).to(known)
+    return asked @ torch.linalg.solve(known.T @ known + ridge * eye, known.T @ targets)
 
 
-# --- 5.4 ---
-
-Batches = list[tuple[Tensor, Tensor]]
-
-
-def mean_map_of_cells(batches: Batches, number: int) -> Tensor:
-    """The mean map of all images with the mark in a cell: (number, H, N, N)."""
-    total = torch.zeros(number, *batches[0][0].shape[1:]).to(batches[0][0])
-    count = torch.zeros(number).to(total)
-    for p, cells in batches:
-        total.index_add_(0, cells, p)
-        count += cells.bincount(minlength=number)
-    even = torch.full_like(total, 1 / total.shape[-1])
-    seen = count[:, None, None, None]
-    return torch.where(seen > 0, total / seen.clamp(min=1), even)
-
-
-def all_at_once(batches: Batches, number: int) -> Tensor:
-    """The same cell by cell, with all maps side by side."""
-    p, cells = (torch.cat(parts) for parts in zip(*batches))
-    even = torch.full_like(p[:1], 1 / p.shape[-1])
-    return torch.cat(
-        [p[cells == c].mean(0, keepdim=True) if (cells == c).any() else even for c in range(number)]
+def read_labels(p: Tensor, labels: Tensor, asked: Tensor, ridge: float) -> Tensor:
+    """What a linear reader says of the classes of other maps: (n, classes)."""
+    middle, mean_target = _flat(p).mean(0), _one_hot(labels, p).mean(0)
+    return mean_target + _scores(
+        _flat(p) - middle, _one_hot(labels, p) - mean_target, _flat(asked) - middle, ridge
     )
 
 
-def zero_by_zero(batches: Batches, number: int) -> Tensor:
-    """A cell that no image marks got nan, the mean of nothing. Its map has to say nothing: the even one, 1/N
-    everywhere."""
-    p, cells = (torch.cat(parts) for parts in zip(*batches))
-    return torch.stack([p[cells == c].mean(0) for c in range(number)])
+def by_images(p: Tensor, labels: Tensor, asked: Tensor, ridge: float) -> Tensor:
+    """The same by as many equations as there are images."""
+    middle, targets = _flat(p).mean(0), _one_hot(labels, p)
+    known, new = _flat(p) - middle, _flat(asked) - middle
+    gram = known @ known.T + ridge * torch.eye(len(p)).to(p)
+    return targets.mean(0) + new @ known.T @ torch.linalg.solve(gram, targets - targets.mean(0))
 
 
-def everybodys_mean(batches: Batches, number: int) -> Tensor:
-    """A cell that no image marks got the mean of all images, which looks at other cells. It has to be the
-    even map, 1/N everywhere."""
-    means = zero_by_zero(batches, number)
-    return torch.where(means.isnan(), torch.cat([p for p, _ in batches]).mean(0), means)
+def classes_as_amounts(p: Tensor, labels: Tensor, asked: Tensor, ridge: float) -> Tensor:
+    """You fitted the class's number, as if class 2 were twice class 1. Give each class a column of its own:
+    1 for its images, 0 for others."""
+    middle, start = _flat(p).mean(0), labels.to(p).mean()
+    said = _scores(_flat(p) - middle, labels.to(p)[:, None] - start, _flat(asked) - middle, ridge) + start
+    return said.expand(-1, int(labels.max()) + 1)
 
 
-def mean_of_means(batches: Batches, number: int) -> Tensor:
-    """You averaged the means of the batches as if all had equally many images of a cell. Add up maps and
-    counts, and divide once."""
-    means = torch.stack([zero_by_zero([batch], number) for batch in batches]).nanmean(0)
-    return means.nan_to_num(1 / means.shape[-1])
+def not_centred(p: Tensor, labels: Tensor, asked: Tensor, ridge: float) -> Tensor:
+    """Nothing was centred, so the penalty pulls on what all maps share, too. Take the mean of the known maps,
+    and of their targets, away first, and add the targets' mean again at the end."""
+    return _scores(_flat(p), _one_hot(labels, p), _flat(asked), ridge)
 
 
-def repeats_lost(batches: Batches, number: int) -> Tensor:
-    """Of several images with the same cell in a batch only one was added: total[cells] += p writes each place
-    once. index_add_ adds them all."""
-    total = torch.zeros(number, *batches[0][0].shape[1:]).to(batches[0][0])
-    count = torch.zeros(number).to(total)
-    for p, cells in batches:
-        total[cells] += p
-        count += cells.bincount(minlength=number)
-    seen = count[:, None, None, None]
-    return (total / seen).nan_to_num(1 / total.shape[-1])
+def centred_by_itself(p: Tensor, labels: Tensor, asked: Tensor, ridge: float) -> Tensor:
+    """You centred the asked maps by their own mean. A reader has to say the same of a map whatever others
+    are asked about with it: take the mean of the known maps."""
+    return read_labels(p, labels, asked - asked.mean(0) + p.mean(0), ridge)
+
+
+def all_maps_centred(p: Tensor, labels: Tensor, asked: Tensor, ridge: float) -> Tensor:
+    """The mean was taken over known and asked maps together. What is asked about must not change what was
+    learned: take it over the known ones."""
+    middle = torch.cat([p, asked]).mean(0)
+    targets = _one_hot(labels, p)
+    said = _scores(_flat(p - middle), targets - targets.mean(0), _flat(asked - middle), ridge)
+    return targets.mean(0) + said
+
+
+def ridge_by_image(p: Tensor, labels: Tensor, asked: Tensor, ridge: float) -> Tensor:
+    """Your penalty grows with the number of images: the sum of squares is over images, and the ridge is
+    added once."""
+    return read_labels(p, labels, asked, ridge * len(p))
+
+
+def no_ridge(p: Tensor, labels: Tensor, asked: Tensor, ridge: float) -> Tensor:
+    """The ridge is missing. With more numbers in a map than there are images, infinitely many readers are
+    right on all known maps; the ridge takes the smallest ones."""
+    middle, targets = _flat(p).mean(0), _one_hot(labels, p)
+    weights = torch.linalg.pinv(_flat(p) - middle) @ (targets - targets.mean(0))
+    return targets.mean(0) + (_flat(asked) - middle) @ weights
 
 
 EXERCISES = (
     Exercise(
         "5.1",
-        "Which share was the routing?",
+        "A blank image for the student",
         stars=1,
         minutes=10,
         subject="controls",
-        right=gain_shares,
+        right=blank_pairs,
         cases={
-            "as in Find": lambda: (
-                [75.1, 76.9, 75.7],
-                [81.0, 82.4, 81.7],
-                [88.0, 85.6, 87.4],
-                [94.2, 95.3, 94.6],
-            ),
-            "as in Match": lambda: (
-                [14.9, 13.8, 15.4],
-                [79.1, 81.2, 80.6],
-                [14.2, 14.6, 14.7],
-                [81.0, 82.9, 82.1],
-            ),
-            "either is enough": lambda: ([50.0, 56.0], [58.0, 59.0], [57.0, 60.0], [59.0, 60.0]),
-            "a seed that only guesses": lambda: ([30.0, 34.0], [12.5, 60.0], [40.0, 12.5], [80.0, 82.0]),
+            "3 photographs": lambda: (normal(3, 3, 4, 6), 0.5),
+            "one": lambda: (normal(1, 3, 5, 5, seed=1), 0.0),
+            "2, darker": lambda: (normal(2, 3, 2, 2, seed=2), -1.2),
         },
-        also_right=(by_seeds_gains,),
+        also_right=(by_filling,),
         wrong={
-            "what the other lacks": Wrong(what_the_other_lacks),
-            "made to add up": Wrong(made_to_add_up),
-            "mean of ratios": Wrong(ratios_averaged),
-            "counted from nothing": Wrong(counted_from_nothing),
-            "never negative": Wrong(never_below_nothing),
-            "dead seeds dropped": Wrong(dead_seeds_dropped),
+            "the teacher in the dark": Wrong(teacher_in_the_dark),
+            "both in the dark": Wrong(both_in_the_dark),
+            "its own mean colour": Wrong(its_own_mean),
+            "another photograph": Wrong(shuffled_pixels),
+            "behind one another": Wrong(side_by_side),
         },
-        see="Many seeds, two worlds",
+        see="A student that never sees the photograph",
     ),
     Exercise(
         "5.2",
-        "Make the twins",
-        stars=2,
-        minutes=20,
-        subject="controls",
-        right=twins_of,
+        "How sure is a share?",
+        stars=3,
+        minutes=30,
+        subject="intervals",
+        right=share_with_interval,
         cases={
-            "6 images": lambda: (scenes(6, seed=0), scenes(6, seed=1)),
-            "1 image": lambda: (scenes(1, seed=2), scenes(1, seed=3)),
+            "five seeds": lambda: (
+                [32.4, 32.1, 32.9, 32.6, 33.4],
+                [49.0, 49.9, 48.2, 50.4, 49.3],
+                [53.4, 51.8, 51.1, 52.5, 51.4],
+                2.776,
+            ),
+            "it is not all kept, or more": lambda: (
+                [30.0, 33.0, 31.0],
+                [44.0, 50.0, 47.0],
+                [46.0, 48.0, 47.0],
+                4.303,
+            ),
+            "below scratch": lambda: (
+                [14.1, 14.9, 13.8, 15.0],
+                [13.0, 13.9, 12.6, 12.9],
+                [80, 82, 79, 83],
+                3.182,
+            ),
         },
-        also_right=(by_scattering,),
+        also_right=(by_search,),
         wrong={
-            "only the asked-for glyph": Wrong(only_the_asked_for),
-            "at the old place": Wrong(at_the_old_place),
-            "the mark stays": Wrong(mark_stays),
-            "in every image": Wrong(in_every_image),
-            "the twin's label": Wrong(labels_of_the_twin),
+            "Copy's gain taken as known": Wrong(gain_taken_as_known),
+            "mean of shares": Wrong(shares_averaged),
+            "of one seed": Wrong(spread_of_seeds),
+            "divided by S": Wrong(divided_by_seeds),
+            "no covariance": Wrong(as_if_unrelated),
+            "of accuracies": Wrong(of_accuracies),
         },
-        see="The twin",
+        see="A student that never sees the photograph",
     ),
     Exercise(
         "5.3",
-        "The mean map of the others",
-        stars=1,
-        minutes=10,
-        subject="maps",
-        right=mean_of_others,
-        cases={
-            "a batch of 4": lambda: (maps(4, 2, 5, 5),),
-            "a batch of 2": lambda: (maps(2, 3, 4, 4, seed=1),),
-        },
-        also_right=(one_left_out, by_weights),
-        wrong={
-            "itself, too": Wrong(
-                lambda p: p.mean(0, keepdim=True).expand_as(p),
-                "An image's own map is part of its mean: what it says of this image is still there, in a"
-                " B-th of its strength. Leave it out.",
-            ),
-            "divided by B": Wrong(
-                lambda p: (p.sum(0) - p) / len(p),
-                "The sum of B - 1 maps was divided by B, so rows no longer sum to 1.",
-            ),
-            "over heads": Wrong(
-                lambda p: (p.sum(1, keepdim=True) - p) / (p.shape[1] - 1),
-                "That is the mean over the other heads of the same image. Images are axis 0.",
-            ),
-            "one for all": Wrong(
-                lambda p: p.mean(0, keepdim=True),
-                "That is one map for the whole batch, with every image in it. Each image needs its own"
-                " mean, of B - 1 maps: the shape stays (B, H, N, N).",
-            ),
-        },
-        see="And in the paper?",
-    ),
-    Exercise(
-        "5.4",
-        "The mean map of a cell",
+        "A reader of maps",
         stars=2,
         minutes=20,
         subject="controls",
-        right=mean_map_of_cells,
+        right=read_labels,
         cases={
-            "cell 2 of 4 is never marked": lambda: (
-                [
-                    (maps(5, 2, 6, 6), torch.tensor([0, 0, 1, 0, 3])),
-                    (maps(2, 2, 6, 6, seed=3), torch.tensor([0, 1])),
-                ],
-                4,
+            "few images": lambda: (
+                maps(9, 2, 3, 3),
+                torch.tensor([0, 1, 2, 0, 1, 2, 0, 0, 1]),
+                maps(4, 2, 3, 3, seed=1),
+                0.1,
             ),
-            "one batch": lambda: ([(maps(4, 1, 5, 5, seed=5), torch.tensor([1, 1, 0, 1]))], 3),
+            "many images": lambda: (
+                maps(40, 1, 3, 3, seed=2),
+                torch.arange(40) % 4,
+                maps(5, 1, 3, 3, seed=3),
+                1.0,
+            ),
         },
-        also_right=(all_at_once,),
+        also_right=(by_images,),
         wrong={
-            "0 / 0": Wrong(zero_by_zero),
-            "rows of zeros": Wrong(
-                lambda batches, number: zero_by_zero(batches, number).nan_to_num(0.0),
-                "A cell that no image marks got rows of zeros, a token that listens to none. Rows are"
-                " shares: use the even map, 1/N everywhere.",
-            ),
-            "1 / number": Wrong(
-                lambda batches, number: zero_by_zero(batches, number).nan_to_num(1 / number),
-                "A cell that no image marks got 1/number everywhere, with the number of cells. Its rows have"
-                " N entries and sum to 1: the even map has 1/N.",
-            ),
-            "everybody's mean": Wrong(everybodys_mean),
-            "mean of means": Wrong(mean_of_means),
-            "repeated cells": Wrong(repeats_lost),
+            "classes as amounts": Wrong(classes_as_amounts),
+            "not centred": Wrong(not_centred),
+            "centred by the asked": Wrong(centred_by_itself),
+            "centred by all": Wrong(all_maps_centred),
+            "ridge by image": Wrong(ridge_by_image),
+            "no ridge": Wrong(no_ridge),
         },
+        see="What a linear classifier reads from maps",
     ),
 )

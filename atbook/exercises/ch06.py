@@ -1,4 +1,4 @@
-"""Exercises of chapter 06, Attention Distillation."""
+"""Exercises of chapter 6, Distill."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Exercises of chapter 07, Transfer only Q."""
+"""Exercises of chapter 7, Only the queries."""
 
 import torch
 from torch import Tensor

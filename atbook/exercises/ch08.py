@@ -1,4 +1,4 @@
-"""Exercises of chapter 08, Is it just distillation?"""
+"""Exercises of chapter 8, Is it just distillation?."""
 
 import torch
 import torch.nn.functional as F

@@ -1,356 +1,356 @@
-"""Exercises of chapter 09, When are features needed?"""
+"""Exercises of chapter 9, When the images change."""
 
-from collections.abc import Callable
-from math import sqrt
-from statistics import mean, pvariance, variance
+from collections.abc import Sequence
+from math import log
 
+import numpy as np
 import torch
-from scipy.stats import t as student
-from scipy.stats import ttest_ind
+from scipy.special import expit, logit
+from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
-from atbook.exercises.inputs import normal
+from atbook.exercises.inputs import normal, vit
 from atbook.exercises.judging import Exercise, Wrong
+from atfamily.measures.robustness import effective_robustness, fit_line
+from atlib import walk
+from atlib.attention import Instead
 
 # --- 9.1 ---
 
 
-def corner_effects(accuracy: Tensor) -> dict[str, Tensor]:
-    """Two main effects and the interaction of a 2 x 2, mean over seeds."""
-    corner = accuracy.mean(0)
-    features, routing = corner[1] - corner[0], corner[:, 1] - corner[:, 0]
-    return {"features": features.mean(), "routing": routing.mean(), "interaction": features[1] - features[0]}
+def both(plain: float, first: float, second: float) -> float:
+    """The accuracy under two shifts, if their losses add up on the logit axis."""
+    return expit(logit(first) + logit(second) - logit(plain)).item()
 
 
-def by_regression(accuracy: Tensor) -> dict[str, Tensor]:
-    """The same: coefficients of a regression on -1/2 and +1/2, and twice that of their product."""
-    return regressed(accuracy, (-0.5, 0.5))
-
-
-def with_dummies(accuracy: Tensor) -> dict[str, Tensor]:
-    """These are the coefficients of a regression on 0 and 1. They say what features add under *useless*
-    routing, not on average; code the two levels as -1/2 and +1/2."""
-    return regressed(accuracy, (0.0, 1.0))
-
-
-def regressed(accuracy: Tensor, codes: tuple[float, float]) -> dict[str, Tensor]:
-    """Coefficients of features, routing and their product, where `codes` stand for useless and useful."""
-    seeds = len(accuracy)
-    code = accuracy.new_tensor(codes)
-    features, routing = code[:, None].expand(2, 2), code.expand(2, 2)
-    columns = [torch.ones_like(features), features, routing, features * routing]
-    design = torch.stack([column.reshape(-1) for column in columns], 1).repeat(seeds, 1)
-    _, *effects = torch.linalg.lstsq(design, accuracy.reshape(-1, 1)).solution[:, 0]
-    return dict(zip(("features", "routing", "interaction"), effects))
-
-
-def under_the_useful(accuracy: Tensor) -> dict[str, Tensor]:
-    """You took what features add under *useful* routing, and routing with useful features: one side of the
-    square each. A main effect is the mean of two opposite sides."""
-    corner = accuracy.mean(0)
-    features, routing = corner[1, 1] - corner[0, 1], corner[1, 1] - corner[1, 0]
-    return corner_effects(accuracy) | {"features": features, "routing": routing}
-
-
-def halved(accuracy: Tensor) -> dict[str, Tensor]:
-    """The interaction is halved. The task asks for the whole difference: how many points more features add
-    under useful routing than under useless."""
-    effects = corner_effects(accuracy)
-    return effects | {"interaction": effects["interaction"] / 2}
-
-
-def added(accuracy: Tensor) -> dict[str, Tensor]:
-    """You added what features do in the two columns. An interaction is how much the two *differ*; it is 0
-    where features are worth the same everywhere."""
-    effects = corner_effects(accuracy)
-    return effects | {"interaction": 2 * effects["features"]}
+def by_odds(plain: float, first: float, second: float) -> float:
+    """The same: odds are multiplied."""
+    of_plain, of_first, of_second = (a / (1 - a) for a in (plain, first, second))
+    odds = of_first * of_second / of_plain
+    return odds / (1 + odds)
 
 
 # --- 9.2 ---
 
-Seeds = dict[int, float]
-World = dict[str, Seeds]
+
+def chance_corrected(ordinary: list[float], shifted: list[float], classes: int) -> dict[str, float]:
+    """The line of a pool whose accuracies are corrected for guessing."""
+
+    def above(a: float) -> float:
+        return (a - 1 / classes) / (1 - 1 / classes)
+
+    return line([(above(a), above(b)) for a, b in zip(ordinary, shifted) if min(above(a), above(b)) > 0])
 
 
-def what_a_message_adds(world: World) -> list[float]:
-    """Copy's accuracy minus copy-routing-twin's, for the seeds that both have."""
-    copy, twin = world["copy"], world["copy-routing-twin"]
-    return [copy[seed] - twin[seed] for seed in sorted(copy.keys() & twin.keys())]
+def line(pool: Sequence[tuple[float, float]]) -> dict[str, float]:
+    """Least squares on logit axes."""
+    fitted = fit_line(*zip(*pool))
+    return {"members": len(pool), "slope": fitted.slope, "intercept": fitted.intercept}
 
 
-def interval(difference: float, parts: list[tuple[float, int]]) -> dict[str, float]:
-    """A difference with its 95 % interval, by Welch, from the squared errors and numbers of what is in it."""
-    error = sum(square for square, _ in parts)
-    freedom = error**2 / sum(square**2 / (n - 1) for square, n in parts)
-    reach = student.ppf(0.975, freedom) * sqrt(error)
-    return {"mean": difference, "low": difference - reach, "high": difference + reach}
+def from_counts(ordinary: list[float], shifted: list[float], classes: int) -> dict[str, float]:
+    """The same: the logit of the corrected accuracy is log((a·C - 1) / (C·(1 - a)))."""
+    a, b = (classes * np.array(accuracies) for accuracies in (ordinary, shifted))
+    kept = (a > 1) & (b > 1)
+    x, y = (np.log((scaled[kept] - 1) / (classes - scaled[kept])) for scaled in (a, b))
+    slope, intercept = np.polyfit(x, y, 1)
+    return {"members": int(kept.sum()), "slope": slope, "intercept": intercept}
 
 
-def more_of_a_message(find: World, match: World) -> dict[str, float]:
-    """How much more a message adds in Find than in Match."""
-    a, b = what_a_message_adds(find), what_a_message_adds(match)
-    return interval(mean(a) - mean(b), [(variance(sample) / len(sample), len(sample)) for sample in (a, b)])
+def clipped(ordinary: list[float], shifted: list[float], classes: int) -> dict[str, float]:
+    """A member at or below chance was moved to 0.01, which is an invented point that pulls the line. Leave
+    such members out, and say how many are left."""
+    above = ((np.array([ordinary, shifted]) - 1 / classes) / (1 - 1 / classes)).clip(0.01)
+    return line([*zip(*above.tolist())])
 
 
-def by_scipy(find: World, match: World) -> dict[str, float]:
-    """The same, by scipy's test of two independent samples."""
-    a, b = what_a_message_adds(find), what_a_message_adds(match)
-    low, high = ttest_ind(a, b, equal_var=False).confidence_interval(0.95)
-    return {"mean": (low + high) / 2, "low": low, "high": high}
+def one_axis(ordinary: list[float], shifted: list[float], classes: int) -> dict[str, float]:
+    """Only the shifted accuracies were corrected. Chance is chance on both axes."""
+    above = [(b - 1 / classes) / (1 - 1 / classes) for b in shifted]
+    return line([(a, b) for a, b in zip(ordinary, above) if b > 0])
 
 
-def nothing_paired(find: World, match: World) -> dict[str, float]:
-    """You treated four lists as independent. Inside a world a seed's two students share labels and chance:
-    subtract them seed by seed (where both are there), and what they share is gone."""
-    lists = [list(world[name].values()) for world in (find, match) for name in ("copy", "copy-routing-twin")]
-    a, b, c, d = map(mean, lists)
-    return interval(a - b - (c - d), [(variance(sample) / len(sample), len(sample)) for sample in lists])
+def not_rescaled(ordinary: list[float], shifted: list[float], classes: int) -> dict[str, float]:
+    """Chance was subtracted and the rest not rescaled: a perfect model has to stay at 1."""
+    return line([(a - 1 / classes, b - 1 / classes) for a, b in zip(ordinary, shifted) if b > 1 / classes])
 
 
-def worlds_paired(find: World, match: World) -> dict[str, float]:
-    """Seeds of Find were paired with seeds of Match. Their images are different: nothing shared could cancel,
-    and seeds are thrown away. The squared errors of the two means add."""
-    four = [world[name] for world in (find, match) for name in ("copy", "copy-routing-twin")]
-    seeds = set.intersection(*(set(accuracies) for accuracies in four))
-    differences = [four[0][s] - four[1][s] - (four[2][s] - four[3][s]) for s in sorted(seeds)]
-    return interval(mean(differences), [(variance(differences) / len(seeds), len(seeds))])
-
-
-def normals_interval(find: World, match: World) -> dict[str, float]:
-    """1.96 errors are right when the spread is known. From few seeds it is estimated itself: take Student's t
-    with Welch's degrees of freedom."""
-    a, b = what_a_message_adds(find), what_a_message_adds(match)
-    reach = student.ppf(0.975, 1e9) * sqrt(variance(a) / len(a) + variance(b) / len(b))
-    difference = mean(a) - mean(b)
-    return {"mean": difference, "low": difference - reach, "high": difference + reach}
-
-
-def spread_for_error(find: World, match: World) -> dict[str, float]:
-    """You took the variance of single seeds. A mean of n seeds has that variance divided by n."""
-    a, b = what_a_message_adds(find), what_a_message_adds(match)
-    return interval(mean(a) - mean(b), [(variance(sample), len(sample)) for sample in (a, b)])
-
-
-def divided_by_n(find: World, match: World) -> dict[str, float]:
-    """The squared deviations were divided by n. They are taken from the seeds' own mean, which lies too near
-    to them: divide by n - 1 (statistics.variance)."""
-    a, b = what_a_message_adds(find), what_a_message_adds(match)
-    return interval(mean(a) - mean(b), [(pvariance(sample) / len(sample), len(sample)) for sample in (a, b)])
-
-
-def turned(find: World, match: World) -> dict[str, float]:
-    """The sign is turned: the task asks how much *more* a message adds in Find than in Match."""
-    return more_of_a_message(match, find)
-
-
-def numbered(*accuracies: float, first: int = 0) -> Seeds:
-    """Accuracies by seed."""
-    return dict(enumerate(accuracies, first))
+def as_they_are(ordinary: list[float], shifted: list[float], classes: int) -> dict[str, float]:
+    """Members at chance are gone, but the others were not corrected: on this axis guessing has to be at 0,
+    whose logit is minus infinity."""
+    return line([(a, b) for a, b in zip(ordinary, shifted) if b > 1 / classes])
 
 
 # --- 9.3 ---
 
-Search = dict[float, list[tuple[float, float]]]
+
+def maps_of(vit: VisionTransformer, images: Tensor) -> list[Tensor]:
+    """A ViT's maps, layer by layer."""
+    return [seen.map for seen in walk(vit, images).layers]
 
 
-def advantage(one: Search, other: Search) -> float | str:
-    """How much better one corner is than the other, in test accuracy, or why the two cannot be compared."""
-    return compared(one, other, best_rate)
+def with_maps(vit: VisionTransformer, images: Tensor, maps: dict[int, Tensor]) -> Tensor:
+    """The logits of images that are read with these maps; other layers make their own."""
+    return walk(vit, images, replace={i: Instead(map=p) for i, p in maps.items()}).logits
 
 
-def compared(one: Search, other: Search, rate_of: Callable[[Search], float]) -> float | str:
-    """The guards, and the difference at the rates that `rate_of` chooses."""
-    if set(one) != set(other):
-        return "searched unequally"
-    rates = [rate_of(runs) for runs in (one, other)]
-    if any(rate in (min(one), max(one)) for rate in rates):
-        return "search on"
-    return at(one, rates[0]) - at(other, rates[1])
+def repaired(vit: VisionTransformer, clean: Tensor, shifted: Tensor) -> list[Tensor]:
+    """The logits of shifted images with one layer's map from the clean images and all other maps held: a list
+    over layers."""
+    old, new = (dict(enumerate(maps_of(vit, images))) for images in (clean, shifted))
+    return [with_maps(vit, shifted, new | {i: old[i]}) for i in new]
 
 
-def best_rate(runs: Search) -> float:
-    """By the mean over seeds on validation images."""
-    return max(runs, key=lambda rate: mean(validation for validation, _ in runs[rate]))
+def repaired_by_hand(vit: VisionTransformer, clean: Tensor, shifted: Tensor) -> list[Tensor]:
+    """The same, block by block from the ViT's own modules, with both images' streams side by side."""
+
+    def map_and_value(block, x):
+        q, k, v = (
+            block.attn.qkv(block.norm1(x))
+            .reshape(*x.shape[:2], 3, block.attn.num_heads, -1)
+            .permute(2, 0, 3, 1, 4)
+        )
+        return (q @ k.mT * block.attn.scale).softmax(-1), v
+
+    def step(block, x, p):
+        v = map_and_value(block, x)[1]
+        x = x + block.attn.proj((p @ v).transpose(1, 2).flatten(2))
+        return x + block.mlp(block.norm2(x))
+
+    a, b = (vit.patch_embed(images) for images in (clean, shifted))
+    a, b = (torch.cat([vit.cls_token.expand(len(x), -1, -1), x], 1) + vit.pos_embed for x in (a, b))
+    streams = [b] * len(vit.blocks)  # one for each layer that is repaired
+    for i, block in enumerate(vit.blocks):
+        old, new = map_and_value(block, a)[0], map_and_value(block, b)[0]
+        streams = [step(block, x, old if i == layer else new) for layer, x in enumerate(streams)]
+        a, b = step(block, a, old), step(block, b, new)
+    return [vit.head(vit.norm(x)[:, 0]) for x in streams]
 
 
-def at(runs: Search, rate: float) -> float:
-    """The mean test accuracy at a rate."""
-    return mean(test for _, test in runs[rate])
+def others_anew(vit: VisionTransformer, clean: Tensor, shifted: Tensor) -> list[Tensor]:
+    """Later layers made new maps from repaired tokens, and so they were repaired as well. Hold all others at
+    the maps of the shifted images."""
+    return [with_maps(vit, shifted, {i: p}) for i, p in enumerate(maps_of(vit, clean))]
 
 
-def by_tensors(one: Search, other: Search) -> float | str:
-    """The same, with tables of all runs."""
-    rates = sorted(one)
-    if rates != sorted(other):
-        return "searched unequally"
-    tables = [torch.tensor([runs[rate] for rate in rates], dtype=torch.float64) for runs in (one, other)]
-    means = [table.mean(1) for table in tables]  # (rates, validation and test)
-    best = [mean_of_rate[:, 0].argmax().item() for mean_of_rate in means]
-    if {0, len(rates) - 1} & {*best}:
-        return "search on"
-    return (means[0][best[0], 1] - means[1][best[1], 1]).item()
+def one_more(vit: VisionTransformer, clean: Tensor, shifted: Tensor) -> list[Tensor]:
+    """Entry i has the clean maps of all layers up to i. Repair one layer at a time, or the last entry says
+    nothing about the last layer."""
+    old, new = (dict(enumerate(maps_of(vit, images))) for images in (clean, shifted))
+    return [with_maps(vit, shifted, new | {j: old[j] for j in range(i + 1)}) for i in new]
 
 
-def by_test_images(one: Search, other: Search) -> float | str:
-    """The rate was chosen on test images, so its number is too good: the luck of the choice is in it. Choose
-    on validation, then read the test once."""
-    return compared(one, other, lambda runs: max(runs, key=lambda rate: at(runs, rate)))
+def all_but_one(vit: VisionTransformer, clean: Tensor, shifted: Tensor) -> list[Tensor]:
+    """You repaired all layers but one. That tells which layer's damage is enough by itself; the task asks
+    which repair is."""
+    old, new = (dict(enumerate(maps_of(vit, images))) for images in (clean, shifted))
+    return [with_maps(vit, shifted, old | {i: new[i]}) for i in old]
 
 
-def by_the_best_seed(one: Search, other: Search) -> float | str:
-    """The best single run chose the rate. That is the luckiest seed: choose by the mean over seeds."""
-    return compared(one, other, lambda runs: max(runs, key=lambda rate: max(runs[rate])[0]))
+def clean_contents(vit: VisionTransformer, clean: Tensor, shifted: Tensor) -> list[Tensor]:
+    """Clean images were read with one map of the shifted ones: that breaks a layer. Start from the *shifted*
+    images and put in a clean map."""
+    return repaired(vit, shifted, clean)
 
 
-def at_one_rate(one: Search, other: Search) -> float | str:
-    """Both corners were read at the first one's rate. The same recipe is not equal tuning: each corner has
-    the rate that is best for itself."""
-    return compared(one, other, lambda runs: best_rate(one))
+def mean_maps(vit: VisionTransformer, clean: Tensor, shifted: Tensor) -> list[Tensor]:
+    """The clean maps were averaged over the batch. Scene b's map belongs to scene b: the mean is a different
+    intervention."""
+    old, new = (dict(enumerate(maps_of(vit, images))) for images in (clean, shifted))
+    means = [p.mean(0, keepdim=True).expand_as(p) for p in old.values()]
+    return [with_maps(vit, shifted, new | {i: p}) for i, p in enumerate(means)]
 
 
-def without_a_look_at_the_ends(one: Search, other: Search) -> float | str:
-    """A best rate at the end of the search was taken. Beyond it may be better: "search on". With one rate for
-    all, both ends are there."""
-    if set(one) != set(other):
-        return "searched unequally"
-    return at(one, best_rate(one)) - at(other, best_rate(other))
+# --- 9.4 ---
+
+Pool = list[float]
 
 
-def unequal_searches(one: Search, other: Search) -> float | str:
-    """One corner has tried rates that the other has not, and a longer search finds more. Refuse first:
-    "searched unequally"."""
-    if any(best_rate(runs) in (min(runs), max(runs)) for runs in (one, other)):
-        return "search on"
-    return at(one, best_rate(one)) - at(other, best_rate(other))
+def left_out(ordinary: Pool, shifted: Pool) -> list[float]:
+    """Each member's points above the line of the others."""
+    points = []
+    for i in range(len(ordinary)):
+        pool = [accuracies[:i] + accuracies[i + 1 :] for accuracies in (ordinary, shifted)]
+        points.append(100 * effective_robustness(ordinary[i], shifted[i], *pool, samples=20).value)
+    return points
 
 
-def ends_by_place(one: Search, other: Search) -> float | str:
-    """The first and last entry were taken for the ends. A dict has the order in which rates were tried: the
-    ends are min and max."""
-    if set(one) != set(other):
-        return "searched unequally"
-    for runs in (one, other):
-        tried = list(runs)
-        if best_rate(runs) in (tried[0], tried[-1]):
-            return "search on"
-    return at(one, best_rate(one)) - at(other, best_rate(other))
+def by_leverage(ordinary: Pool, shifted: Pool) -> np.ndarray:
+    """The same from one fit: a residual, divided by 1 minus its leverage, is the residual from the line of
+    the others."""
+    x, y = logit(ordinary), logit(shifted)
+    slope, intercept = np.polyfit(x, y, 1)
+    leverage = 1 / len(x) + (x - x.mean()) ** 2 / ((x - x.mean()) ** 2).sum()
+    return 100 * (expit(y) - expit(y - (y - slope * x - intercept) / (1 - leverage)))
 
 
-RATES = (1e-3, 5e-4, 2e-3, 4e-3, 2.5e-4)  # in the order in which they were tried
+def itself_in_pool(ordinary: Pool, shifted: Pool) -> list[float]:
+    """One line for all: each member helps to draw the line that it is judged by, which pulls its own verdict
+    towards 0. Fit again without it."""
+    fitted = fit_line(ordinary, shifted)
+    return [100 * (b - fitted.expected(a)) for a, b in zip(ordinary, shifted)]
 
 
-def searched() -> tuple[Search, Search]:
-    """Two corners, with (validation, test) of two seeds at each rate."""
-    one = (
-        [(70.0, 69.1), (71.0, 70.3)],
-        [(61.0, 60.2), (72.5, 70.6)],
-        [(69.2, 72.0), (70.2, 71.5)],
-        [(40.0, 39.0), (42.5, 41.0)],
-        [(33.0, 32.1), (35.5, 34.8)],
-    )
-    other = (
-        [(50.0, 50.8), (52.0, 51.7)],
-        [(30.0, 29.5), (31.0, 30.4)],
-        [(55.0, 54.2), (56.0, 55.3)],
-        [(53.0, 52.1), (54.0, 53.4)],
-        [(20.0, 21.1), (22.0, 20.9)],
-    )
-    return dict(zip(RATES, one)), dict(zip(RATES, other))
+def lines_of_others(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """The value that the line of the others expects of each member, on the given axes."""
+    expected = []
+    for i in range(len(x)):
+        slope, intercept = np.polyfit(np.delete(x, i), np.delete(y, i), 1)
+        expected.append(intercept + slope * x[i])
+    return np.array(expected)
 
 
-def all_but(runs: Search, *rates: float) -> Search:
-    """A search without some rates."""
-    return {rate: accuracies for rate, accuracies in runs.items() if rate not in rates}
+def raw_accuracies(ordinary: Pool, shifted: Pool) -> np.ndarray:
+    """The lines were fitted to accuracies as they are. A point near 95 % is not a point near 60 %: fit on
+    logit axes."""
+    x, y = np.array(ordinary), np.array(shifted)
+    return 100 * (y - lines_of_others(x, y))
+
+
+def left_in_logits(ordinary: Pool, shifted: Pool) -> np.ndarray:
+    """The difference was taken on the logit axis. Bring the expected value back to an accuracy first; the
+    answer is in points."""
+    x, y = logit(ordinary), logit(shifted)
+    return y - lines_of_others(x, y)
+
+
+def axes_exchanged(ordinary: Pool, shifted: Pool) -> np.ndarray:
+    """The line predicts the unshifted accuracy from the shifted one and was read backwards. Least squares is
+    not symmetric: fit the shifted logit by the unshifted one."""
+    x, y, expected = logit(ordinary), logit(shifted), []
+    for i in range(len(x)):
+        slope, intercept = np.polyfit(np.delete(y, i), np.delete(x, i), 1)
+        expected.append((x[i] - intercept) / slope)
+    return 100 * (expit(y) - expit(expected))
 
 
 EXERCISES = (
     Exercise(
         "9.1",
-        "Four corners, three numbers",
+        "Two dials at once",
         stars=1,
         minutes=10,
-        subject="statistics",
-        right=corner_effects,
+        subject="logit axes",
+        right=both,
         cases={
-            "five seeds": lambda: (
-                torch.tensor([[17.0, 92.0], [62.0, 97.0]], dtype=torch.float64) + normal(5, 2, 2),
-            ),
-            "one seed, routing that harms": lambda: (
-                torch.tensor([[[30.0, 20.0], [80.0, 77.0]]], dtype=torch.float64),
-            ),
+            "a mild and a hard shift": lambda: (0.95, 0.9, 0.7),
+            "two hard ones": lambda: (0.8, 0.35, 0.3),
+            "one that helps": lambda: (0.76, 0.85, 0.6),
         },
-        also_right=(by_regression,),
+        also_right=(by_odds,),
         wrong={
-            "where the other is useful": Wrong(under_the_useful),
-            "zeros and ones": Wrong(with_dummies),
-            "exchanged": Wrong(
-                lambda accuracy: corner_effects(accuracy.mT),
-                "Features and routing are exchanged. accuracy[s, f, r]: features are axis 1, routing is axis"
-                " 2.",
+            "points": Wrong(
+                lambda plain, first, second: first + second - plain,
+                "You added losses in points. Two shifts that cost 45 and 50 points of 80 would leave less"
+                " than nothing: add them on the logit axis.",
             ),
-            "halved": Wrong(halved),
-            "added": Wrong(added),
+            "shares": Wrong(
+                lambda plain, first, second: first * second / plain,
+                "You multiplied the shares of accuracy that are left. That is the sum on the axis of log a;"
+                " the task asks for the sum on that of the logit, log(a / (1 - a)).",
+            ),
+            "nothing subtracted": Wrong(
+                lambda plain, first, second: expit(logit(first) + logit(second)).item(),
+                "The logits of the two accuracies were added, not their losses: the logit without a shift"
+                " has to be subtracted once.",
+            ),
+            "left in logits": Wrong(
+                lambda plain, first, second: (logit(first) + logit(second) - logit(plain)).item(),
+                "That is a logit. Bring it back to an accuracy: 1 / (1 + exp(-x)).",
+            ),
+            "logits to base 10": Wrong(
+                lambda plain, first, second: expit(
+                    (logit(first) + logit(second) - logit(plain)) / log(10)
+                ).item(),
+                "The logits have base 10, and the way back has base e. Use one logarithm, the natural one.",
+            ),
         },
+        see="Worse than what?",
     ),
     Exercise(
         "9.2",
-        "A difference of differences",
-        stars=3,
-        minutes=30,
-        subject="statistics",
-        right=more_of_a_message,
+        "The logit knows nothing of chance",
+        stars=2,
+        minutes=20,
+        subject="effective robustness",
+        right=chance_corrected,
         cases={
-            "7 seeds and 5": lambda: (
-                {
-                    "copy": numbered(93.1, 95.0, 94.2, 96.3, 92.0, 95.5, 94.8),
-                    "copy-routing-twin": numbered(80.2, 83.1, 81.5, 84.0, 78.9, 82.2, 81.9),
-                },
-                {
-                    "copy": numbered(80.1, 84.2, 78.7, 81.5, 82.9),
-                    "copy-routing-twin": numbered(78.0, 82.9, 77.5, 79.2, 81.8),
-                },
+            "8 classes, a member below chance": lambda: (
+                [0.6, 0.7, 0.8, 0.9, 0.95],
+                [0.1, 0.3, 0.45, 0.6, 0.8],
+                8,
             ),
-            "a seed that is not there": lambda: (
-                {
-                    "copy": numbered(71.0, 60.5, 66.2, 69.9),
-                    "copy-routing-twin": numbered(59.8, 58.1, 57.0, first=1),
-                },
-                {"copy": numbered(50.2, 57.3, 52.4), "copy-routing-twin": numbered(49.9, 50.1, 51.1)},
-            ),
+            "4 classes, all above": lambda: ([0.55, 0.7, 0.8, 0.9], [0.3, 0.4, 0.6, 0.75], 4),
         },
-        also_right=(by_scipy,),
+        also_right=(from_counts,),
         wrong={
-            "nothing paired": Wrong(nothing_paired),
-            "worlds paired": Wrong(worlds_paired),
-            "1.96": Wrong(normals_interval),
-            "spread of a seed": Wrong(spread_for_error),
-            "divided by n": Wrong(divided_by_n),
-            "turned": Wrong(turned),
+            "clipped": Wrong(clipped),
+            "one axis": Wrong(one_axis),
+            "not rescaled": Wrong(not_rescaled),
+            "C - 1": Wrong(
+                lambda ordinary, shifted, classes: chance_corrected(ordinary, shifted, classes - 1),
+                "You took 1 / (C - 1) for chance. Guessing among C classes is right 1/C of the time.",
+            ),
+            "not corrected": Wrong(as_they_are),
         },
-        see="What do features add to maps?",
-        rtol=1e-6,
+        see="Worse than what?",
     ),
     Exercise(
         "9.3",
-        "When may two corners be compared?",
+        "Which layer lost the way?",
         stars=2,
         minutes=20,
-        subject="tuning",
-        right=advantage,
+        subject="interventions",
+        right=repaired,
         cases={
-            "equal searches": searched,
-            "one searched less": lambda: (searched()[0], all_but(searched()[1], 5e-4)),
-            "best at the end": lambda: tuple(all_but(runs, 4e-3) for runs in searched()),
-            "one recipe for all": lambda: tuple(all_but(runs, *RATES[1:]) for runs in searched()),
+            "other images": lambda: (vit(4), normal(3, 3, 16, 16), normal(3, 3, 16, 16, seed=1)),
+            "a noisy image": lambda: (
+                vit(5),
+                normal(2, 3, 16, 16, seed=2),
+                normal(2, 3, 16, 16, seed=2) + 0.5 * normal(2, 3, 16, 16, seed=3),
+            ),
         },
-        also_right=(by_tensors,),
+        also_right=(repaired_by_hand,),
         wrong={
-            "by test images": Wrong(by_test_images),
-            "by the best seed": Wrong(by_the_best_seed),
-            "at one rate": Wrong(at_one_rate),
-            "ends not looked at": Wrong(without_a_look_at_the_ends),
-            "unequal searches": Wrong(unequal_searches),
-            "ends by place": Wrong(ends_by_place),
+            "others made anew": Wrong(others_anew),
+            "one after the other": Wrong(one_more),
+            "all but one": Wrong(all_but_one),
+            "clean contents": Wrong(clean_contents),
+            "mean map": Wrong(mean_maps),
         },
+        see="Wrong place, or misread?",
+        view=list,
+    ),
+    Exercise(
+        "9.4",
+        "Every model outside its own pool",
+        stars=3,
+        minutes=25,
+        subject="effective robustness",
+        right=left_out,
+        cases={
+            "seven students": lambda: (
+                [0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95],
+                [0.3, 0.42, 0.5, 0.52, 0.66, 0.7, 0.86],
+            ),
+            "one far from the others": lambda: ([0.5, 0.62, 0.71, 0.8, 0.97], [0.22, 0.35, 0.4, 0.55, 0.7]),
+        },
+        also_right=(by_leverage,),
+        wrong={
+            "itself in the pool": Wrong(itself_in_pool),
+            "raw accuracies": Wrong(raw_accuracies),
+            "left in logits": Wrong(left_in_logits),
+            "axes exchanged": Wrong(axes_exchanged),
+            "shares": Wrong(
+                lambda ordinary, shifted: [points / 100 for points in left_out(ordinary, shifted)],
+                "These are shares, from 0 to 1. The task asks for points: 100 times as much.",
+            ),
+            "sign": Wrong(
+                lambda ordinary, shifted: [-points for points in left_out(ordinary, shifted)],
+                "The sign is turned round: above the line is more robust, so it is found less expected.",
+            ),
+        },
+        see="Worse than what?",
+        view=lambda result: torch.as_tensor(result, dtype=torch.float64),
     ),
 )

@@ -1,504 +1,263 @@
-"""Exercises of chapter 10, Same features, same mistakes?"""
+"""Exercises of chapter 10, When it fails, when to use it."""
 
 from collections.abc import Callable
-from itertools import permutations
-from math import ceil, floor
+from math import exp, inf, log, sqrt
+from statistics import pstdev, stdev
 
-import torch
-from scipy.optimize import linear_sum_assignment
-from torch import Tensor
+import numpy as np
+from scipy import stats
 
-from atbook.exercises.inputs import maps, normal
 from atbook.exercises.judging import Exercise, Wrong
-from atlib.analysis import MinibatchCKA, StreamingDivergence, jensen_shannon
-
-Hsic = Callable[[Tensor, Tensor], Tensor]
+from atfamily.measures import accounting
 
 # --- 10.1 ---
 
-
-def without_diagonal(K: Tensor) -> Tensor:
-    """Similarities of different images only."""
-    return K - K.diag().diag()
+Costs = dict[str, int]
 
 
-def hsic_1(K: Tensor, L: Tensor) -> Tensor:
-    """The unbiased HSIC₁ of two tables of similarities."""
-    return from_tables(without_diagonal(K), without_diagonal(L))
+def product(rows: int, inner: int, columns: int) -> int:
+    """Multiplications and additions of a matrix product."""
+    return 2 * rows * inner * columns
 
 
-def from_tables(K: Tensor, L: Tensor, factor: float = 2.0) -> Tensor:
-    """The formula of HSIC₁, with `factor` in its last term."""
-    n, k, l = len(K), K.sum(1), L.sum(1)
-    sums = (K * L).sum() + k.sum() * l.sum() / ((n - 1) * (n - 2)) - factor / (n - 2) * (k @ l)
-    return sums / (n * (n - 3))
+def _block(N: int, D: int) -> int:
+    """A block: four projections, two products of attention, and an MLP."""
+    return 4 * product(N, D, D) + 2 * product(N, D, N) + 2 * product(N, D, 4 * D)
 
 
-def ratio(x: Tensor, y: Tensor, hsic: Hsic) -> Tensor:
-    """CKA from a HSIC."""
-    K, L = x @ x.T, y @ y.T
-    return hsic(K, L) / (hsic(K, K) * hsic(L, L)).sqrt()
+def _scores(N: int, D: int) -> int:
+    """q, k, and their product."""
+    return 2 * product(N, D, D) + product(N, D, N)
 
 
-def unbiased_cka(x: Tensor, y: Tensor) -> Tensor:
-    """CKA from HSIC₁."""
-    return ratio(x, y, hsic_1)
+def at_inference(N: int, L: int, D: int, teacher_D: int) -> Costs:
+    """What the blocks of a distilled and of a copying student take an image."""
+    teacher = (L - 1) * _block(N, teacher_D) + _scores(N, teacher_D)
+    return {"distill": L * _block(N, D), "copy": teacher + L * (_block(N, D) - _scores(N, D))}
 
 
-def by_atlib(x: Tensor, y: Tensor) -> float:
-    """The same, by atlib."""
-    cka = MinibatchCKA()
-    cka.update(x, y)
-    return cka.value()
+def by_accounting(N: int, L: int, D: int, teacher_D: int) -> Costs:
+    """The same with atlib's count."""
+    own, teacher = (accounting.Shape(N, 0, L, width, 4 * width, 0, 0) for width in (D, teacher_D))
+    return {"distill": accounting.plain(own), "copy": accounting.copy_inference(own, L, teacher)}
 
 
-def from_four_images(x: Tensor, y: Tensor) -> Tensor:
-    """The same, from its meaning: the mean over all choices of four different images."""
-    i, j, q, r = torch.tensor(list(permutations(range(len(x)), 4))).T
-
-    def hsic(K: Tensor, L: Tensor) -> Tensor:
-        return (K[i, j] * (L[i, j] + L[q, r] - 2 * L[i, q])).mean()
-
-    return ratio(x, y, hsic)
+def without_teacher(N: int, L: int, D: int, teacher_D: int) -> Costs:
+    """Copy's teacher is missing. The maps of a new image are the teacher's maps of that image: it runs for
+    every one, at inference too."""
+    return at_inference(N, L, D, teacher_D) | {"copy": L * (_block(N, D) - _scores(N, D))}
 
 
-def centred(K: Tensor) -> Tensor:
-    """Rows and columns of mean 0."""
-    return K - K.mean(0) - K.mean(1, keepdim=True) + K.mean()
+def teacher_to_the_end(N: int, L: int, D: int, teacher_D: int) -> Costs:
+    """The teacher ran to its end. Nobody reads what comes after the map of its last layer: stop it there."""
+    student = L * (_block(N, D) - _scores(N, D))
+    return at_inference(N, L, D, teacher_D) | {"copy": L * _block(N, teacher_D) + student}
 
 
-def biased(K: Tensor, L: Tensor) -> Tensor:
-    """Wrong: the chapter's HSIC."""
-    return (centred(K) * centred(L)).sum()
+def student_keeps_scores(N: int, L: int, D: int, teacher_D: int) -> Costs:
+    """The copying student still makes its own queries, keys and scores, which its map, the teacher's, does
+    not need. Take them away."""
+    teacher = (L - 1) * _block(N, teacher_D) + _scores(N, teacher_D)
+    return at_inference(N, L, D, teacher_D) | {"copy": teacher + L * _block(N, D)}
 
 
-def centred_without_diagonal(K: Tensor, L: Tensor) -> Tensor:
-    """Wrong: the chapter's HSIC of tables with an empty diagonal."""
-    return biased(without_diagonal(K), without_diagonal(L))
+def distill_with_teacher(N: int, L: int, D: int, teacher_D: int) -> Costs:
+    """Distill has a teacher in your count. It has one in training only: at inference the student makes its
+    own maps."""
+    costs = at_inference(N, L, D, teacher_D)
+    return costs | {"distill": costs["distill"] + (L - 1) * _block(N, teacher_D) + _scores(N, teacher_D)}
 
 
-def one_in_place_of_two(K: Tensor, L: Tensor) -> Tensor:
-    """Wrong: the last term once."""
-    return from_tables(without_diagonal(K), without_diagonal(L), factor=1.0)
+def one_for_both(N: int, L: int, D: int, teacher_D: int) -> Costs:
+    """Your numbers are half of the right ones. Multiplications and additions are counted apart: a product of
+    (n, m) by (m, k) has 2 n m k."""
+    return {name: cost // 2 for name, cost in at_inference(N, L, D, teacher_D).items()}
 
 
-def entry_by_entry(K: Tensor, L: Tensor) -> Tensor:
-    """Wrong: 1ᵀ K L 1 is taken for the sum of the products of entries."""
-    n, K, L = len(K), without_diagonal(K), without_diagonal(L)
-    product = (K * L).sum()
-    return product + K.sum() * L.sum() / ((n - 1) * (n - 2)) - 2 / (n - 2) * product
-
-
-def alike(rows: int, p: int, q: int, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Features of the same images that share a part, with means other than 0."""
-    x, y = normal(rows, p, seed=seed) + 1, normal(rows, q, seed=seed + 1) - 0.5
-    shared = min(p, q) // 2 + 1
-    y[:, :shared] += 1.5 * x[:, :shared]
-    return x, y
+def teacher_as_narrow(N: int, L: int, D: int, teacher_D: int) -> Costs:
+    """The teacher is counted with the student's width. Its own is `teacher_D`, and the cost of its
+    projections grows with the square of it."""
+    return at_inference(N, L, D, D)
 
 
 # --- 10.2 ---
 
-
-def cka_from_batches(xs: list[Tensor], ys: list[Tensor], hsic: Hsic) -> Tensor:
-    """Three HSICs, means over images, then one ratio."""
-    xy = xx = yy = 0
-    for n, (K, L) in tables(xs, ys):
-        xy, xx, yy = xy + n * hsic(K, L), xx + n * hsic(K, K), yy + n * hsic(L, L)
-    return xy / (xx * yy).sqrt()
+Critical = dict[int, float]
 
 
-def tables(xs: list[Tensor], ys: list[Tensor]) -> list[tuple[int, tuple[Tensor, Tensor]]]:
-    """For every batch, the number of its images and the similarities in x and in y."""
-    return [(len(x), (x @ x.T, y @ y.T)) for x, y in zip(xs, ys)]
+def _fewest(reach: Callable[[int], float], difference: float, most: int) -> int:
+    return next((S for S in range(2, most + 1) if reach(S) < difference), most)
 
 
-def batches_by_atlib(xs: list[Tensor], ys: list[Tensor], hsic: Hsic) -> float:
-    """The same, by atlib."""
-    cka = MinibatchCKA()
-    for x, y in zip(xs, ys):
-        cka.update(x, y)
-    return cka.value()
+def seeds_needed(pilot: list[float], difference: float, t: Critical) -> int:
+    """The fewest seeds whose interval is narrower than the difference."""
+    return _fewest(lambda S: t[S - 1] * stdev(pilot) / sqrt(S), difference, max(t))
 
 
-def mean_of_ratios(xs: list[Tensor], ys: list[Tensor], hsic: Hsic) -> Tensor:
-    """You averaged the batches' CKAs. Each HSIC is unbiased, a ratio of them is not: average the three of
-    them, then divide once."""
-    return sum(len(x) * ratio(x, y, hsic) for x, y in zip(xs, ys)) / sum(map(len, xs))
+def in_a_loop(pilot: list[float], difference: float, t: Critical) -> int:
+    """The same with numpy."""
+    S, spread = 2, np.std(pilot, ddof=1)
+    while t[S - 1] * spread * S**-0.5 >= difference:
+        S += 1
+    return S
 
 
-def batches_alike(xs: list[Tensor], ys: list[Tensor], hsic: Hsic) -> Tensor:
-    """Every batch counts alike, so an image of the small last batch counts more than others. Weigh each batch
-    by its images."""
-    hsics = [(hsic(K, L), hsic(K, K), hsic(L, L)) for _, (K, L) in tables(xs, ys)]
-    xy, xx, yy = (torch.stack(values).sum() for values in zip(*hsics))
-    return xy / (xx * yy).sqrt()
+def with_the_normals(pilot: list[float], difference: float, t: Critical) -> int:
+    """You took 1.96, the normal distribution's value. The spread is estimated from these few seeds too, so
+    take `t[S - 1]`, which is larger."""
+    return _fewest(lambda S: 1.96 * stdev(pilot) / sqrt(S), difference, max(t))
 
 
-def root_in_a_batch(xs: list[Tensor], ys: list[Tensor], hsic: Hsic) -> Tensor:
-    """The root was taken batch by batch. The mean of roots is not the root of means: add up HSIC(K, K) and
-    HSIC(L, L) first."""
-    terms = [(n * hsic(K, L), n * (hsic(K, K) * hsic(L, L)).sqrt()) for n, (K, L) in tables(xs, ys)]
-    above, below = map(sum, zip(*terms))
-    return above / below
+def of_the_pilots_size(pilot: list[float], difference: float, t: Critical) -> int:
+    """You took the critical value of the pilot's number of seeds. It is that of the study you plan, with
+    S - 1 degrees of freedom for S seeds."""
+    return _fewest(lambda S: t[len(pilot) - 1] * stdev(pilot) / sqrt(S), difference, max(t))
 
 
-def put_together(xs: list[Tensor], ys: list[Tensor], hsic: Hsic) -> Tensor:
-    """You put all images into one table. That is a good estimate, too, but its table grows with the square of
-    the images, which is what batches are to avoid."""
-    return ratio(torch.cat(xs), torch.cat(ys), hsic)
+def without_root(pilot: list[float], difference: float, t: Critical) -> int:
+    """You divided by S. The standard error of a mean is the spread divided by the root of S."""
+    return _fewest(lambda S: t[S - 1] * stdev(pilot) / S, difference, max(t))
 
 
-def in_batches(p: int, q: int, *sizes: int, seed: int = 0) -> tuple[list[Tensor], list[Tensor], Hsic]:
-    """Batches of these sizes, and the HSIC to use."""
-    xs, ys = zip(*(alike(n, p, q, seed + 10 * i) for i, n in enumerate(sizes)))
-    return list(xs), list(ys), hsic_1
+def of_a_population(pilot: list[float], difference: float, t: Critical) -> int:
+    """The spread was divided by the number of seeds. It is a sample's: divide the squares by that number less
+    one."""
+    return _fewest(lambda S: t[S - 1] * pstdev(pilot) / sqrt(S), difference, max(t))
+
+
+def whole_width(pilot: list[float], difference: float, t: Critical) -> int:
+    """You asked for an interval whose whole width is below the difference. It is enough that it does not
+    reach from the difference to zero: half of the width."""
+    return _fewest(lambda S: 2 * t[S - 1] * stdev(pilot) / sqrt(S), difference, max(t))
+
+
+def of_one_run(pilot: list[float], difference: float, t: Critical) -> int:
+    """You compared the spread of single seeds with the difference. What is compared is the mean of S seeds:
+    divide by the root of S."""
+    return _fewest(lambda S: t[S - 1] * stdev(pilot), difference, max(t))
+
+
+def critical(most: int) -> Critical:
+    """{degrees of freedom: critical value of a two-sided t test at 5 %}."""
+    return {degrees: float(stats.t.ppf(0.975, degrees)) for degrees in range(1, most + 1)}
 
 
 # --- 10.3 ---
 
-Pairs = dict[str, float | list[int]]
+
+def labels_worth(labels: list[int], scratch: list[float], accuracy: float) -> float:
+    """How many labels the curve of scratch needs for that accuracy."""
+    if accuracy > scratch[-1]:
+        return inf
+    return float(np.exp(np.interp(accuracy, scratch, np.log(labels))))
 
 
-def divergences(a: Tensor, b: Tensor) -> Tensor:
-    """The divergence of every head of a from every head of b, mean over images and queries: (H, H)."""
-    return torch.stack([jensen_shannon(p[:, None].expand_as(b), b).mean((0, 2)) for p in a.unbind(1)])
+def by_segments(labels: list[int], scratch: list[float], accuracy: float) -> float:
+    """The same, segment by segment."""
+    if accuracy <= scratch[0]:
+        return float(labels[0])
+    for i in range(1, len(labels)):
+        if accuracy <= scratch[i]:
+            share = (accuracy - scratch[i - 1]) / (scratch[i] - scratch[i - 1])
+            return exp((1 - share) * log(labels[i - 1]) + share * log(labels[i]))
+    return inf
 
 
-def assigned(cost: Tensor, largest: bool = False) -> Pairs:
-    """Heads paired one to one, so that the sum of the costs is least."""
-    heads, partners = linear_sum_assignment(cost.numpy(), maximize=largest)
-    return {"divergence": cost[heads, partners].mean().item(), "partner": partners.tolist()}
+def on_a_plain_axis(labels: list[int], scratch: list[float], accuracy: float) -> float:
+    """You interpolated on a plain axis of labels. Accuracy grows with the logarithm of their number: draw the
+    straight line there."""
+    return inf if accuracy > scratch[-1] else float(np.interp(accuracy, scratch, labels))
 
 
-def pair_heads(a: Tensor, b: Tensor) -> Pairs:
-    """The mean divergence of heads paired one to one, and b's head for each of a's."""
-    return assigned(divergences(a, b))
+def never_infinite(labels: list[int], scratch: list[float], accuracy: float) -> float:
+    """An accuracy above the whole curve gets the last number of labels. Nothing was measured beyond it:
+    return infinity."""
+    return float(np.exp(np.interp(accuracy, scratch, np.log(labels))))
 
 
-def by_trying_all(a: Tensor, b: Tensor) -> Pairs:
-    """The same: all pairings are tried, on a divergence of two Kullback-Leibler terms."""
-    middle = (a[:, :, None] + b[:, None]) / 2
-    to_middle = [(p * (p / middle).log()).sum(-1) for p in (a[:, :, None], b[:, None])]
-    cost = (sum(to_middle) / 2).mean((0, 3))
-    ways = torch.tensor(list(permutations(range(len(cost)))))
-    means = cost[torch.arange(len(cost)), ways].mean(1)
-    return {"divergence": means.min().item(), "partner": ways[means.argmin()].tolist()}
+def next_point(labels: list[int], scratch: list[float], accuracy: float) -> float:
+    """You took the first measured point that reaches the accuracy. Between two points, interpolate."""
+    return next((float(n) for n, other in zip(labels, scratch) if other >= accuracy), inf)
 
 
-def by_streaming(a: Tensor, b: Tensor) -> Pairs:
-    """The same, with atlib's table of divergences."""
-    stream = StreamingDivergence()
-    stream.update(a, b)
-    return {"divergence": stream.value("bipartite"), "partner": assigned(stream.matrix())["partner"]}
-
-
-def each_the_nearest(a: Tensor, b: Tensor) -> Pairs:
-    """Two heads got the same partner: the smallest number of each row is no pairing. One to one is an
-    assignment problem, scipy.optimize.linear_sum_assignment."""
-    cost = divergences(a, b)
-    return {"divergence": cost.amin(1).mean().item(), "partner": cost.argmin(1).tolist()}
-
-
-def one_after_the_other(a: Tensor, b: Tensor) -> Pairs:
-    """Head 0 chose first and the others took what was left. What is best for one may cost another more: look
-    for the least *sum*, scipy.optimize.linear_sum_assignment."""
-    cost, partners = divergences(a, b), []
-    for row in cost:
-        left = row.clone()
-        left[partners] = torch.inf
-        partners.append(left.argmin().item())
-    return {"divergence": cost[range(len(cost)), partners].mean().item(), "partner": partners}
-
-
-def turned_round(a: Tensor, b: Tensor) -> Pairs:
-    """The mean is right, but the list is turned round: the task asks for the head of b for each head of a."""
-    paired = pair_heads(a, b)
-    return paired | {"partner": torch.tensor(paired["partner"]).argsort().tolist()}
-
-
-def averaged_first(a: Tensor, b: Tensor) -> Pairs:
-    """Maps were averaged over images and queries before they were compared, and two heads that look elsewhere
-    in every image may have the same mean. Compare row by row, then average."""
-    p, q = a.mean((0, 2)), b.mean((0, 2))
-    return assigned(torch.stack([jensen_shannon(row.expand_as(q), q) for row in p]))
-
-
-def distances(a: Tensor, b: Tensor) -> Pairs:
-    """You took the Jensen-Shannon *distance*, the root of the divergence, as
-    scipy.spatial.distance.jensenshannon does. Square it before you average."""
-    return assigned(
-        torch.stack([jensen_shannon(p[:, None].expand_as(b), b).sqrt().mean((0, 2)) for p in a.unbind(1)])
-    )
-
-
-def one_sided(a: Tensor, b: Tensor) -> Pairs:
-    """That is the Kullback-Leibler divergence of a's rows from b's, which depends on the order of the two.
-    Jensen-Shannon compares both with their mean."""
-    p = a[:, :, None]
-    return assigned((p * (p / b[:, None]).log()).sum(-1).mean((0, 3)))
-
-
-def other_order(heads: int, order: list[int], seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Maps of a, and maps like them with heads in a different order."""
-    a = maps(3, heads, 6, 6, seed=seed)
-    return a, (0.7 * a + 0.3 * maps(3, heads, 6, 6, seed=seed + 1))[:, order]
-
-
-def rivals() -> tuple[Tensor, Tensor]:
-    """Two heads of a are nearest to b's head 0, and the second of them is near to no other."""
-    a = maps(3, 3, 6, 6, seed=5)
-    b = torch.stack([0.7 * a[:, 0] + 0.3 * a[:, 1], a[:, 2], 0.5 * a[:, 0] + 0.5 * a[:, 2]], 1)
-    return a, b
-
-
-# --- 10.4 ---
-
-Echo = dict[str, float]
-
-
-def half_an_echo(accuracy: float, copied: float, classes: int) -> Echo:
-    """Accuracy, disagreement and its place for a model that echoes another one on a share of images."""
-    b = copied * accuracy + (1 - copied) / classes
-    return placed(accuracy, b, (1 - copied) * (1 - 1 / classes), classes)
-
-
-def placed(a: float, b: float, different: float, classes: int) -> Echo:
-    """A disagreement between nested and independent mistakes."""
-    least = a - b
-    independent = 1 - a * b - (1 - a) * (1 - b) / (classes - 1)
-    return {"accuracy": b, "different": different, "place": (different - least) / (independent - least)}
-
-
-def echo_by_cases(accuracy: float, copied: float, classes: int) -> Echo:
-    """The same, from all that can happen: class 0 is right, each model names one of them."""
-    wrong = (1 - accuracy) / (classes - 1)
-    first = torch.tensor([accuracy] + (classes - 1) * [wrong], dtype=torch.float64)
-    both = copied * first.diag() + (1 - copied) * first[:, None] / classes  # (first's class, echo's)
-    second = both.sum(0)
-    different, independent = (1 - chances.trace() for chances in (both, first[:, None] * second))
-    least = first[0] - second[0]
-    place = (different - least) / (independent - least)
-    return {"accuracy": second[0].item(), "different": different.item(), "place": place.item()}
-
-
-def guesses_never_right(accuracy: float, copied: float, classes: int) -> Echo:
-    """You took every guess for a mistake. One of C guesses is right by luck: b is right on (1 - copied)/C of
-    the images without knowing why."""
-    return placed(accuracy, copied * accuracy, (1 - copied) * (1 - 1 / classes), classes)
-
-
-def guesses_always_differ(accuracy: float, copied: float, classes: int) -> Echo:
-    """You let every guess differ from a's answer. Whatever a says, one of C guesses says the same."""
-    b = copied * accuracy + (1 - copied) / classes
-    return placed(accuracy, b, 1 - copied, classes)
-
-
-def never_wrong_alike(accuracy: float, copied: float, classes: int) -> Echo:
-    """Your independent models agree only where both are right. Two mistakes agree as well, one time in C -
-    1."""
-    echo = half_an_echo(accuracy, copied, classes)
-    a, b = accuracy, echo["accuracy"]
-    return echo | {"place": (echo["different"] - (a - b)) / (1 - a * b - (a - b))}
-
-
-def from_no_disagreement(accuracy: float, copied: float, classes: int) -> Echo:
-    """Your scale begins at no disagreement. Models of unequal accuracy *must* differ on a - b of the images:
-    nested, 0, is there."""
-    echo = half_an_echo(accuracy, copied, classes)
-    a, b = accuracy, echo["accuracy"]
-    return echo | {"place": echo["different"] / (1 - a * b - (1 - a) * (1 - b) / (classes - 1))}
-
-
-def share_for_place(accuracy: float, copied: float, classes: int) -> Echo:
-    """You took the share that is not copied for the place. Guesses make b less accurate, and most of the
-    disagreement is due to that alone."""
-    return half_an_echo(accuracy, copied, classes) | {"place": 1 - copied}
-
-
-# --- 10.5 ---
-
-
-def images_needed(accuracy_a: float, accuracy_b: float, changed: float, z: float) -> int:
-    """The number of images at which the gain is z standard errors, when both models see the same images."""
-    gain = accuracy_a - accuracy_b
-    return ceil(z**2 * (changed - gain**2) / gain**2)
-
-
-def by_counting_up(accuracy_a: float, accuracy_b: float, changed: float, z: float) -> int:
-    """The same: the spread of +1, 0 and -1, and the first number that is enough."""
-    gain = abs(accuracy_a - accuracy_b)
-    chances = {1: (changed + gain) / 2, 0: 1 - changed, -1: (changed - gain) / 2}
-    spread = sum(chance * (value - gain) ** 2 for value, chance in chances.items())
-    images = 1
-    while gain < z * (spread / images) ** 0.5:
-        images += 1
-    return images
-
-
-def not_paired(accuracy_a: float, accuracy_b: float, changed: float, z: float) -> int:
-    """You treated the two accuracies as measured on different images. On the same ones an image that both
-    know, or neither, says nothing: the variance is changed - gain²."""
-    spread = accuracy_a * (1 - accuracy_a) + accuracy_b * (1 - accuracy_b)
-    return ceil(z**2 * spread / (accuracy_a - accuracy_b) ** 2)
-
-
-def rounded_down(accuracy_a: float, accuracy_b: float, changed: float, z: float) -> int:
-    """Rounded down, n is an image too small: the gain falls just short of z errors. Round up."""
-    gain = accuracy_a - accuracy_b
-    return floor(z**2 * (changed - gain**2) / gain**2)
-
-
-def z_not_squared(accuracy_a: float, accuracy_b: float, changed: float, z: float) -> int:
-    """z has to be squared: the standard error falls with the root of n."""
-    gain = accuracy_a - accuracy_b
-    return ceil(z * (changed - gain**2) / gain**2)
-
-
-def gain_not_squared(accuracy_a: float, accuracy_b: float, changed: float, z: float) -> int:
-    """A variance is the mean of squares minus the *square* of the mean: changed - gain²."""
-    gain = abs(accuracy_a - accuracy_b)
-    return ceil(z**2 * (changed - gain) / gain**2)
-
-
-def one_model_alone(accuracy_a: float, accuracy_b: float, changed: float, z: float) -> int:
-    """That is the spread of one model's accuracy, a (1 - a). The task asks for the spread of the
-    *difference*, which is 0 wherever both are right or both are wrong."""
-    return ceil(z**2 * accuracy_a * (1 - accuracy_a) / (accuracy_a - accuracy_b) ** 2)
+def extrapolated(labels: list[int], scratch: list[float], accuracy: float) -> float:
+    """You went on beyond the last point, along the last segment. A curve that bends may never get there:
+    return infinity."""
+    if accuracy <= scratch[-1]:
+        return labels_worth(labels, scratch, accuracy)
+    slope = (log(labels[-1]) - log(labels[-2])) / (scratch[-1] - scratch[-2])
+    return exp(log(labels[-1]) + slope * (accuracy - scratch[-1]))
 
 
 EXERCISES = (
     Exercise(
         "10.1",
-        "CKA of a few images",
-        stars=3,
-        minutes=25,
-        subject="features",
-        right=unbiased_cka,
+        "What an image costs",
+        stars=2,
+        minutes=20,
+        subject="costs",
+        right=at_inference,
         cases={
-            "12 images": lambda: alike(12, 3, 4),
-            "6 images, 20 features": lambda: alike(6, 20, 15, seed=4),
+            "a student as wide as its teacher": lambda: (17, 4, 64, 64),
+            "a student of a quarter of the width": lambda: (17, 12, 96, 384),
         },
-        also_right=(by_atlib, from_four_images),
+        also_right=(by_accounting,),
         wrong={
-            "the biased one": Wrong(
-                lambda x, y: ratio(x, y, biased),
-                "That is the chapter's HSIC, centred and biased: an image's likeness to itself, large in"
-                " every model, makes any two models alike. In HSIC₁ it occurs nowhere.",
-            ),
-            "diagonal kept": Wrong(
-                lambda x, y: ratio(x, y, from_tables),
-                "The formula is right, and the diagonals are still there. Set them to 0 in both tables before"
-                " anything is summed.",
-            ),
-            "centred": Wrong(
-                lambda x, y: ratio(x, y, centred_without_diagonal),
-                "You emptied the diagonals and then centred with H, which fills them again. The last two"
-                " terms of HSIC₁ do the centring.",
-            ),
-            "one in place of two": Wrong(
-                lambda x, y: ratio(x, y, one_in_place_of_two),
-                "The last term has the factor 2/(n - 2): rows of K and rows of L are both centred.",
-            ),
-            "entry by entry": Wrong(
-                lambda x, y: ratio(x, y, entry_by_entry),
-                "1ᵀK̃L̃1 is a matrix product: the row sums of one times the row sums of the other, not"
-                " the sum over products of entries, which is the trace.",
-            ),
-            "without a root": Wrong(
-                lambda x, y: hsic_1(x @ x.T, y @ y.T) / (hsic_1(x @ x.T, x @ x.T) * hsic_1(y @ y.T, y @ y.T)),
-                "The root is missing in the denominator, so that the scale of the features counts.",
-            ),
+            "no teacher": Wrong(without_teacher),
+            "teacher to the end": Wrong(teacher_to_the_end),
+            "student's own scores": Wrong(student_keeps_scores),
+            "teacher of a distilled student": Wrong(distill_with_teacher),
+            "multiply-adds": Wrong(one_for_both),
+            "the teacher's width": Wrong(teacher_as_narrow),
         },
-        see='What "the same features" should mean',
+        see="What does it cost?",
     ),
     Exercise(
         "10.2",
-        "CKA from batches",
+        "How many seeds?",
         stars=2,
         minutes=15,
-        subject="features",
-        right=cka_from_batches,
+        subject="seeds",
+        right=seeds_needed,
         cases={
-            "batches of 10, 9 and 6": lambda: in_batches(4, 5, 10, 9, 6),
-            "batches of 14 and 6": lambda: in_batches(3, 3, 14, 6, seed=50),
+            "three seeds that differ by a point or two": lambda: ([1.0, 2.5, 4.0], 1.25, critical(60)),
+            "four seeds, a difference of two points": lambda: ([3.0, -1.0, 2.0, 6.0], 2.0, critical(60)),
+            "two seeds, far apart": lambda: ([0.0, 10.0], 4.0, critical(60)),
         },
-        also_right=(batches_by_atlib,),
+        also_right=(in_a_loop,),
         wrong={
-            "mean of ratios": Wrong(mean_of_ratios),
-            "batches alike": Wrong(batches_alike),
-            "root in a batch": Wrong(root_in_a_batch),
-            "put together": Wrong(put_together),
+            "1.96": Wrong(with_the_normals),
+            "the pilot's degrees of freedom": Wrong(of_the_pilots_size),
+            "no root": Wrong(without_root),
+            "a population's spread": Wrong(of_a_population),
+            "whole width": Wrong(whole_width),
+            "one run": Wrong(of_one_run),
         },
+        see="What is not known?",
     ),
     Exercise(
         "10.3",
-        "Pair eight heads",
-        stars=2,
-        minutes=20,
-        subject="maps",
-        right=pair_heads,
-        cases={
-            "8 heads in another order": lambda: other_order(8, [3, 1, 4, 0, 7, 2, 6, 5]),
-            "two heads want the same partner": rivals,
-        },
-        also_right=(by_trying_all, by_streaming),
-        wrong={
-            "each the nearest": Wrong(each_the_nearest),
-            "one after the other": Wrong(one_after_the_other),
-            "turned round": Wrong(turned_round),
-            "the largest": Wrong(
-                lambda a, b: assigned(divergences(a, b), largest=True),
-                "You found the pairing with the *largest* divergence. A divergence is a cost.",
-            ),
-            "averaged first": Wrong(averaged_first),
-            "the distance": Wrong(distances),
-            "one-sided": Wrong(one_sided),
-        },
-    ),
-    Exercise(
-        "10.4",
-        "Half an echo",
+        "How many labels is a map worth?",
         stars=1,
-        minutes=10,
-        subject="predictions",
-        right=half_an_echo,
-        cases={
-            "half, 8 classes": lambda: (0.96, 0.5, 8),
-            "nine of ten, 5 classes": lambda: (0.7, 0.9, 5),
-            "nothing copied": lambda: (0.8, 0.0, 8),
-        },
-        also_right=(echo_by_cases,),
-        wrong={
-            "guesses never right": Wrong(guesses_never_right),
-            "guesses always differ": Wrong(guesses_always_differ),
-            "never wrong alike": Wrong(never_wrong_alike),
-            "from no disagreement": Wrong(from_no_disagreement),
-            "the share for the place": Wrong(share_for_place),
-        },
-        see="The same mistakes?",
-    ),
-    Exercise(
-        "10.5",
-        "How many test images does half a point need?",
-        stars=2,
         minutes=15,
-        subject="statistics",
-        right=images_needed,
+        subject="labels",
+        right=labels_worth,
         cases={
-            "half a point, 5 % changed": lambda: (0.965, 0.960, 0.05, 1.96),
-            "three points, the second is better": lambda: (0.77, 0.80, 0.15, 2.58),
+            "between two points": lambda: ([250, 1000, 4000], [30.0, 75.0, 90.0], 82.0),
+            "above the curve": lambda: ([250, 1000, 4000, 32_000], [28.0, 76.0, 89.0, 94.0], 94.5),
+            "below the curve": lambda: ([100, 1000], [20.0, 60.0], 15.0),
         },
-        also_right=(by_counting_up,),
+        also_right=(by_segments,),
         wrong={
-            "not paired": Wrong(not_paired),
-            "one model alone": Wrong(one_model_alone),
-            "z once": Wrong(z_not_squared),
-            "gain once": Wrong(gain_not_squared),
-            "rounded down": Wrong(rounded_down),
+            "plain axis": Wrong(on_a_plain_axis),
+            "never infinite": Wrong(never_infinite),
+            "next point": Wrong(next_point),
+            "extrapolated": Wrong(extrapolated),
+            "a multiple": Wrong(
+                lambda labels, scratch, accuracy: labels_worth(labels, scratch, accuracy) / labels[0],
+                "You divided by the first number of labels. The number itself is asked for.",
+            ),
         },
-        see="The same mistakes?",
-        rtol=0,
-        atol=0.5,
+        see="How many labels?",
     ),
 )

@@ -41,7 +41,7 @@ class Wrong(NamedTuple):
 class Exercise:
     """One exercise of a chapter, or a variant of an assignment's task."""
 
-    #: "6.1" is the first of chapter 06, "A1.2b" variant b of the second task of A1.
+    #: "6.1" is the first of chapter 6, "A1.2b" variant b of the second task of A1.
     number: str
     #: What a reader sees beside the number.
     title: str
@@ -124,9 +124,9 @@ def every() -> list[Exercise]:
 
 
 def _pages() -> list[str]:
-    """The files of exercises: of chapters (ch01), of how-tos (h1) and of the family's cards (f1)."""
+    """The files of exercises: of chapters (ch01), pages of depth (d1), how-tos (h1) and cards (f1)."""
     here = Path(__file__).parent
-    kinds = ("ch[0-9][0-9]", "h[0-9]", "f[0-9]", "f[0-9][0-9]")
+    kinds = ("ch[0-9][0-9]", "d[0-9]", "h[0-9]", "f[0-9]", "f[0-9][0-9]")
     return [path.stem for kind in kinds for path in sorted(here.glob(f"{kind}.py"))]
 
 

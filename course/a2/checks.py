@@ -6,7 +6,7 @@ import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
-from atbook.exercises.ch04 import first_tokens, pictures, queries_keys_values
+from atbook.exercises.ch03 import first_tokens, pictures, queries_keys_values
 from atbook.exercises.inputs import normal, vit
 from atbook.exercises.judging import Exercise, Wrong, checker
 from atlib import walk

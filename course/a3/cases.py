@@ -198,7 +198,7 @@ def like_tuned(answer, asked: Asked) -> None:
 
 def points_above(runs: list, pool: list, shift: str, logits: bool) -> np.ndarray:
     """By how many points each run lies above the line through a pool, on axes of per cent or on logit axes,
-    kept away from 0 and 1 as in notebook 12."""
+    kept away from 0 and 1 as in chapter 9."""
 
     def axis(of: list, key: str) -> np.ndarray:
         accuracy = np.array([run.results[key] for run in of])
@@ -221,7 +221,7 @@ def runs_of(method: str, files: Path) -> list:
 
 
 def corrected(student: str, edition: str, files: Path) -> list[list[float]]:
-    """Points of effective robustness of both methods' runs, (methods, seeds), as notebook 12 has them."""
+    """Points of effective robustness of both methods' runs, (methods, seeds), as chapter 9 has them."""
     shift, methods, _ = report_of(student, edition, files)
     pool = able(read_file(files / "shifts-pool.jsonl"))
     return [points_above(runs_of(method, files), pool, shift, logits=True).tolist() for method in methods]

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from atbook.exercises.ch10 import biased, hsic_1
+from atbook.exercises.d3 import biased, hsic_1
 from atbook.exercises.inputs import normal
 from atbook.exercises.judging import Exercise, Wrong, checker
 from atbook.exercises.own import own_seed
@@ -318,7 +318,7 @@ EXERCISES = (
             ),
             "mean of ratios": Wrong(mean_of_ratios(by_images), RATIOS),
             "biased": Wrong(
-                within(hsic=biased), "That is from the chapter's biased HSIC. Take HSIC₁ of exercise 10.1."
+                within(hsic=biased), "That is from the chapter's biased HSIC. Take HSIC₁ of exercise D3.1."
             ),
         },
     ),
@@ -340,7 +340,7 @@ EXERCISES = (
             "mean of ratios": Wrong(mean_of_ratios(by_classes), RATIOS),
             "biased": Wrong(
                 within(by_classes, hsic=biased),
-                "That is from the chapter's biased HSIC. Take HSIC₁ of exercise 10.1.",
+                "That is from the chapter's biased HSIC. Take HSIC₁ of exercise D3.1.",
             ),
         },
     ),

@@ -1,4 +1,4 @@
-"""A chapter's figure in a slide, drawn by the chapter's own cell: `figure("05-what-did-the-maps-bring",
+"""A chapter's figure in a slide, drawn by the chapter's own cell: `figure("04-routing-or-message",
 "fig-two-worlds", worlds=both_worlds())`."""
 
 import ast
@@ -17,17 +17,18 @@ from atbook import plot
 from atbook.exercises import find
 from atbook.records import markdown_table
 
-NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
+ROOT = Path(__file__).parents[2]
 USUAL = {"np": np, "plot": plot, "plt": plt, "torch": torch}  # what chapters import at their beginning
 
 
 def figure(
     chapter: str, name: str, size: tuple[float, float] | None = None, from_start: bool = False, **variables
 ) -> Figure:
-    """The figure that the chapter's cell of that name draws. variables: what its code takes from earlier
-    cells; from_start: whether to run these cells in place of that; size: in inches; a size below the
-    chapter's makes the letters larger. Raises `ValueError` for an unknown name."""
-    cells = [cell for cell in jupytext.read(NOTEBOOKS / f"{chapter}.md").cells if cell.cell_type == "code"]
+    """The figure that the cell of that name draws, in a chapter or another page. variables: what its code
+    takes from earlier cells; from_start: whether to run these cells in place of that; size: in inches; a size
+    below the chapter's makes the letters larger. Raises `ValueError` for an unknown name."""
+    page = next(path for room in ("notebooks", "book") if (path := ROOT / room / f"{chapter}.md").exists())
+    cells = [cell for cell in jupytext.read(page).cells if cell.cell_type == "code"]
     named = {cell.metadata.get("mystnb", {}).get("figure", {}).get("name"): cell for cell in cells}
     if name not in named:
         raise ValueError(f"{chapter} has no figure {name!r}; it has {', '.join(filter(None, named))}")

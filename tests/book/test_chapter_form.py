@@ -1,5 +1,5 @@
-"""How a chapter reads: no cell that the page cuts off, a question first, at most five findings at the end;
-and how a card reads, which has the same five parts as all others."""
+"""How a page reads: no cell that the page cuts off, a question first, few findings at the end; how long the
+ten chapters may be, and how soon each has a result; and how a card reads, in the five parts of all."""
 
 import re
 
@@ -12,8 +12,12 @@ from tools.claims_in_sentences import Passage, problems_of, recorded_verdicts
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.md"))
 CARDS = [path for path in NOTEBOOKS if path.stem.startswith("card-")]
-CHAPTERS = [path for path in NOTEBOOKS if path not in CARDS]
+PAGES = [path for path in NOTEBOOKS if path not in CARDS]
+CHAPTERS = [path for path in PAGES if path.stem[:2].isdecimal()]
 FINDINGS, CELLS, LINES, COLUMNS = 5, 20, 25, 80
+# Of the ten chapters: findings of each, words of its text before the first number that is held to a record,
+# and words (without code) and cells (without those of exercises) of all together.
+FEW_FINDINGS, FIRST_RESULT, MAIN_WORDS, MAIN_CELLS = 4, 400, 30_000, 160
 # Of a card: its parts, its words and cells before the exercises, and the lines of the cell that runs it,
 # without imports.
 PARTS = ["What it changes", "What can be handed over", "Run it", "What we measured", "Source"]
@@ -81,13 +85,32 @@ def test_the_family_page_lists_all_cards_and_says_no_more_than_their_verdicts():
         assert problems_of(said, judged) == []
 
 
+def words(text: str) -> int:
+    return len(re.sub(r"<!--.*?-->", "", text, flags=re.S).split())
+
+
+def test_the_ten_chapters_are_short():
+    assert [chapter.stem[:2] for chapter in CHAPTERS] == [f"{number:02}" for number in range(1, 11)]
+    assert sum(words(prose(chapter)) for chapter in CHAPTERS) <= MAIN_WORDS
+    cells = [cell for chapter in CHAPTERS for cell in jupytext.read(chapter, fmt="md:myst").cells]
+    code = [{*cell.metadata.get("tags", [])} for cell in cells if cell.cell_type == "code"]
+    assert sum(not tags & {"exercise", "solution", "check"} for tags in code) <= MAIN_CELLS
+
+
 @pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda chapter: chapter.stem)
-def test_it_asks_first_and_answers_at_the_end_in_five_findings(chapter):
+def test_a_chapter_has_a_result_early(chapter):
+    text = chapter.read_text(encoding="utf-8").split("\n---\n", 1)[1]
+    before = re.sub(r"^```.*?^```$", "", text.partition("<!-- = ")[0], flags=re.S | re.M)
+    assert words(before) <= FIRST_RESULT
+
+
+@pytest.mark.parametrize("chapter", PAGES, ids=lambda chapter: chapter.stem)
+def test_it_asks_first_and_answers_at_the_end_in_few_findings(chapter):
     _, opening, *_ = prose(chapter).split("\n\n")
     assert re.match(r"\*\*.*\?\*\*", opening, re.S), "it begins with its question, in bold"
     text = prose(chapter)
     assert re.search(r"\*\*You need\*\*", text) and re.search(r"\*\*Time:\*\* \d+ minutes to read", text)
     learned = section(chapter, "What we learned")
     assert "<!-- = " in learned, "what was found, with its number"
-    assert 3 <= len(re.findall(r"^- ", learned, re.M)) <= FINDINGS
+    assert 3 <= len(re.findall(r"^- ", learned, re.M)) <= (FEW_FINDINGS if chapter in CHAPTERS else FINDINGS)
     assert not POINTING.search(learned), "a bullet makes sense without the table above it"

@@ -1,4 +1,4 @@
-"""What notebook 08 writes out, soft, hard and feature distillation, is what atlib computes, on other inputs
+"""What chapter 8 writes out, soft, hard and feature distillation, is what atlib computes, on other inputs
 than the notebook's; and its relabelled teacher is the teacher at other sizes too."""
 
 import pytest

@@ -1,4 +1,4 @@
-"""What notebook 07 writes out by hand is what atlib computes, on other inputs than its own."""
+"""What chapter 7 writes out by hand is what atlib computes, on other inputs than its own."""
 
 import random
 
@@ -13,7 +13,7 @@ from tests.book.test_taught import small_vit as vit
 from tests.book.test_taught import taught
 from tests.helpers import random_maps
 
-NOTEBOOK = "07-q-transfer"
+NOTEBOOK, MORE = "07-q-transfer", "../book/more-on-signals"
 
 
 def test_a_layer_with_given_queries_is_walks():
@@ -55,7 +55,7 @@ def test_divergences_are_atlibs():
     student, teacher = random_maps(3, 4, 6, 6), random_maps(3, 4, 6, 6, seed=1)
     expected, by_heads = jensen_shannon(student, teacher), StreamingDivergence()
     by_heads.update(student, teacher)
-    by_hand = taught(NOTEBOOK)
+    by_hand = taught(MORE)
     assert torch.allclose(by_hand.jensen_shannon(student, teacher), expected, rtol=0, atol=1e-12)
     assert torch.allclose(by_hand.head_divergences(student, teacher), by_heads.matrix(), rtol=0, atol=1e-12)
     for other in torch.eye(2):  # zeros add nothing
@@ -67,7 +67,7 @@ def test_matched_finds_the_order_that_was_hidden_and_nothing_smaller_exists():
     order = [2, 0, 3, 1]
     table = torch.rand(4, 4) + 1
     table[range(4), order] = torch.rand(4)
-    smallest, matching = taught(NOTEBOOK).matched(table)
+    smallest, matching = taught(MORE).matched(table)
     assert list(matching) == order
     assert smallest == pytest.approx(table[range(4), order].mean().item(), rel=1e-5)
     random.seed(9)

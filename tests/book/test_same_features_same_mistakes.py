@@ -1,4 +1,4 @@
-"""What notebook 10 writes out by hand, linear CKA in two forms, features within classes, disagreement and the
+"""What page D3 writes out by hand, linear CKA in two forms, features within classes, disagreement and the
 mean of two opinions, is what atlib computes, and what loops give."""
 
 import pytest
@@ -9,7 +9,7 @@ from atlib.analysis import linear_cka
 from tests.book.test_taught import taught
 from tests.helpers import random_images
 
-NAME = "10-same-features-same-mistakes"
+NAME = "same-features-same-mistakes"
 
 
 def features(rows: int, columns: int, seed: int) -> torch.Tensor:

@@ -48,7 +48,7 @@ def test_taught_cells_stand_on_their_own(name):
     assert any(callable(value) for value in vars(taught(name)).values())
 
 
-# 01-attention
+# attention-refreshed
 
 
 @pytest.mark.parametrize("width, heads", [(48, 3), (40, 1), (64, 8)])
@@ -57,14 +57,14 @@ def test_multi_head_attention_is_timms(width, heads):
     layer = Attention(width, num_heads=heads, qkv_bias=True).eval()
     x = torch.randn(29, width)
     with torch.no_grad():
-        output, maps = taught("01-attention").multi_head_attention(
+        output, maps = taught("attention-refreshed").multi_head_attention(
             x, layer.qkv.weight, layer.qkv.bias, layer.proj.weight, layer.proj.bias, heads
         )
         assert torch.allclose(output, layer(x[None])[0], atol=1e-5)
     assert maps.shape == (heads, 29, 29)
 
 
-# 02-two-worlds
+# training-loop
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_multi_head_attention_is_timms(width, heads):
     [Recipe(steps=37), Recipe(steps=20, warmup=0.0), Recipe(steps=50, warmup=0.3, lr=3e-3, min_lr=1e-3)],
 )
 def test_lr_factor_is_the_schedule(recipe):
-    factors = [taught("02-two-worlds").lr_factor(step, recipe) for step in range(recipe.steps)]
+    factors = [taught("training-loop").lr_factor(step, recipe) for step in range(recipe.steps)]
     assert factors == pytest.approx([schedule(step, recipe) for step in range(recipe.steps)])
 
 
@@ -84,7 +84,7 @@ def test_train_by_hand_is_train(changes):
     recipe = replace(Recipe(steps=9, batch_size=16), **changes)
     images = glyph_images(glyphs.generate("train", 50, seed=5))
     by_hand, by_atlib = (small_vit(11, depth=2, reg_tokens=1, num_classes=8) for _ in range(2))
-    taught("02-two-worlds").train_by_hand(by_hand, images, recipe, seed=7)
+    taught("training-loop").train_by_hand(by_hand, images, recipe, seed=7)
     train(by_atlib, images, recipe, seed=7, progress=None, cpu=True)
     for (name, ours), theirs in zip(by_hand.named_parameters(), by_atlib.parameters()):
         assert torch.allclose(ours, theirs, atol=1e-5), name

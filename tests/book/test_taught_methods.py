@@ -27,7 +27,7 @@ def test_layer_decay_is_timms():
 def test_copy_forward_is_attention_transfer():
     teacher, student, images = vit(1, num_classes=2), vit(2), torch.randn(3, 3, 32, 32)
     expected = AttentionTransfer(teacher, student, Plan(how="copy"))(images).logits
-    logits = taught("04-copy").copy_forward(teacher, student, images)
+    logits = taught("03-copy").copy_forward(teacher, student, images)
     assert (logits - expected).abs().max() < 1e-5
 
 

@@ -1,4 +1,4 @@
-"""What notebook 09 writes out, where a class token looks and a student of two teachers, is what atlib
+"""What page D2 writes out, where a class token looks and a student of two teachers, is what atlib
 computes, on other inputs."""
 
 import torch
@@ -10,7 +10,7 @@ from atlib import Plan, walk
 from tests import toy
 from tests.book.test_taught import small_vit, taught
 
-NAME = "09-when-are-features-needed"
+NAME = "when-are-features-needed"
 
 
 def test_looks_are_entries_of_the_maps():

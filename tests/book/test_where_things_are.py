@@ -1,4 +1,4 @@
-"""What chapter 15 writes out, average precision and the simple pyramid, is what atlib computes, on other
+"""What page D5 writes out, average precision and the simple pyramid, is what atlib computes, on other
 inputs than the notebook's; and what its sentences say of oracles that are spoiled is so."""
 
 import re
@@ -25,7 +25,7 @@ from atlib.mae import patchify
 from tests.book.test_taught import NOTEBOOKS, taught
 from tests.helpers import ROOT, randomise
 
-NAME = "15-where-things-are"
+NAME = "where-things-are"
 
 
 def text() -> str:

@@ -1,4 +1,4 @@
-"""What notebook 11 writes out, measures of maps and the pairing of heads, is what atlib computes."""
+"""What page D4 writes out, measures of maps and the pairing of heads, is what atlib computes."""
 
 from itertools import permutations
 
@@ -10,7 +10,7 @@ from atlib.analysis import StreamingDivergence, attention_distance, attention_en
 from tests.book.test_taught import taught
 from tests.helpers import random_maps
 
-NAME = "11-which-rows"
+NAME = "which-rows"
 
 
 @pytest.mark.parametrize("grid, prefix", [((4, 4), 1), ((2, 3), 0), ((3, 2), 3), ((1, 6), 2)])

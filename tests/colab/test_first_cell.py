@@ -26,7 +26,7 @@ NEXT = """
 import importlib, os, torch
 for package in {packages}:
     assert sys.prefix in importlib.import_module(package).__file__
-assert Path("../results").is_dir() and Path("01-attention.md").exists()
+assert Path("../results").is_dir() and Path("01-what-a-map-does.md").exists()
 from atlib import create_vit
 print(sys.version_info[:2], create_vit("glyphs")(torch.zeros(1, 3, 32, 32)).shape)
 """
@@ -64,7 +64,7 @@ def test_it_installs_the_book_on_a_newer_python(tmp_path):
     author = ("-c", "user.name=test", "-c", "user.email=test@example.org")
     assert run("git", *author, "commit", "--quiet", "-m", "All", cwd=github).returncode == 0
 
-    book = json.loads((ROOT / "notebooks" / "01-attention.ipynb").read_text(encoding="utf-8"))
+    book = json.loads((ROOT / "notebooks" / "01-what-a-map-does.ipynb").read_text(encoding="utf-8"))
     first = "".join(book["cells"][1]["source"])
     assert first.count(url) == 1
     packages = sorted(path.parent.name for path in ROOT.glob("at*/__init__.py"))

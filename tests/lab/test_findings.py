@@ -24,7 +24,7 @@ def write(folder, *records):
 
 
 def rng_records(folder):
-    """Records of Find after which two claims of chapter 04 hold; returns how many."""
+    """Records of Find after which two claims of chapter 3 hold; returns how many."""
     rng = np.random.default_rng(0)
     shares = {"copy": 0.9, "fine-tune": 0.95, "scratch": 0.5, "scratch-2": 0.5, "scratch-3": 0.5}
     write(

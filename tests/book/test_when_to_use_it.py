@@ -1,0 +1,84 @@
+"""Chapter 10, the ending: its guide gives advice that its costs and its drawing support, and its ten findings
+say what the records decide."""
+
+import re
+
+import pytest
+
+from atbook.drawing.guide import LAST, QUESTIONS
+from atfamily.measures.accounting import method_costs
+from tests.book.test_chapter_form import section
+from tests.book.test_taught import taught
+from tests.helpers import ROOT
+from tools.claims_in_sentences import COMMENT, recorded_verdicts
+
+NAME = "10-when-it-fails-when-to-use-it"
+CHAPTER = ROOT / "notebooks" / f"{NAME}.md"
+SIZE = {"img_size": 56, "patch_size": 14, "depth": 12, "num_heads": 6, "num_classes": 10}
+
+
+START = {"teacher": True, "own_size": False, "trains": True, "labels": 1000, "unlabelled": 0}
+
+
+@pytest.mark.parametrize(
+    "given, tries",
+    [
+        ({}, ["features", "maps", "scratch"]),
+        ({"own_size": True}, ["probe", "probe with a hidden layer", "fine-tune"]),
+        ({"explain": True, "own_size": True}, ["copy"]),
+        ({"explain": True, "teacher": False}, ["scratch"]),
+        ({"teacher": False, "own_size": True}, ["scratch"]),
+        ({"trains": False}, ["scratch"]),
+        ({"trains": False, "own_size": True}, ["probe", "probe with a hidden layer", "fine-tune"]),
+        ({"unlabelled": 8000}, ["answers", "features", "maps", "scratch"]),
+        ({"unlabelled": 8000, "labels": 32_000}, ["scratch", "features", "maps"]),
+    ],
+)
+def test_the_guides_advice(given, tries):
+    advice = taught(NAME).advise(**START | given)
+    assert [step for step, _ in advice] == tries and all(len(why) > 10 for _, why in advice)
+
+
+def test_the_guide_in_code_and_the_drawing_give_one_answer():
+    """From the top: each question's way out, where all those before it were answered the other way."""
+    ways = [{"explain": True}, {"own_size": True}, {"trains": False}, {"unlabelled": 8000}]
+    for question, way in zip(QUESTIONS, ways, strict=True):
+        assert taught(NAME).advise(**START | way)[0][0] == question.tries
+    last = [step for step, _ in taught(NAME).advise(**START)]
+    assert ", then ".join(last[:2]) == LAST and last[2:] == ["scratch"]
+
+
+def test_there_are_ten_findings_and_each_cites_what_the_records_have_decided():
+    judged = recorded_verdicts()
+    findings = re.findall(r"^\d+\. .+", section(CHAPTER, "What was found"), re.M)
+    assert len(findings) == 10
+    for finding in findings:
+        comments = [comment["what"].removeprefix("not ").split() for comment in COMMENT.finditer(finding)]
+        assert comments, finding
+        for claim, *scales in comments:
+            assert {judged[claim, scale].verdict for scale in scales} <= {"holds", "does not hold"}, finding
+
+
+def test_what_it_says_of_costs():
+    """Copy at inference costs about as much as the teacher, Distill as much as the student, in both pairs."""
+    wide, narrow = SIZE | {"embed_dim": 384}, SIZE | {"embed_dim": 96}
+    for costs in (method_costs("glyphs"), method_costs(narrow, teacher=wide)):
+        image = {cost.method: cost.inference_flops for cost in costs}
+        assert image["distill"] == image["scratch"]
+        assert 0.9 < image["copy"] / image["fine-tune"] < 1.7
+        assert image["frozen probe"] == image["fine-tune attention"] == image["fine-tune"]
+    assert image["fine-tune"] / 1e9 == pytest.approx(0.73, abs=0.005), "the guide says this number"
+    assert round(image["fine-tune"] / image["scratch"]) == 15, "a fifteenth"
+
+
+def test_what_it_says_of_labels():
+    """In Find with 32,000 labels all lie above 90 %, and maps are worth some seven points."""
+    from atbook.lab.verdicts import accuracies
+
+    others = accuracies("labels", "find")
+    many = [value.mean for name, value in others.items() if name.endswith("32000 labels")]
+    assert len(many) == 4 and min(many) > 0.9
+    worth = others["copy, 32000 labels"].mean - others["scratch, 32000 labels"].mean
+    assert round(100 * worth) == 7
+    match = accuracies("labels", "match")
+    assert all(match[f"scratch, {n} labels"].mean < 0.16 for n in (250, 4000, 32_000))
