@@ -42,7 +42,7 @@ MEASURED = (
 CLASSES = {"imagenet-1k": 1000, "inat2017": 5089, "inat2018": 8142, "inat2019": 1010, "coco": 80}
 LARGE = "vit_large_patch16_224"
 FILES = {
-    "moco-v3-vit-large.pth": Architecture(LARGE, {"num_classes": 0}),
+    "moco-v3-vit-large.safetensors": Architecture(LARGE, {"num_classes": 0}),
     "flip-vit-large.safetensors": Architecture(
         LARGE,
         {
@@ -73,8 +73,8 @@ def configured(tmp_path, monkeypatch):
     for folder in ("inat2017", "inat2018", "inat2019", "imagenet-21k", "imagenet-22k", "coco/train2017"):
         (tmp_path / "data" / folder).mkdir(parents=True)
     (tmp_path / "weights").mkdir()
-    save_file({"nothing": torch.zeros(1)}, tmp_path / "weights" / "flip-vit-large.safetensors")
-    (tmp_path / "weights" / "moco-v3-vit-large.pth").touch()
+    for name in FILES:
+        save_file({"nothing": torch.zeros(1)}, tmp_path / "weights" / name)
     draw_nothing_on_meta(monkeypatch)
     done, seen = [], {}
     plain = Architecture.build
