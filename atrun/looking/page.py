@@ -151,8 +151,8 @@ def look(
     heads: Sequence[int] | None = None,
     megabytes: float = 10,
 ) -> Look:
-    """Where every token of a ViT looks on a picture, in every layer and head; beside it rollout, the features'
-    similarities, components and norms, and a gradient.
+    """Where every token of a ViT looks on a picture, in every layer and head; beside it rollout, the
+    features' similarities, components and norms, and a gradient.
 
     models: a model that `walk` takes, of any size; several, to compare them on the same picture, or {name:
     model}. An `AttentionTransfer` is its student, with its teacher's maps in it where the plan copies.
@@ -219,8 +219,8 @@ ALWAYS = (
     " model).",
     "Gradient: the positive part of the gradient of the answer for a layer's map, mean over heads and"
     " queries; the answer is the largest logit, or half the squared length of the output of a model without"
-    " classes. LeGrad (Bousselham et al. 2025, arXiv 2404.03214) has this of the last layer, and takes a score of its"
-    " own for each one before.",
+    " classes. LeGrad (Bousselham et al. 2025, arXiv 2404.03214) has this of the last layer, and takes a"
+    " score of its own for each one before.",
     "Shares are stored in 8 bits: the root of a share in 255ths of the root of its row's largest. None is off"
     " by more than 1/255 of its row's largest share; small ones by less.",
 )
