@@ -18,6 +18,21 @@ from atlib.vit import create_vit
 SIZES = {"tiny": (192, 3), "small": (384, 6)}  # width and heads of ViT-Ti and ViT-S (DeiT, arXiv 2012.12877)
 
 
+def built_with(model: nn.Module) -> tuple[str | Mapping[str, Any], dict[str, Any]]:
+    """timm's name of a model (of `create_vit`, what that was given) and the arguments that it was built with:
+    as `create_vit` notes them, else depth, image size and channels, read off it. Raises `ValueError` for a
+    model without a name."""
+    config = config_of(model)
+    name, arguments = config.get("create_vit") or (config.get("architecture"), None)
+    if not name:
+        raise ValueError(f"this {type(model).__name__} has no timm name: build its student as you built it")
+    if arguments is None:
+        size_of_images = getattr(getattr(model, "patch_embed", None), "img_size", None)
+        read = {"depth": len(model.blocks), "img_size": size_of_images, "in_chans": channels_of(model)}
+        arguments = {key: value for key, value in read.items() if value is not None}
+    return name, arguments
+
+
 def create_student(
     teacher: nn.Module,
     num_classes: int,
@@ -37,14 +52,8 @@ def create_student(
     is not like the teacher, and as `student_sizes` does. Source: arXiv 2605.07191; the matched student also
     arXiv 2411.09702.
     """
-    config, kind = config_of(teacher), type(teacher).__name__
-    name, arguments = config.get("create_vit") or (config.get("architecture"), None)
-    if not name:
-        raise ValueError(f"this {kind} has no timm name: build its student as you built it")
-    if arguments is None:
-        size_of_images = getattr(getattr(teacher, "patch_embed", None), "img_size", None)
-        read = {"depth": len(teacher.blocks), "img_size": size_of_images, "in_chans": channels_of(teacher)}
-        arguments = {key: value for key, value in read.items() if value is not None}
+    kind = type(teacher).__name__
+    name, arguments = built_with(teacher)
     kept = {key: value for key, value in arguments.items() if not key.endswith("_rate")}
     kept |= {"num_classes": num_classes, "drop_path_rate": drop_path_rate}
     with torch.device("meta"):
