@@ -7,6 +7,9 @@ the student the teacher's native components, freshly initialised, reverses it. I
 is the teacher's own architecture unless something else is asked for.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import nn
 
