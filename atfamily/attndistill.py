@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from atfamily.locality import masked_attention
 from atlib.attention import Seen, walk
 from atlib.attention_transfer import Transferred
-from atlib.baselines.distillation import Distillation
+from atlib.baselines import Distillation
 from atlib.maps import aggregate_heads, resample_class_attention
 from atlib.pair import Normalisation
 from atlib.vit import check_timm

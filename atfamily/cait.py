@@ -19,7 +19,7 @@ from atfamily.locality import masked_attention
 from atlib._util import require_known
 from atlib.attention import Seen, Unwalkable, attend, walk
 from atlib.attention_transfer import Transferred
-from atlib.baselines.distillation import Distillation
+from atlib.baselines import Distillation
 from atlib.losses import attention_cross_entropy, dense_attention_cross_entropy
 from atlib.maps import join_heads
 from atlib.pair import Normalisation

@@ -16,11 +16,11 @@ import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
+from atfamily.processes import gathered, summed
 from atlib._util import in_eval_mode
-from atlib.data.images import Images
-from atlib.data.sampler import ShardSpec
-from atlib.train.distributed import gathered, summed
-from atlib.train.recipe import Recipe
+from atlib.data import Images
+from atlib.loading import ShardSpec
+from atlib.recipe import Recipe
 
 # --- What both have: a copy that follows ---
 

@@ -16,9 +16,11 @@ from torch import Tensor, nn
 from atlib._util import in_eval_mode
 from atlib.attention import walk
 from atlib.attention_transfer import AttentionTransfer, Transferred
-from atlib.baselines.distillation import Distillation
-from atlib.losses import hard_distillation, soft_distillation
+from atlib.baselines import Distillation, hard_distillation, soft_distillation
+from atlib.losses import note
+from atlib.objectives import task_loss
 from atlib.pair import Normalisation
+from atlib.recipe import Recipe
 
 
 class Heads(NamedTuple):
@@ -200,3 +202,11 @@ def small_convnet(num_classes: int, widths: tuple[int, ...] = (24, 48, 96, 96)) 
     return nn.Sequential(
         *layers[:-1], nn.AdaptiveMaxPool2d(1), nn.Flatten(), nn.Linear(widths[-1], num_classes)
     )
+
+
+def two_class_tokens_loss(model: nn.Module, images: Tensor, labels: Tensor, recipe: Recipe) -> Tensor:
+    """The mean of the task losses of both heads of a ViT with a distillation token and no teacher: a control,
+    whose second token is a second class token (arXiv 2012.12877, section 4). timm's ViT must be in its
+    `distilled_training` mode, in which it returns both predictions."""
+    of_class, of_token = (task_loss(logits, labels, recipe) for logits in model(images))
+    return recipe.task_weight * note("task_loss", (of_class + of_token) / 2)

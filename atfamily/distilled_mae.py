@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from atlib.attention import Walk
 from atlib.losses import map_cross_entropy, note
+from atlib.mae import MaskedAutoencoder, walk_visible
 from atlib.pair import Normalisation, Pair
 from atlib.plan import Plan
-from atlib.train.pretrain import MaskedAutoencoder, walk_visible
-from atlib.train.recipe import Recipe
+from atlib.recipe import Recipe
 from atlib.vit import check_timm
 
 # --- How a layer's attention logits are compared ---

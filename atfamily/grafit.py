@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from atlib.attention import walk
 from atlib.attention_transfer import AttentionTransfer
-from atlib.data.images import Images
+from atlib.data import Images
 from atlib.losses import note
 from atlib.pair import student_of
-from atlib.train.distributed import require_undivided
-from atlib.train.recipe import Recipe
+from atlib.processes import require_undivided
+from atlib.recipe import Recipe
 
 NOT_SEEN = -1  # the label, in a memory, of an image that was not seen yet
 

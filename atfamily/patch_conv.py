@@ -20,7 +20,7 @@ from atfamily.locality import masked_attention
 from atlib._util import in_eval_mode, require_known
 from atlib.attention import walk
 from atlib.attention_transfer import Transferred
-from atlib.baselines.distillation import Distillation
+from atlib.baselines import Distillation
 from atlib.maps import Grid, aggregate_heads, resample_class_attention
 from atlib.pair import Normalisation
 from atlib.vit import check_timm

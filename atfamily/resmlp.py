@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from atlib._util import require_known
 from atlib.attention_transfer import Transferred
-from atlib.baselines.mean_maps import mean_maps
+from atlib.baselines import mean_maps
 from atlib.maps import Grid, keep_tokens
 from atlib.pair import Pair
 from atlib.vit import check_timm

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from atlib.data.sampler import Batch, ShardSpec, my_batches
+from atlib.loading import Batch, ShardSpec, my_batches
 
 
 class Sentences:

@@ -12,10 +12,10 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from atfamily.contrast import features
+from atfamily.processes import gathered
 from atlib.attention_transfer import Transferred
-from atlib.baselines.distillation import Distillation
+from atlib.baselines import Distillation
 from atlib.pair import Normalisation
-from atlib.train.distributed import gathered
 
 
 class SimilarityDistillation(Distillation):

@@ -10,14 +10,14 @@ import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from atlib.train.pretrain import patchify, through_blocks
-from atlib.train.recipe import Recipe
+from atlib.mae import patchify, through_blocks
+from atlib.recipe import Recipe
 
 
 class SimMim(nn.Module):
     """Masked image modelling without a decoder: after pre-training `.vit` is the teacher.
 
-    Unlike a masked auto-encoder (`atlib.train.pretrain`) the ViT is given all tokens, so that its maps are
+    Unlike a masked auto-encoder (`atlib.mae`) the ViT is given all tokens, so that its maps are
     those of whole images; hidden ones are replaced by `mask_token` before positions are added.
     `forward(images)` returns the loss: the mean absolute error of the hidden patches' pixels, as the images
     come. Hidden are squares of unit × unit patches, ⌈mask_ratio · their number⌉ of them, drawn from torch's

@@ -7,9 +7,9 @@ from atfamily.seq2seq import BEGIN, END, PAD
 from atlib._util import in_eval_mode
 from atlib.attention_transfer import Transferred
 from atlib.losses import note
-from atlib.train.distributed import require_undivided
-from atlib.train.objectives import as_transferred
-from atlib.train.recipe import Recipe
+from atlib.objectives import as_transferred
+from atlib.processes import require_undivided
+from atlib.recipe import Recipe
 
 
 def translation_loss(model: nn.Module, sources: Tensor, targets: Tensor, recipe: Recipe) -> Tensor:

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from atlib.attention import Instead, Seen, Unwalkable, Walk, walk
     from atlib.attention_transfer import AttentionTransfer
-    from atlib.data.map_cache import MapCache
     from atlib.losses import attention_cross_entropy
+    from atlib.map_cache import MapCache
     from atlib.pair import Normalisation
     from atlib.plan import Plan
+    from atlib.recipe import Recipe
     from atlib.student import create_student
-    from atlib.train.recipe import Recipe
     from atlib.vit import create_vit
     from atrun.looking.page import look
     from atrun.one_call import transfer
@@ -33,12 +33,12 @@ _HOME = {
     "Instead": "atlib.attention",
     "Unwalkable": "atlib.attention",
     "attention_cross_entropy": "atlib.losses",
-    "MapCache": "atlib.data.map_cache",
+    "MapCache": "atlib.map_cache",
     "Normalisation": "atlib.pair",
     "load_teacher": "atrun.teachers.load",
     "look": "atrun.looking.page",
     "transfer": "atrun.one_call",
-    "Recipe": "atlib.train.recipe",
+    "Recipe": "atlib.recipe",
 }
 __all__ = [
     "AttentionTransfer",

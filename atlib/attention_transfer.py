@@ -55,7 +55,7 @@ class AttentionTransfer(Pair):
     too; after Distill, `.student` alone is the result, and evaluation (eval mode, no gradients) runs nothing
     else: `transfer_loss` is then nan, and `walk_with_loss` computes it all the same.
 
-    `maps` takes the place of running the teacher, such as maps that were stored (`atlib.data.MapCache`): it
+    `maps` takes the place of running the teacher, such as maps that were stored (`atlib.MapCache`): it
     is given what the teacher would be given. The teacher is still what the student is paired with.
 
     normalisation: of the images that the pair is given (`atlib.pair.Pair`). Raises `ValueError` when the two

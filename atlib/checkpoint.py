@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from atlib._util import write_atomically
 from atlib.attention_transfer import AttentionTransfer
+from atlib.compatibility import differences
 from atlib.pair import Normalisation, attach
 from atlib.plan import Plan
-from atlib.student import differences
 from atlib.vit import VITS, Architecture
 
 

@@ -1,17 +1,18 @@
 """Which teacher can teach which student under a plan: all that differs is named, with the way out."""
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import torch
+from timm.layers import GluMlp, Mlp, PatchEmbed, SwiGLU
 from torch import Tensor, nn
 
 from atlib._util import in_eval_mode, out_of_memory
 from atlib.attention import Projections, Unwalkable, find_projections
 from atlib.pair import usual_image_size
 from atlib.plan import Plan
-from atlib.student import differences
 
-# Activations of MLPs, as `atlib.student.describe` names them, in the names of timm's act_layer=.
+# Activations of MLPs, as `describe` names them, in the names of timm's act_layer=.
 TIMM_ACTIVATIONS = {
     "GELU": "gelu",
     "GELU tanh": "gelu_tanh",
@@ -124,37 +125,6 @@ def _tokens(
     return tuple(grid), (of_class, of_distillation, prefix - of_class - of_distillation)
 
 
-def derive_plan(teacher: nn.Module, student: nn.Module, how: str = "distill") -> Plan:
-    """The plan that `python -m atlib train` derives for a teacher and a student of any depths, heads and
-    patches. Raises `Unwalkable` as `examine` does."""
-    return plan_of_sizes(sizes_of(teacher), sizes_of(student), how)[0]
-
-
-def plan_of_sizes(teacher: Sizes, student: Sizes, how: str) -> tuple[Plan, dict[str, str]]:
-    """The plan for a teacher and a student of these sizes, and for each choice that was derived its rule.
-
-    To copy, all layers take part, and to distill, the first three quarters, as 18 of 24 in arXiv 2411.09702.
-    With other depths the student's last layer has the teacher's last, and the others lie evenly below. Heads
-    of another number are aggregated (AttnDistill, arXiv 2210.00944), patches resampled.
-    """
-    count = student.depth if how == "copy" else max(1, round(0.75 * student.depth))
-    why = "all layers" if how == "copy" else "the first three quarters, as the paper's 18 of 24"
-    layers: dict[int, int] | range | None = range(count) if count < student.depth else None
-    printed = "null" if layers is None else [*layers]
-    if teacher.depth != student.depth:
-        printed = layers = {i: -(-(i + 1) * teacher.depth // student.depth) - 1 for i in range(count)}
-        why += f"; the teacher's {teacher.depth} layers lie evenly on the student's {student.depth}"
-    rules, unequal = {"layers": f"{printed}: {why}"}, {}
-    if teacher.heads != student.heads:
-        unequal["unequal_heads"] = "aggregate"
-        heads = f"{teacher.heads} heads for {student.heads}"
-        rules["unequal_heads"] = f"aggregate: {heads} (AttnDistill, 2210.00944)"
-    if teacher.grid != student.grid:
-        unequal["unequal_grid"] = "resample"
-        rules["unequal_grid"] = f"resample: {teacher.grid} patches for {student.grid}"
-    return Plan(how=how, layers=layers, **unequal), rules
-
-
 class Pairing(NamedTuple):
     """How a teacher's attention fits a student's."""
 
@@ -193,11 +163,9 @@ def pair_up(
     components = differences(teacher, student)
     obstacles = [*_obstacles(*sizes, plan), *_component_obstacles(components, plan)]
     if getattr(getattr(student, "patch_drop", None), "prob", 0) > 0:
-        remedy = "a map of all patches does not fit those that are left: patch_drop_rate=0"
-        obstacles.append(f"patches: the student drops some in training, the teacher none ({remedy})")
+        obstacles.append("patches: the student drops some in training (patch_drop_rate=0)")
     if obstacles:
-        planned = "the student cannot be taught by this teacher as planned"
-        raise ValueError(f"{planned}. They differ in {'; '.join(obstacles)}.")
+        raise ValueError(f"teacher and student differ in {'; '.join(obstacles)}")
     layers = plan.pairs_of(sizes[1].depth, sizes[0].depth)
     for layer, _ in layers:
         plan.heads_of(layer, sizes[1].heads)
@@ -225,53 +193,50 @@ def pair_up(
 
 
 def _obstacles(teacher: Sizes, student: Sizes, plan: Plan) -> list[str]:
-    obstacles = []
-
-    def refuse(name: str, of_both: tuple, remedy: str) -> None:
-        obstacles.append(f"{name}: teacher {of_both[0]}, student {of_both[1]} ({remedy})")
-
-    sizes, on_maps = (teacher, student), plan.what == "map"
-    only_maps = "only maps can be transferred between them: what='map'"
-    if teacher.depth != student.depth and not (plan.layers and isinstance(plan.layers[0], tuple)):
-        remedy = "build the student with depth= as the teacher's, or pair layers={student's: teacher's}"
-        refuse("depth", (teacher.depth, student.depth), remedy)
-    heads, widths = (teacher.heads, student.heads), (teacher.head_width, student.head_width)
-    if teacher.heads != student.heads and plan.unequal_heads is None:
-        ways = "or unequal_heads='aggregate', 'average' or, to distill, 'learn'"
-        refuse("heads", heads, f"num_heads= as the teacher's, {ways if on_maps else only_maps}")
-    if teacher.head_width != student.head_width and not on_maps:
-        refuse("head width", widths, f"{plan.what} needs equal widths, maps do not: what='map'")
-    grids = teacher.grid, student.grid
+    """What differs though the plan says no way with it, each with the way out."""
+    sizes, maps, lost = (
+        (teacher, student),
+        plan.what == "map",
+        student.prefix > _common_prefix(teacher, student),
+    )
+    paired = bool(plan.layers) and isinstance(plan.layers[0], tuple)
     # images of another size are resized for the teacher (`Pair.for_teacher`): what counts is the patches
-    if teacher.grid != student.grid and plan.unequal_grid is None:
-        remedy = "or unequal_grid='resample'" if on_maps else "only maps can be resampled: what='map'"
-        refuse("patch grid", grids, f"img_size= and patch_size= that give the same, {remedy}")
-    elif teacher.grid != student.grid and 1 in (*teacher.grid, *student.grid):
-        refuse("patch grid", grids, "a side of one patch cannot be resampled: use smaller patches")
-    if teacher.prefix_kinds != student.prefix_kinds:
-        counts = teacher.prefix, student.prefix
-        if plan.unequal_prefix is None:
-            more = " or, for tokens that only the student has, 'own'"
-            more = more if student.prefix > _common_prefix(teacher, student) else ""
-            remedy = f"or unequal_prefix='drop'{more}" if on_maps else only_maps
-            if teacher.prefix == student.prefix:
-                kinds = "(class, distillation, registers: {})"
-                counts = tuple(f"{one.prefix} {kinds.format(one.prefix_kinds)}" for one in sizes)
-            refuse("prefix tokens", counts, f"same class_token=, reg_tokens=, distillation token, {remedy}")
-        elif (
-            plan.how == "copy"
-            and plan.unequal_prefix == "drop"
-            and student.prefix > _common_prefix(teacher, student)
-        ):
-            remedy = (
-                "a copied map must say where each of the student's tokens looks, and the teacher has no row"
-                " for some: unequal_prefix='own' takes these from the student; or build the student without"
-                " them, or how='distill'"
-            )
-            refuse("prefix tokens", counts, remedy)
-    if plan.rows == "class" and not (teacher.prefix_kinds[0] and student.prefix_kinds[0]):
-        remedy = "rows='class' transfers the class token's row: rows='patches', or class_token=True in both"
-        refuse("class tokens", (teacher.prefix_kinds[0], student.prefix_kinds[0]), remedy)
+    grids = teacher.grid, student.grid
+    resampled = plan.unequal_grid is not None and 1 not in (*teacher.grid, *student.grid)
+    prefixes = [
+        f"{one.prefix} (class, distillation, registers: {one.prefix_kinds})"
+        if teacher.prefix == student.prefix
+        else one.prefix
+        for one in sizes
+    ]
+    # a copied map says where each of the student's tokens looks
+    no_rows = plan.how == "copy" and plan.unequal_prefix == "drop" and lost
+    of_class = [one.prefix_kinds[0] for one in sizes]
+    on_maps = "what='map'"
+    checks = [
+        ("depth", [one.depth for one in sizes], paired, "layers={student's: teacher's}"),
+        (
+            "heads",
+            [one.heads for one in sizes],
+            plan.unequal_heads is not None,
+            "unequal_heads=" if maps else on_maps,
+        ),
+        ("head width", [one.head_width for one in sizes], maps, on_maps),
+        ("patch grid", grids, resampled, "unequal_grid='resample', sides above 1" if maps else on_maps),
+        (
+            "prefix tokens",
+            prefixes if teacher.prefix_kinds != student.prefix_kinds else (0, 0),
+            plan.unequal_prefix is not None and not no_rows,
+            ("unequal_prefix='own'" if lost else "unequal_prefix='drop'") if maps else on_maps,
+        ),
+    ]
+    obstacles = [
+        f"{name}: teacher {of_teacher}, student {of_student} ({remedy})"
+        for name, (of_teacher, of_student), allowed, remedy in checks
+        if of_teacher != of_student and not allowed
+    ]
+    if plan.rows == "class" and not all(of_class):
+        obstacles.append(f"class tokens: teacher {of_class[0]}, student {of_class[1]} (rows='patches')")
     return obstacles
 
 
@@ -280,17 +245,11 @@ def _component_obstacles(components: dict[str, tuple], plan: Plan) -> list[str]:
         components = {name: values for name, values in components.items() if name != "registers"}
     if plan.mismatched or not components:
         return []
-    named = ", ".join(
-        f"{name}: teacher {of_teacher}, student {of_student}"
-        for name, (of_teacher, of_student) in components.items()
-    )
+    named = ", ".join(f"{name}: teacher {t}, student {s}" for name, (t, s) in components.items())
     act = TIMM_ACTIVATIONS.get(components["activation"][0]) if "activation" in components else None
-    remedy = "" if act is None else f"; with the teacher's activation: act_layer={act!r}"
-    return [
-        f"native components ({named}{remedy}; a student without its teacher's components can fall below"
-        " training from scratch, arXiv 2605.07191: build it with atlib.create_student(teacher, num_classes),"
-        " or ask for the mismatch with Plan(mismatched=True))"
-    ]
+    remedy = "" if act is None else f", with act_layer={act!r}"
+    ways = f"create_student(teacher, num_classes){remedy}, or mismatched=True"
+    return [f"native components ({named}; arXiv 2605.07191: {ways})"]
 
 
 def _common_prefix(teacher: Sizes, student: Sizes) -> int:
@@ -318,3 +277,141 @@ def _kept(sizes: Sizes, common: int) -> tuple[int, ...] | None:
     if sizes.prefix == common:
         return None
     return (*range(common), *range(sizes.prefix, sizes.prefix + sizes.grid[0] * sizes.grid[1]))
+
+
+# --- Native components (arXiv 2605.07191) ---
+
+# What `describe` says of a standard ViT: the student of arXiv 2411.09702 and of most of timm's supervised
+# ViTs.
+STANDARD: Mapping[str, Any] = {
+    "layer_scale": "none",
+    "registers": 0,
+    "pre_norm": False,
+    "activation": "GELU",
+    "pooling": "token",
+    "positions": "learned",
+    "qk_norm": False,
+    "mlp": "plain",
+    "norm": "LayerNorm 1e-06",
+    "qkv_bias": "q k v",
+    "grouped_queries": False,
+    "tokeniser": "PatchEmbed",
+}
+COMPONENTS: tuple[str, ...] = tuple(STANDARD)
+
+
+def describe(vit: nn.Module) -> dict[str, Any]:
+    """What a ViT of timm has in place of each of the `COMPONENTS`, read off its modules: short strings,
+    numbers or booleans. Raises `ValueError` for a model that is built otherwise."""
+    embed = getattr(vit, "embeds", getattr(vit, "patch_embed", None))
+    if embed is None or not hasattr(vit, "blocks") or not hasattr(vit, "global_pool"):
+        raise ValueError(f"the components of a {type(vit).__name__} are not known: it is no ViT of timm")
+    holder = embed if hasattr(vit, "embeds") else vit  # NaFlexVit embeds all tokens in one module
+    block = vit.blocks[0]
+    attn, mlp = getattr(block, "attn", block), getattr(block, "mlp", None)
+    activation = block.mlp_act if mlp is None else getattr(mlp, "act", mlp)
+    cls_token, registers = getattr(holder, "cls_token", None), getattr(holder, "reg_token", None)
+    block_norm = getattr(block, "norm1", getattr(block, "in_norm", None))
+    after = getattr(block, "attn_out_proj", None) or getattr(block, "out_proj", None)
+    branches = [present(getattr(block, f"ls{i}", getattr(block, f"gamma_{i}", None))) for i in (1, 2)]
+    branches = [present(block.ls)] * 2 if hasattr(block, "ls") else branches
+    pooling = {
+        "no class token": cls_token is None,
+        "distillation token": hasattr(vit, "dist_token"),
+        "norm after it": present(vit.fc_norm),
+        "prefix included": getattr(vit, "pool_include_prefix", False),
+    }
+    norm = {
+        "inside attention": present(getattr(attn, "norm", None)),
+        "inside the MLP": present(getattr(mlp, "norm", None)),
+        "on patches": isinstance(embed, PatchEmbed) and present(embed.norm),
+        "none at the end": not present(vit.norm) and not present(vit.fc_norm),
+        "after attention and MLP": any(kind in type(block).__name__ for kind in ("PostNorm", "ResPost")),
+    }
+    tanh = " tanh" if getattr(activation, "approximate", "none") == "tanh" else ""
+    scaled = {(True, True): "attention and MLP", (True, False): "attention", (False, False): "none"}
+    kind = "beside attention" if mlp is None else type(mlp).__name__
+    return {
+        "layer_scale": scaled[tuple(branches)],
+        "registers": 0 if registers is None else registers.shape[1],
+        "pre_norm": present(getattr(vit, "norm_pre", None)),
+        "activation": type(activation).__name__ + tanh,
+        "pooling": _with(vit.global_pool or "none", pooling),
+        "positions": _positions(vit, holder, attn),
+        "qk_norm": present(getattr(attn, "q_norm", None)),
+        "mlp": "gated" if isinstance(mlp, (GluMlp, SwiGLU)) else "plain" if type(mlp) is Mlp else kind,
+        "norm": _with(f"{type(block_norm).__name__} {getattr(block_norm, 'eps', None) or 0.0:g}", norm),
+        "qkv_bias": _with(
+            " ".join(_biases(attn)) or "none",
+            {"none after attention": getattr(getattr(attn, "proj", after), "bias", None) is None},
+        ),
+        "grouped_queries": any(
+            getattr(one.attn, "num_kv_heads", one.attn.num_heads) != one.attn.num_heads
+            for one in vit.blocks
+            if hasattr(one, "attn")
+        ),
+        "tokeniser": type(embed).__name__,
+    }
+
+
+def differences(teacher: nn.Module, student: nn.Module) -> dict[str, tuple[Any, Any]]:
+    """The components in which two ViTs differ: {name: (teacher's, student's)}. Sizes, such as width or depth,
+    are no components. Of models that are not timm's, those alone that every library shows."""
+    try:
+        of_teacher, of_student = describe(teacher), describe(student)
+    except ValueError:
+        of_teacher, of_student = _shown(teacher), _shown(student)
+    both = {name: (of_teacher[name], of_student[name]) for name in COMPONENTS if name in of_teacher}
+    return {name: (left, right) for name, (left, right) in both.items() if left != right}
+
+
+def _shown(model: nn.Module) -> dict[str, Any]:
+    """What can be told of a model of any library, by the names and shapes of its weights."""
+    names = [name.lower() for name, _ in model.named_parameters()]
+    scales = ("gamma", "lambda_", "layer_scale", "layerscale", ".ls1", ".ls2", "ls_1", "ls_2")
+    registers = [weight for name, weight in model.named_parameters() if "reg" in name.split(".")[-1]]
+    kinds = [type(part).__name__.lower() for part in model.modules()]
+    rotary = any("rope" in kind or "rotary" in kind for kind in kinds)
+    relative = any("relative_position" in name or "rel_pos" in name for name in names)
+    return {
+        "layer_scale": "some" if any(scale in name for name in names for scale in scales) else "none",
+        "registers": sum(weight.shape[-2] for weight in registers if weight.ndim > 1),
+        "positions": "rotary" if rotary else "relative" if relative else "learned",
+        "qk_norm": any(f"{part}_norm" in name for name in names for part in "qk"),
+    }
+
+
+def present(part: Any) -> bool:
+    """Whether an optional part is there: timm leaves `Identity` or None where it is not."""
+    return part is not None and not isinstance(part, nn.Identity)
+
+
+def _positions(vit: nn.Module, holder: nn.Module, attn: nn.Module) -> str:
+    learned = present(getattr(holder, "pos_embed", None)) or hasattr(holder, "pos_embed_y")
+    without_prefix = holder is not vit or getattr(vit, "no_embed_class", False)
+    kinds = ["learned for patches" if without_prefix else "learned"] if learned else []
+    if getattr(vit, "rope", None) is not None:
+        kinds.append(f"rotary ({type(vit.rope).__name__.removeprefix('RotaryEmbedding')})")
+    shared = getattr(vit, "rel_pos_bias", None) or getattr(vit, "shared_rel_pos", None)
+    if shared is not None:
+        kinds.append(f"relative ({type(shared).__name__} for all layers)")
+    elif getattr(attn, "relative_position_bias_table", None) is not None:
+        kinds.append("relative (a bias in each layer)")
+    elif getattr(attn, "rel_pos", None) is not None:
+        kinds.append(f"relative ({type(attn.rel_pos).__name__} in each layer)")
+    return " and ".join(kinds) or "none"
+
+
+def _biases(attn: nn.Module) -> str:
+    """Which of the projections to q, k, v have a bias: letters of "qkv"."""
+    if not hasattr(attn, "qkv"):  # one joint projection with that of the MLP
+        return "qkv" if attn.in_proj.bias is not None else ""
+    if attn.qkv is None:
+        return "".join(name for name in "qkv" if getattr(attn, f"{name}_proj").bias is not None)
+    if getattr(attn, "q_bias", None) is not None:
+        return "qv"
+    return "" if getattr(attn.qkv, "bias", None) is None else "qkv"
+
+
+def _with(what: str, remarks: Mapping[str, bool]) -> str:
+    return ", ".join([what, *(remark for remark, holds in remarks.items() if holds)])

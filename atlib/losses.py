@@ -1,4 +1,4 @@
-"""The losses of attention transfer and of the distillations it is compared with, written to be read."""
+"""The losses of attention transfer, written to be read."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -32,9 +32,7 @@ def attention_cross_entropy(student: Sequence[Seen], teacher: Sequence[Seen], va
     for index, (student_layer, teacher_layer) in enumerate(zip(student, teacher)):
         given = (student_layer.given, student_layer.attend, teacher_layer.given, teacher_layer.attend)
         if any(part is not None for part in given):
-            raise ValueError(
-                f"pair {index}: this layer's map is no softmax of q and k; use dense_attention_cross_entropy"
-            )
+            raise ValueError(f"pair {index}: a map that was given, use dense_attention_cross_entropy")
         if student_layer.q.shape[:3] != teacher_layer.q.shape[:3]:
             maps = [(*seen.q.shape[:3], seen.k.shape[2]) for seen in (student_layer, teacher_layer)]
             raise ValueError(
@@ -77,75 +75,19 @@ def projection_mse(student: Sequence[Seen], teacher: Sequence[Seen], what: str) 
     implementation (arXiv 2411.09702). Raises ValueError when the numbers of layers or the shapes differ.
     """
     _check_pairs(student, teacher)
-    return _summed_mse(
-        [getattr(seen, what) for seen in student], [getattr(seen, what) for seen in teacher], what
-    )
-
-
-def feature_mse(student: Sequence[Tensor], teacher: Sequence[Tensor]) -> Tensor:
-    """Squared error between residual streams (B, N, D), `Walk.stream` of some layers: mean over elements,
-    summed over layers.
-
-    The feature-distillation baseline of arXiv 2411.09702. Raises ValueError when the numbers of layers or the
-    shapes differ.
-    """
-    _check_pairs(student, teacher)
-    return _summed_mse(student, teacher, "residual stream")
-
-
-def soft_distillation(student_logits: Tensor, teacher_logits: Tensor, temperature: float) -> Tensor:
-    """τ² · KL(teacher ‖ student) of class predictions softened by the temperature τ: a scalar, in nats; mean
-    over the batch.
-
-    logits: (B, classes). DeiT's soft distillation adds it with weight 0.1 to 0.9 · cross-entropy, τ = 3
-    (Touvron et al. 2021, arXiv 2012.12877, equation 2). Raises ValueError for a temperature that is not above
-    0.
-    """
-    if not temperature > 0:
-        raise ValueError(f"the temperature must be above 0, got {temperature}")
-    _check_logits(student_logits, teacher_logits)
-    log_p_s = (student_logits / temperature).log_softmax(-1)
-    log_p_t = (teacher_logits.detach() / temperature).log_softmax(-1)
-    return temperature**2 * (log_p_t.exp() * (log_p_t - log_p_s)).sum(-1).mean()
-
-
-def hard_distillation(student_logits: Tensor, teacher_logits: Tensor) -> Tensor:
-    """Cross-entropy of the student with the teacher's most likely class as the label: a scalar, in nats; mean
-    over the batch.
-
-    logits: (B, classes). DeiT's hard distillation adds it with weight 1/2 to 1/2 · cross-entropy (arXiv
-    2012.12877, equation 3).
-    """
-    _check_logits(student_logits, teacher_logits)
-    return F.cross_entropy(student_logits, teacher_logits.argmax(-1))
-
-
-def _summed_mse(student: Sequence[Tensor], teacher: Sequence[Tensor], what: str) -> Tensor:
-    for index, (of_student, of_teacher) in enumerate(zip(student, teacher)):
+    total = 0.0
+    for index, layers in enumerate(zip(student, teacher)):
+        of_student, of_teacher = (getattr(seen, what) for seen in layers)
         if of_student.shape != of_teacher.shape:
-            raise ValueError(
-                f"pair {index}: the student's {what} is {tuple(of_student.shape)}, the teacher's"
-                f" {tuple(of_teacher.shape)}; a squared error needs equal shapes"
-            )
-    return sum(
-        F.mse_loss(of_student, of_teacher.detach()) for of_student, of_teacher in zip(student, teacher)
-    )
+            shapes = f"{tuple(of_student.shape)}, the teacher's {tuple(of_teacher.shape)}"
+            raise ValueError(f"pair {index}: the student's {what} is {shapes}")
+        total = total + F.mse_loss(of_student, of_teacher.detach())
+    return total
 
 
 def _check_pairs(student: Sequence, teacher: Sequence) -> None:
     if len(student) != len(teacher) or len(student) == 0:
-        raise ValueError(
-            f"layers pair up one to one: got {len(student)} of the student and {len(teacher)} of the teacher"
-        )
-
-
-def _check_logits(student: Tensor, teacher: Tensor) -> None:
-    if student.shape != teacher.shape:
-        raise ValueError(
-            f"the student predicts {tuple(student.shape)}, the teacher {tuple(teacher.shape)} (batch,"
-            " classes): the teacher of logit distillation must know the same classes; fine-tune it on them"
-            " first"
-        )
+        raise ValueError(f"{len(student)} layers of the student, {len(teacher)} of the teacher")
 
 
 # --- What a loss is made of ---

@@ -43,7 +43,7 @@ class Plan:
     #: all heads in transferred layers that it does not name. The other heads are the student's own.
     heads: Iterable[int] | Mapping[int, Iterable[int]] | None = None
     #: Average an image's maps over "layers", "heads" or "queries" before they are transferred (arXiv
-    #: 2411.09702, appendix; its average over examples is `atlib.baselines.mean_maps.MeanMapCopy`).
+    #: 2411.09702, appendix; its average over examples is `atlib.baselines.MeanMapCopy`).
     average: str | None = None
     #: Where the two have different numbers of heads: "aggregate" (softmax of the summed log-maps over T = 10,
     #: AttnDistill, arXiv 2210.00944), "average", or, to distill, "learn" (a matrix M of each layer under
@@ -73,11 +73,6 @@ class Plan:
     def __post_init__(self):
         require_known("what", self.what, WHAT)
         require_known("how", self.how, HOW)
-        if self.average == "examples":
-            raise ValueError(
-                "average='examples': what a plan makes of an image does not depend on the rest of its batch;"
-                " atlib.baselines.mean_maps.MeanMapCopy copies the mean map of images that you name"
-            )
         for name, choices in (
             ("average", AVERAGES),
             ("rows", ROWS),
@@ -90,37 +85,23 @@ class Plan:
         # frozen: the normal forms are set once, here
         object.__setattr__(self, "layers", _normal_layers(self.layers))
         object.__setattr__(self, "heads", _normal_heads(self.heads))
-        self._check_combinations()
-
-    def _check_combinations(self) -> None:
         reshaping = [
             name
             for name in ("average", "rows", "unequal_heads", "unequal_grid", "unequal_prefix")
             if getattr(self, name) is not None
         ]
         if self.what != "map" and reshaping:
-            raise ValueError(
-                f"{reshaping[0]}={getattr(self, reshaping[0])!r} works on maps, and this plan transfers"
-                f" {self.what!r}: use what='map'"
-            )
+            raise ValueError(f"{reshaping[0]}= works on maps: what='map', not {self.what!r}")
         if self.heads is not None and self.unequal_heads is not None:
-            raise ValueError(
-                "heads= names heads that correspond one to one; with unequal_heads= there is no such"
-                " correspondence: use one of them"
-            )
-        partly = f"rows={self.rows!r}" if self.rows is not None else "unequal_prefix='own'"
-        if self.rows is not None or self.unequal_prefix == "own":
-            for name in ("average", "unequal_heads"):
-                if getattr(self, name) is not None:
-                    raise ValueError(
-                        f"{partly} keeps parts of the student's own maps, head by head, and"
-                        f" {name}={getattr(self, name)!r} changes which map belongs to which: use one of them"
-                    )
+            raise ValueError("heads= correspond one to one, with unequal_heads= none does: one of the two")
+        parts = self.rows is not None or self.unequal_prefix == "own"  # of maps, head by head
+        for name in ("average", "unequal_heads"):
+            if parts and getattr(self, name) is not None:
+                raise ValueError(
+                    f"{name}= mixes maps of which parts stay: not with rows= or unequal_prefix='own'"
+                )
         if self.unequal_heads == "learn" and self.how == "copy":
-            raise ValueError(
-                "unequal_heads='learn' trains a matrix against the teacher's maps, so it can only distill:"
-                " use how='distill', or 'aggregate' or 'average' to copy"
-            )
+            raise ValueError("unequal_heads='learn' is trained against the teacher's maps: how='distill'")
 
     def layers_of(self, depth: int) -> tuple[int, ...]:
         """The student's layers that take part, for a student of this depth. Raises `ValueError` when one of
@@ -138,8 +119,7 @@ class Plan:
             worst = max(pair[index] for pair in pairs)
             if of is not None and worst >= of:
                 raise ValueError(
-                    f"the plan transfers {side}layer {worst}, but the depth is {of}: layers 0 to {of - 1}"
-                    " exist"
+                    f"the plan transfers {side}layer {worst}, and the depth is {of}: 0 to {of - 1}"
                 )
         return pairs
 
@@ -150,10 +130,7 @@ class Plan:
         if heads is not None and heads and isinstance(heads[0], tuple):
             heads = dict(heads).get(layer)
         if heads is not None and heads[-1] >= number:
-            raise ValueError(
-                f"the plan transfers head {heads[-1]} of layer {layer}, but it has {number} heads: 0 to"
-                f" {number - 1} exist"
-            )
+            raise ValueError(f"the plan transfers head {heads[-1]} of layer {layer}: 0 to {number - 1}")
         return heads
 
     def describe(self) -> dict:
@@ -171,46 +148,32 @@ def _pairs_as_mapping(choice):
         isinstance(pair, list | tuple) and len(pair) == 2 and isinstance(pair[0], Integral) for pair in choice
     )
     if is_pairs and len({pair[0] for pair in choice}) < len(choice):
-        raise ValueError(f"{choice!r} names a layer twice: a layer has one partner, or one set of heads")
+        raise ValueError(f"{choice!r} names a layer twice")
     return dict(choice) if is_pairs else choice
 
 
-def _indices(name: str, choice: Iterable[int], more: str) -> tuple[int, ...]:
+def _indices(name: str, choice: Iterable[int]) -> tuple[int, ...]:
     if not isinstance(choice, Iterable):
-        one = isinstance(choice, Integral) and not isinstance(choice, bool) and choice >= 0
-        raise ValueError(
-            f"{name}={choice!r}: give several, such as range(9)"
-            + (f", or a list of one, [{choice}]" if one else f"; {more}")
-        )
+        raise ValueError(f"{name}={choice!r}: give several, such as range(9)")
     # NumPy's integers are welcome
     indices = tuple(int(i) if isinstance(i, Integral) and not isinstance(i, bool) else i for i in choice)
-    wrong = [i for i in indices if type(i) is not int or i < 0]
-    if wrong:
-        raise ValueError(f"{name} are integers from 0 on, got {wrong}; {more}")
+    if wrong := [i for i in indices if type(i) is not int or i < 0]:
+        raise ValueError(f"{name} are integers from 0 on, got {wrong}")
     if not indices or len(set(indices)) != len(indices):
-        raise ValueError(
-            f"{name} must be distinct and at least one, got {list(indices)}; leave {name} out to transfer all"
-        )
+        raise ValueError(f"{name} are distinct, at least one, got {list(indices)}")
     return tuple(sorted(indices))
 
 
 def _normal_layers(choice) -> Layers:
-    more = "the last n of a depth-12 ViT are range(12 - n, 12)"
     choice = _pairs_as_mapping(choice)
-    if choice is None:
-        return None
     if isinstance(choice, Mapping):
-        of_student = _indices("layers", choice, more)
-        return tuple((student, *_indices("layers", [choice[student]], more)) for student in of_student)
-    return _indices("layers", choice, more)
+        return tuple((layer, *_indices("layers", [choice[layer]])) for layer in _indices("layers", choice))
+    return None if choice is None else _indices("layers", choice)
 
 
 def _normal_heads(choice) -> Heads:
-    more = "the first n are range(n)"
     choice = _pairs_as_mapping(choice)
-    if choice is None:
-        return None
     if isinstance(choice, Mapping):
-        layers = _indices("heads' layers", choice, "heads={0: range(2)} means two heads of the first layer")
-        return tuple((layer, _indices(f"heads of layer {layer}", choice[layer], more)) for layer in layers)
-    return _indices("heads", choice, more)
+        layers = _indices("heads' layers", choice)
+        return tuple((layer, _indices(f"heads of layer {layer}", choice[layer])) for layer in layers)
+    return None if choice is None else _indices("heads", choice)

@@ -4,6 +4,7 @@ import difflib
 import math
 import re
 from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -189,7 +190,8 @@ def _of_name(name: str, overrides: Mapping) -> torch.nn.Module:
     """A model of timm's; it says how images are normalised for it where weights are read or the name has a
     tag."""
     if not _is_in_timm(name):
-        names = [*PRESETS, *timm.list_models(), *timm.list_pretrained()]
+        modules = {each.__module__.rpartition(".")[2] for each in VITS} | {"deit"}
+        names = [*PRESETS, *chain.from_iterable(timm.list_models(module=module) for module in modules)]
         close = difflib.get_close_matches(name, names, n=5) or sorted(PRESETS)
         raise ValueError(
             f"no ViT is called {name!r}. Close names: {', '.join(close)}. Presets of the book:"
@@ -238,7 +240,7 @@ def _build(config: Mapping, overrides: Mapping, what: str) -> VisionTransformer:
     if overrides.get("pretrained"):
         raise ValueError(
             f"{what} has no published weights: pretrained=True needs a timm model name, "
-            "or make a teacher with atlib.train.pretrain."
+            "or make a teacher with atlib.mae."
         )
     arguments = {**config, **overrides}
     arguments.pop("pretrained", None)

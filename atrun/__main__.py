@@ -117,7 +117,7 @@ def _explained(error: Exception, command: str) -> tuple[int, str | None]:
 
 def _hint(error: Exception, command: str) -> str:
     """How what an error names is set on the command line; nothing where it names no argument."""
-    from atlib.data.loading import CorruptImage
+    from atrun.data.loading import CorruptImage
 
     if isinstance(error, CorruptImage):
         return " (--on_corrupt skip leaves such images out; `python -m atlib resume DIR --on-corrupt skip`)"

@@ -13,24 +13,22 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from atfamily import contrast, distilled_mae, simmim
+from atlib import mae
 from atlib._util import require_known
 from atlib.attention_transfer import AttentionTransfer
-from atlib.baselines.distillation import FeatureDistillation, LogitDistillation
-from atlib.baselines.mean_maps import MeanMapCopy
+from atlib.baselines import FeatureDistillation, LogitDistillation, MeanMapCopy
 from atlib.checkpoint import load_vit, read_header
-from atlib.compatibility import TIMM_ACTIVATIONS, pair_up
-from atlib.data.images import draw
-from atlib.data.loading import ON_CORRUPT
-from atlib.data.rng import seed_for
+from atlib.compatibility import TIMM_ACTIVATIONS, differences, pair_up
+from atlib.data import draw
+from atlib.loading import seed_for
+from atlib.objectives import Loss, student_loss, unlabelled_loss
 from atlib.pair import IMAGENET, Normalisation, Pair, attach, student_of
 from atlib.plan import Plan
-from atlib.student import differences
-from atlib.train import pretrain
-from atlib.train.objectives import Loss, student_loss, unlabelled_loss
 from atlib.vit import Architecture
 from atrun.config import RunConfig, built_for
 from atrun.data.catalogue import CATALOGUE
 from atrun.data.generated import is_generated, maker
+from atrun.data.loading import ON_CORRUPT
 from atrun.data.transforms import Augmentation
 from atrun.data.views import Look, Views, looks, small_views
 from atrun.method import Method
@@ -88,7 +86,7 @@ def loss_of(config: RunConfig) -> Loss:
         return distilled_mae.distilled_mae_loss
     if isinstance(config.task, AttnDistilled | Taught):
         return unlabelled_loss
-    return pretrain.mae_loss if config.method is Method.MAE else student_loss
+    return mae.mae_loss if config.method is Method.MAE else student_loss
 
 
 def training_images(config: RunConfig):

@@ -12,9 +12,8 @@ import torch
 
 from atlib._util import INTERRUPTED, STOPPED, memory_message, out_of_memory, require_known
 from atlib.checkpoint import read_header, save_vit
-from atlib.data.loading import ON_CORRUPT
 from atlib.pair import Normalisation, Pair, student_of
-from atlib.train.trainer import NonFiniteLoss, Preempted
+from atlib.train import NonFiniteLoss, Preempted
 from atrun import generic, recipes
 from atrun.build import (
     READING,
@@ -48,6 +47,7 @@ from atrun.configure import (
     teacher_name,
 )
 from atrun.data.generated import is_generated
+from atrun.data.loading import ON_CORRUPT
 from atrun.data.transforms import Augmentation
 from atrun.log import as_line
 from atrun.measure import ModelOnTest, measured_lines, shifted_test
@@ -149,6 +149,8 @@ def _add_resume(parser: argparse.ArgumentParser) -> None:
         " (default: as the run was started)"
     )
     parser.add_argument("--on-corrupt", "--on_corrupt", choices=ON_CORRUPT, help=on_corrupt)
+    others = "go on with another number of processes than before, with other random numbers: other bits"
+    parser.add_argument("--allow-other-processes", action="store_true", help=others)
     parser.add_argument("--trust-data", action="store_true", help=TRUST_DATA)
     parser.set_defaults(run=resume_command)
 
@@ -268,7 +270,7 @@ def resume_command(arguments: argparse.Namespace) -> int:
         if any(folder.glob("checkpoints/step-*")):
             again = "from the last checkpoint"
         _note(f"the run is finished, but {missing} is missing; it is made again {again}")
-    asked = {"on_corrupt": arguments.on_corrupt, "trust_data": arguments.trust_data}
+    asked = {name: getattr(arguments, name) for name in ("on_corrupt", "trust_data", "allow_other_processes")}
     return _until_stopped(folder, lambda: resume(folder, **asked))
 
 

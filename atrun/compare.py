@@ -9,7 +9,7 @@ from scipy.stats import binomtest
 from torch import Tensor
 
 from atfamily.measures.predictions import Interval, paired_bootstrap
-from atlib.train.evaluate import predict, score
+from atlib.evaluate import predict, score
 from atrun.config import TRUST_DATA, RunConfig, read_config
 from atrun.measure import same_images
 from atrun.parts import Classify

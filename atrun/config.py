@@ -9,10 +9,10 @@ from typing import Any, get_type_hints
 
 import torch
 
-from atlib._util import check_fields, write_atomically
+from atlib._util import write_atomically
 from atlib.pair import Normalisation
 from atlib.plan import Plan
-from atlib.train.recipe import Recipe
+from atlib.recipe import Recipe
 from atlib.vit import VITS, Architecture
 from atrun.data.generated import require_installed
 from atrun.data.transforms import Augmentation
@@ -34,6 +34,7 @@ from atrun.parts import (
     Rows,
     Simmim,
     Taught,
+    check_values,
     kinds_of,
     names_of,
     require_use,
@@ -50,14 +51,6 @@ TEACHER_SEES = ("teacher_image_size", "teacher_mean", "teacher_std")
 VALUES = {"recipe": Recipe, "plan": Plan, "augmentation": Augmentation, "model": Architecture}
 # What the command line has other options for, which look at the value and make it whole.
 NO_SETTINGS = ("recipe_name", "data", "teacher", "seed", "tensorboard")
-# The values that can be meant.
-RULES = (
-    (("seed", "workers"), lambda value: value >= 0, "must be at least 0"),
-    (("save_every", "keep", "reference_images"), lambda value: value >= 1, "must be at least 1"),
-    (("seed",), lambda value: value < 2**32, f"must be below 2**32 = {2**32}, as NumPy's generators ask for"),
-    (("teacher_image_size",), lambda value: value is None or value >= 1, "must be at least 1 pixel"),
-    (("drop_path",), lambda value: 0 <= value < 1, "must be at least 0 and below 1"),
-)
 
 
 @dataclass(frozen=True)
@@ -145,47 +138,32 @@ class RunConfig:
                 f" {kinds[1].__name__}, got {self.task!r} and {self.reading!r}"
             )
         if self.method.needs_teacher and self.teacher is None:
-            raise ValueError(
-                f"{self.method} needs a teacher: a timm name or a file of weights, such as pre-training makes"
-            )
+            raise ValueError(f"{self.method} needs a teacher: a timm name or a file of weights")
         if not self.method.needs_teacher and self.teacher is not None:
-            raise ValueError(
-                f"{self.method} has no teacher, got {self.teacher!r}: leave it out, or choose a"
-                " recipe of copy, distill or fine-tune"
-            )
+            raise ValueError(f"{self.method} has no teacher, got {self.teacher!r}: leave it out")
         planned = None if self.plan is None else self.plan.how
         if planned != self.method.how:
-            raise ValueError(
-                f"method {self.method!r} and plan {planned!r} do not go together: copy and distill have a"
-                " plan that says so, other methods none"
-            )
-        check_fields(self, RULES)
+            raise ValueError(f"method {self.method!r} and plan {planned!r} do not go together")
+        check_values(self.flat())
         if (self.teacher_mean is None) != (self.teacher_std is None):
-            raise ValueError(
-                f"teacher_mean={self.teacher_mean!r} and teacher_std={self.teacher_std!r} belong together:"
-                " give both, or leave both out"
-            )
+            raise ValueError("teacher_mean and teacher_std belong together: give both, or neither")
         for name in ("teacher_mean", "teacher_std"):
             if (value := getattr(self, name)) is not None:
                 object.__setattr__(self, name, tuple(map(float, value)))
         _ = self.teacher_normalisation  # checks the values
         if self.student_weights is not None and not self.method.keeps_weights_apart:
-            raise ValueError(
-                f"student_weights={self.student_weights!r}: {self.method} starts from"
-                f" {'its teacher' if self.method is Method.FINE_TUNE else 'nothing'}; a student that begins"
-                " with weights of its own learns by copy, distill, features or mean-maps, and without a"
-                " teacher's maps that is fine-tune, whose teacher those weights are"
-            )
+            start = "its teacher: name these as --teacher" if self.method is Method.FINE_TUNE else "nothing"
+            raise ValueError(f"student_weights={self.student_weights!r}: {self.method} starts from {start}")
         if self.teacher == UNTRAINED:
             check_untrained(self)
         if self.method.pretrains and (self.recipe.mixup or self.recipe.cutmix):
             raise ValueError(f"mixup and cutmix mix classes, and {self.method} has none: set them to 0")
         if isinstance(self.task, Detect):
+            if self.task.detector is None:
+                raise unfit(self.data, None)
             for name in Classify.of_recipe:
                 if value := getattr(self.recipe, name):
-                    raise ValueError(
-                        f"{name}={value!r} is of classifying images, and a detector has no use for it"
-                    )
+                    raise ValueError(f"{name}={value!r}: a detector has no use for it")
         if (name := _not_finite(self.describe())) is not None:
             raise ValueError(f"{name} must be a finite number")
         self._check_model()
@@ -225,22 +203,19 @@ class RunConfig:
         size = built_for(model)
         if None not in (size, self.augmentation) and size != (self.augmentation.image_size,) * 2:
             raise ValueError(
-                f"the model {self.model.name!r} takes images of {size} pixels, the augmentation makes them of"
-                f" {self.augmentation.image_size}: change model.img_size or augmentation.image_size"
+                f"the model {self.model.name!r} takes images of {size} pixels, augmentation.image_size is"
+                f" {self.augmentation.image_size}"
             )
 
     def _check_no_vit(self, kind: str) -> None:
         if self.method is not Method.SCRATCH or not isinstance(self.task, Classify):
             raise ValueError(
-                f"the model {self.model.name!r} is a {kind}, no ViT of the known classes: its attention"
-                " cannot be walked. It can learn from scratch to classify images, and this run is"
-                f" {self.method} ({self.task.says}): take a recipe of scratch, or one of"
-                " timm.list_models('vit_*')"
+                f"the model {self.model.name!r} is a {kind}, no ViT: it can learn from scratch to classify"
+                f" images, and this run is {self.method} ({self.task.says})"
             )
         if self.task.maps_every:
             raise ValueError(
-                f"maps_every={self.task.maps_every} draws where a ViT looks, and {self.model.name!r} is a"
-                f" {kind}: set it to 0"
+                f"maps_every={self.task.maps_every}, and {self.model.name!r} is a {kind}: set it to 0"
             )
 
     def _check_pretext(self, model: torch.nn.Module) -> None:
@@ -248,10 +223,8 @@ class RunConfig:
             with torch.device("meta"):
                 self.pretext(model, self.skeleton(0) if self.method.needs_teacher else None)
         except AssertionError as error:  # timm's blocks refuse a width that their heads do not divide
-            raise ValueError(
-                f"decoder_width={self.task.decoder_width} makes no decoder ({error}): take a multiple of"
-                f" decoder_heads={self.task.decoder_heads}"
-            ) from error
+            width, heads = self.task.decoder_width, self.task.decoder_heads
+            raise ValueError(f"decoder_width={width} is no multiple of decoder_heads={heads}") from error
 
     def pretext(
         self,
@@ -264,12 +237,12 @@ class RunConfig:
         # imported here: other runs do not need them
         from atfamily import contrast, distilled_mae, simmim
         from atfamily.attndistill import AttnDistill
-        from atlib.train import pretrain
+        from atlib import mae
 
         match self.task:
             case Mae() as task:
                 decoder = task.decoder_width, task.decoder_depth, task.decoder_heads
-                painter = pretrain.MaskedAutoencoder(vit, task.mask_ratio, *decoder)
+                painter = mae.MaskedAutoencoder(vit, task.mask_ratio, *decoder)
                 if not isinstance(task, Dmae):
                     return painter
                 return distilled_mae.DistilledMae(teacher, painter, normalisation=images)
@@ -424,10 +397,7 @@ def with_settings(values: Mapping[str, Any], changes: Mapping[str, str]) -> RunC
             changed[name] = value
     for part in ("plan", "augmentation"):
         if inner[part] and values.get(part) is None:
-            raise ValueError(
-                f"{part}.{next(iter(inner[part]))}: this run has no {part} (method {str(method)!r},"
-                f" recipe {values['recipe_name']!r})"
-            )
+            raise ValueError(f"{part}.{next(iter(inner[part]))}: a run of {str(method)!r} has no {part}")
         if inner[part]:
             changed[part] = replace(values[part], **inner[part])
     changed["recipe"] = values["recipe"].changed(inner["recipe"])

@@ -10,8 +10,8 @@ from typing import Any
 import timm
 import torch
 
+from atlib import recipe as recipes
 from atlib._util import require_known
-from atlib.train import recipe as recipes
 from atlib.vit import PRESETS, Architecture, check_activation, create_vit, weights_file
 from atrun import generic
 from atrun.build import check_fits
@@ -37,18 +37,21 @@ from atrun.untrained import UNTRAINED
 # As the scale "cifar10" pre-trains (`atbook.lab.scales`).
 SMALL_PHOTOGRAPHS = Augmentation(32, crop="padded", padding=4, crop_pct=1.0, mean=(0.5,) * 3, std=(0.25,) * 3)
 _SMALL_VIEWS = replace(SMALL_PHOTOGRAPHS, crop="random-resized", scale=(0.2, 1.0))
+# Of MAE's steps: SimMIM (arXiv 2111.09886, section 4.1: β2 = 0.999, weight decay 0.05), MoCo-v3 (arXiv
+# 2104.02057, section 5: weight decay 0.1) and DINO (arXiv 2104.14294, section 3.2: from 0.04 to 0.4).
+_LABELLESS = recipes.Recipe(steps=2000, lr=1e-3, label_smoothing=0.0)
 # What `pretrain` runs beside the papers' recipes, on small images: fields of a run.
 TASKS_OF_OUR_OWN: dict[str, dict[str, Any]] = {
     Method.MAE: {"recipe": recipes.MAE, "augmentation": SMALL_PHOTOGRAPHS},
-    Method.SIMMIM: {"recipe": recipes.SIMMIM, "augmentation": SMALL_PHOTOGRAPHS},
+    Method.SIMMIM: {"recipe": _LABELLESS, "augmentation": SMALL_PHOTOGRAPHS},
     Method.MOCO: {
-        "recipe": recipes.MOCO,
+        "recipe": replace(_LABELLESS, weight_decay=0.1),
         "augmentation": _SMALL_VIEWS,
         "hidden_width": 1024,
         "projection_width": 128,
     },
     Method.DINO: {
-        "recipe": recipes.DINO,
+        "recipe": replace(_LABELLESS, weight_decay=0.04, weight_decay_end=0.4),
         "augmentation": _SMALL_VIEWS,
         "hidden_width": 512,
         "momentum": 0.996,
@@ -108,7 +111,6 @@ def configure(
     if data == COCO:
         common["training_split"] = "train2017"
     config = with_settings({**of_recipe, **common}, changes)
-    config.recipe.require_optimizer()
     check_fits(config)
     return config
 
@@ -148,7 +150,6 @@ def configure_again(
         values["teacher"] = teacher_name(teacher)
     values |= {"tensorboard": tensorboard} | ({} if seed is None else {"seed": seed})
     config = with_settings(values, changes)
-    config.recipe.require_optimizer()
     check_fits(config)
     return config
 

@@ -25,14 +25,13 @@ from atfamily.measures.accounting import (
     teacher,
 )
 from atlib.attention_transfer import AttentionTransfer
-from atlib.baselines.distillation import FeatureDistillation, LogitDistillation
-from atlib.baselines.mean_maps import StoredMaps
-from atlib.data.sampler import Batch, ShardSpec, steps_per_epoch
+from atlib.baselines import FeatureDistillation, LogitDistillation, StoredMaps
+from atlib.loading import Batch, ShardSpec, steps_per_epoch
+from atlib.optim import make_optimizer, schedule
 from atlib.pair import IMAGENET
 from atlib.plan import Plan
-from atlib.train.loop import train
-from atlib.train.optim import make_optimizer, schedule
-from atlib.train.recipe import PLAIN, Recipe, try_optimizer
+from atlib.recipe import Recipe
+from atlib.train import train
 from atlib.vit import VITS
 from atrun.build import (
     SMALL_SCALE,
@@ -456,9 +455,12 @@ def _memory_of_detector(config: RunConfig, outputs: int, size: tuple[int, int]) 
 def state_per_weight(recipe: Recipe, width: int = 256) -> float:
     """Numbers of float32 size that the optimiser keeps for each weight, between steps: 2 for AdamW. Counted
     on a layer of `width` x `width` weights."""
-    if recipe.optimizer in PLAIN:
-        return PLAIN[recipe.optimizer]
-    kept = tree_leaves(list(try_optimizer(recipe.optimizer, recipe.betas, width).state.values()))
+    with torch.random.fork_rng(devices=[]), torch.compiler.set_stance("force_eager"):
+        layer = torch.nn.Linear(width, width, bias=False)
+        optimizer = make_optimizer(layer, replace(recipe, base_lr=None))
+        layer(torch.ones(1, width)).sum().backward()
+        optimizer.step()
+    kept = tree_leaves(list(optimizer.state.values()))
     # What has no dimension counts steps, and does not grow with the model.
     tensors = [value for value in kept if isinstance(value, Tensor) and value.ndim]
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors) / (4 * width * width)

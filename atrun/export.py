@@ -18,10 +18,10 @@ from timm.models.deit import VisionTransformerDistilled
 from torch import Tensor, nn
 
 from atlib._util import write_atomically
-from atlib.baselines.mean_maps import StoredMaps
+from atlib.baselines import StoredMaps
 from atlib.checkpoint import normalisation_said, read_header, save_vit
+from atlib.objectives import outputs
 from atlib.pair import Normalisation, Pair, attach, student_of
-from atlib.train.objectives import outputs
 from atlib.vit import PRESETS, Architecture
 from atrun.build import preparation_of
 from atrun.classes import class_names

@@ -12,11 +12,11 @@ import torch
 from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
 
-from atlib.compatibility import Sizes, plan_of_sizes
-from atlib.data.sampler import steps_per_epoch
+from atlib.compatibility import Sizes
+from atlib.loading import steps_per_epoch
 from atlib.pair import Normalisation
-from atlib.student import SIZES, student_sizes
-from atlib.train.recipe import Recipe
+from atlib.recipe import Recipe
+from atlib.student import SIZES, plan_of_sizes, student_sizes
 from atlib.vit import VITS, Architecture, create_classifier, create_vit
 from atrun.config import built_for, settings
 from atrun.data.catalogue import CATALOGUE
@@ -197,8 +197,8 @@ def _material(data: str, told: Mapping[str, Any], seed: int, labelled: bool = Tr
     known = CATALOGUE[data].images if data in CATALOGUE else {}
     if told.get("streaming") or set(parts) <= set(known):
         return Material(told.get("data_size") or sum(known[part] for part in parts), None, fixed=False)
-    from atlib.data.loading import CorruptImage
     from atrun.data.decoding import decode
+    from atrun.data.loading import CorruptImage
     from atrun.data.photos import open_photos  # imported here: `datasets` takes seconds
 
     how = {name: told.get(name) for name in ("image_column", "label_column")} | {"labelled": labelled}

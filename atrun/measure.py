@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from atfamily.measures.predictions import ensemble_logits
 from atfamily.measures.subsets import accuracy_on
-from atlib.data.images import Images
-from atlib.train.evaluate import predict, score
+from atlib.data import Images
+from atlib.evaluate import predict, score
 from atrun.build import require_size
 from atrun.data.decoding import decode
 from atrun.data.transforms import Augmentation

@@ -16,9 +16,11 @@ from torch import Tensor, nn
 from atfamily.measures.predictions import Interval, paired_bootstrap
 from atlib._util import STOPPED, write_atomically
 from atlib.checkpoint import save_vit
-from atlib.pair import config_of
-from atlib.train.evaluate import predict
-from atlib.train.trainer import NonFiniteLoss, Preempted
+from atlib.compatibility import sizes_of
+from atlib.evaluate import predict
+from atlib.pair import Normalisation, config_of
+from atlib.student import built_with
+from atlib.train import NonFiniteLoss, Preempted
 from atlib.vit import Architecture
 from atrun import generic
 from atrun.build import outputs_for, says_classes, training_images
@@ -106,15 +108,16 @@ def transfer(
 ) -> Trained:
     """Train a student of a teacher on photographs: `python -m atlib transfer`, with its rules and files.
 
-    teacher: a timm name, a file, or a ViT of `create_vit`, which is written beside `out`; data: a folder, or
+    teacher: a timm name, a file, or a model: a ViT of timm or torchvision or one of transformers, which is
+    written beside `out`; data: a folder, or
     a name of the catalogue; a flat folder of images without classes trains by the transfer loss alone.
     student: "tiny", "small", "half", a timm name, or None for the teacher's size. method: one of `METHODS`.
     out: the run's folder, in which an interrupted run goes on. settings: as on the command line,
     {"epochs": "20"}. Raises what `configure` and `start` raise, `ValueError` for a folder with another run.
     """
     out, method = Path(out), _method_on(method, data)
-    given = teacher if isinstance(teacher, (str, Path)) else _written(teacher, out)
-    asked = _asked(str(given), str(data), student, method, settings, seed)
+    given, settings = _written(teacher, out, settings)
+    asked = _asked(given, str(data), student, method, settings, seed)
     config, rules = configured(*asked)
     images = training_images(config)
     note_hours([config], len(images), outputs_for(config, images))
@@ -138,11 +141,10 @@ def compare_methods(
     Logits need a teacher of the data's classes: another one is first fine-tuned, in OUT/teacher, for them
     alone. Raises as `transfer` does, `ValueError` for data without labels.
     """
-    out, given = Path(out), teacher
+    out = Path(out)
     if is_flat(data) or not methods or seeds < 1:
         raise ValueError(f"data={str(data)!r}, methods={methods}, seeds={seeds}: labels, a method and a seed")
-    if isinstance(teacher, nn.Module):
-        given = _written(teacher, out)
+    given, settings = _written(teacher, out, settings)
     methods = [method_of_run(name) for name in dict.fromkeys(methods)]
     tuned = out / "teacher"
     if any(method.reads_logits for method in methods) and not says_classes(teacher_name(str(given))):
@@ -212,12 +214,35 @@ def _method_on(method: str, data: str | Path) -> Method:
     return Method(f"{asked}-unlabelled")
 
 
-def _written(teacher: nn.Module, out: Path) -> Path:
-    """A live teacher as a file beside the run's folder."""
-    name, arguments = config_of(teacher).get("create_vit") or (None, None)
-    if name is None:
-        raise ValueError(f"a {type(teacher).__name__}: give a ViT of create_vit, a timm name or a file")
-    return save_vit(out.with_name(f"{out.name}-teacher.safetensors"), teacher, Architecture(name, arguments))
+def _written(
+    teacher: str | Path | nn.Module, out: Path, settings: Mapping[str, str]
+) -> tuple[str, Mapping[str, str]]:
+    """A teacher by its name or path, a live one as a file or folder beside the run's folder; and the settings
+    with what such a file does not say. Raises `ValueError` for a model that no library can write."""
+    if isinstance(teacher, (str, Path)):
+        return str(teacher), settings
+    sizes = sizes_of(teacher)
+    beside, library = out.with_name(f"{out.name}-teacher"), type(teacher).__module__.partition(".")[0]
+    beside.parent.mkdir(parents=True, exist_ok=True)
+    known = Normalisation.of(teacher)
+    if library == "transformers":
+        teacher.save_pretrained(beside)
+        if known is not None:
+            said = {"image_mean": known.mean, "image_std": known.std}
+            (beside / "preprocessor_config.json").write_text(json.dumps(said))
+        return str(beside), settings
+    if library == "torchvision":
+        beside = beside.with_suffix(".pth")
+        torch.save(teacher.state_dict(), beside)
+        said = {} if known is None else {f"teacher_{part}": json.dumps(v) for part, v in vars(known).items()}
+        return str(beside), {"teacher_heads": str(sizes.heads), **said, **settings}
+    if not config_of(teacher):
+        ways = "give one of timm, transformers or torchvision; others teach by AttentionTransfer"
+        raise ValueError(f"a {type(teacher).__name__} cannot be written as a file: {ways}")
+    name, arguments = built_with(teacher)
+    arguments = {"num_classes": teacher.num_classes, **arguments}
+    path = beside.with_suffix(".safetensors")
+    return str(save_vit(path, teacher, Architecture(name, arguments))), settings
 
 
 def _asked(

@@ -2,61 +2,55 @@
 images come. A setting belongs to the part whose field it is."""
 
 import math
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from inspect import get_annotations
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from atlib._util import check_fields, require_known
-from atlib.data.loading import ON_CORRUPT
+from atlib._util import require_known
 from atrun.data.generated import is_generated
+from atrun.data.loading import ON_CORRUPT
 from atrun.data.transforms import Augmentation
 from atrun.method import Method
 
 COCO = "coco"  # what detectors learn from, in COCO's form
 DETECTORS = ("fcos", "faster-rcnn", "mask-rcnn")  # as in `atfamily.detection.detector.DETECTORS`
 DETECTOR_SIZES = ("vitdet", "small")  # likewise, `SIZES`
-# The values that can be meant.
-RULES_OF_LABELLED = ((("evaluate_every",), lambda value: value >= 0, "must be at least 0"),)
-RULES_OF_CLASSIFY = ((("maps_every",), lambda value: value >= 0, "must be at least 0"),)
-RULES_OF_DETECT = (
-    (
-        ("jitter",),
-        lambda value: value is None or len(value) == 2 and 0 < value[0] <= value[1] < math.inf,
-        "must be the least and the largest scale, such as (0.1, 2.0), or None for none",
-    ),
-)
-RULES_OF_MAE = (
-    (("decoder_width", "decoder_depth", "decoder_heads"), lambda value: value >= 1, "must be at least 1"),
-)
-RULES_OF_ATTNDISTILLED = (
-    (("attention_weight",), lambda value: 0 <= value < math.inf, "must be a finite number from 0 on"),
-    (("attention_temperature",), lambda value: value > 0, "must be above 0"),
-    (("projector_layers",), lambda value: value >= 1, "must be at least 1"),
-)
-RULES_OF_SIMMIM = ((("mask_unit",), lambda value: value >= 1, "must be at least 1"),)
-RULES_OF_CONTRAST = (
-    (("hidden_width",), lambda value: value >= 1, "must be at least 1"),
-    (("momentum",), lambda value: 0 <= value <= 1, "is a share, from 0 to 1"),
-)
-RULES_OF_MOCO = (
-    (("projection_width",), lambda value: value >= 1, "must be at least 1"),
-    (("contrast_temperature",), lambda value: value > 0, "must be above 0"),
-)
-RULES_OF_DINO = (
-    (("outputs", "bottleneck_width"), lambda value: value >= 1, "must be at least 1"),
-    (("local_views",), lambda value: value >= 0, "must be at least 0"),
-    (
-        ("teacher_temperature", "local_scale"),
-        lambda value: len(value) == 2 and min(value) > 0,
-        "has two values, both above 0",
-    ),
-    (("temperature_warmup", "frozen"), lambda value: 0 <= value <= 1, "is a share of the run, from 0 to 1"),
-    (("local_size",), lambda value: value is None or value >= 1, "must be at least 1 pixel, or None"),
-)
-RULES_OF_READING = (
-    (("data_size",), lambda value: value is None or value >= 1, "must be at least 1, or None for all"),
-)
+_COUNT, _FROM_0, _SHARE, _ABOVE_0 = (1, math.inf), (0, math.inf), (0, 1), (sys.float_info.min, math.inf)
+# The least and the largest value that can be meant of a run's numbers, and of each in a pair.
+RANGES: dict[str, tuple[float, float]] = {
+    "seed": (0, 2**32 - 1),  # as NumPy's generators ask for
+    "drop_path": (0, 0.99),
+    **dict.fromkeys(("workers", "evaluate_every", "maps_every", "local_views", "attention_weight"), _FROM_0),
+    **dict.fromkeys(("save_every", "keep", "reference_images", "teacher_image_size", "data_size"), _COUNT),
+    **dict.fromkeys(("decoder_width", "decoder_depth", "decoder_heads", "mask_unit"), _COUNT),
+    **dict.fromkeys(("projector_layers", "hidden_width", "projection_width"), _COUNT),
+    **dict.fromkeys(("outputs", "bottleneck_width", "local_size"), _COUNT),
+    **dict.fromkeys(("momentum", "temperature_warmup", "frozen"), _SHARE),
+    **dict.fromkeys(("attention_temperature", "contrast_temperature"), _ABOVE_0),
+    **dict.fromkeys(("teacher_temperature", "local_scale", "jitter"), _ABOVE_0),
+}
+PAIRS = ("teacher_temperature", "local_scale", "jitter")
+WORDS = {"detector": DETECTORS, "detector_sizes": DETECTOR_SIZES, "on_corrupt": ON_CORRUPT}
+
+
+def check_values(values: Mapping[str, Any]) -> None:
+    """Raise `ValueError` for a field of a run outside its range, and for a word that is not known; None is
+    always in it."""
+    for name, value in values.items():
+        if value is None or name not in (*RANGES, *WORDS):
+            continue
+        if name in WORDS:
+            require_known(name, value, WORDS[name])
+            continue
+        low, high = RANGES[name]
+        several = tuple(value) if name in PAIRS else (value,)
+        if name in PAIRS and len(several) != 2 or not all(low <= one <= high for one in several):
+            two = "two numbers " if name in PAIRS else ""
+            raise ValueError(f"{name}={value!r}: {two}from {low:g} to {high:g}")
+    if (jitter := values.get("jitter")) is not None and not jitter[0] <= jitter[1] < math.inf:
+        raise ValueError(f"jitter={jitter!r}: the least and the largest scale, such as (0.1, 2.0)")
 
 
 class Part:
@@ -82,9 +76,6 @@ class Labelled(Part):
     #: evaluated after every so many passes too; 0: only at the end
     evaluate_every: int = 0
 
-    def __post_init__(self):
-        check_fields(self, RULES_OF_LABELLED)
-
 
 @dataclass(frozen=True)
 class Classify(Labelled):
@@ -95,10 +86,6 @@ class Classify(Labelled):
 
     #: epochs between pictures of where teacher and student look in six images; 0: none
     maps_every: int = 0
-
-    def __post_init__(self):
-        super().__post_init__()
-        check_fields(self, RULES_OF_CLASSIFY)
 
 
 @dataclass(frozen=True)
@@ -113,14 +100,6 @@ class Detect(Labelled):
     detector_sizes: str = "vitdet"
     #: least and largest scale of large-scale jitter (`atrun.data.coco.CocoObjects`), None for none
     jitter: tuple[float, float] | None = None
-
-    def __post_init__(self):
-        super().__post_init__()
-        if self.detector is None:
-            raise unfit(COCO, None)
-        require_known("detector", self.detector, DETECTORS)
-        require_known("detector_sizes", self.detector_sizes, DETECTOR_SIZES)
-        check_fields(self, RULES_OF_DETECT)
 
 
 @dataclass(frozen=True)
@@ -146,9 +125,6 @@ class Mae(Masked):
     #: heads in each of them
     decoder_heads: int = 4
 
-    def __post_init__(self):
-        check_fields(self, RULES_OF_MAE)
-
 
 @dataclass(frozen=True)
 class Dmae(Mae):
@@ -170,9 +146,6 @@ class AttnDistilled(Part):
     #: layers of the projector, which is dropped later
     projector_layers: int = 4
 
-    def __post_init__(self):
-        check_fields(self, RULES_OF_ATTNDISTILLED)
-
 
 @dataclass(frozen=True)
 class Taught(Part):
@@ -192,9 +165,6 @@ class Simmim(Masked):
     #: the side, in patches, of the squares that are hidden
     mask_unit: int = 1
 
-    def __post_init__(self):
-        check_fields(self, RULES_OF_SIMMIM)
-
 
 @dataclass(frozen=True)
 class Contrast(Part):
@@ -206,9 +176,6 @@ class Contrast(Part):
     hidden_width: int = 4096
     #: decay of the copy that follows, at the first step; 1 at the last
     momentum: float = 0.99
-
-    def __post_init__(self):
-        check_fields(self, RULES_OF_CONTRAST)
 
 
 @dataclass(frozen=True)
@@ -223,10 +190,6 @@ class Moco(Contrast):
     contrast_temperature: float = 0.2
     #: leave the patch projection as it is drawn
     freeze_patches: bool = True
-
-    def __post_init__(self):
-        super().__post_init__()
-        check_fields(self, RULES_OF_MOCO)
 
 
 @dataclass(frozen=True)
@@ -254,10 +217,6 @@ class Dino(Contrast):
     #: pixels a side at which they are computed, by a model with dynamic_img_size; None: at full size
     local_size: int | None = None
 
-    def __post_init__(self):
-        super().__post_init__()
-        check_fields(self, RULES_OF_DINO)
-
 
 # --- How images come ---
 
@@ -272,9 +231,6 @@ class Reading(Part):
     training_split: str = "train"
     #: so many images, chosen by the seed; None: all. Of a stream, their number, where nothing else says it
     data_size: int | None = None
-
-    def __post_init__(self):
-        check_fields(self, RULES_OF_READING)
 
 
 @dataclass(frozen=True)
@@ -310,10 +266,6 @@ class Rows(Files):
     on_corrupt: str = "raise"
     #: None: images are taken as they are
     augmentation: Augmentation | None = None
-
-    def __post_init__(self):
-        super().__post_init__()
-        require_known("on_corrupt", self.on_corrupt, ON_CORRUPT)
 
 
 @dataclass(frozen=True)

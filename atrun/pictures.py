@@ -10,7 +10,7 @@ from atfamily.measures.pictures import coloured, first_middle_last, image_grid, 
 from atlib._util import in_eval_mode
 from atlib.attention import walk
 from atlib.attention_transfer import AttentionTransfer
-from atlib.data.sampler import EvaluationData
+from atlib.loading import EvaluationData
 from atlib.pair import student_of
 
 COUNT = 6  # images in a picture

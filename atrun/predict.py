@@ -13,15 +13,15 @@ import torch
 from PIL import Image
 
 from atlib._util import require_known, write_atomically
-from atlib.data.loading import ON_CORRUPT, CorruptImage
+from atlib.evaluate import says_nothing
+from atlib.objectives import outputs
 from atlib.pair import student_of
-from atlib.train.evaluate import says_nothing
-from atlib.train.objectives import outputs
 from atrun.build import preparation_of
 from atrun.classes import class_names
 from atrun.config import is_run, read_config
 from atrun.data.decoding import decode
 from atrun.data.folders import pictures_below
+from atrun.data.loading import ON_CORRUPT, CorruptImage
 from atrun.runner import load_result, weights_of
 
 BATCH = 64

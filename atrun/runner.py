@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from atlib.baselines.mean_maps import load_stored_maps, save_stored_maps
+from atlib.baselines import load_stored_maps, save_stored_maps
 from atlib.checkpoint import load_bundle, load_vit, read_header, save_bundle, save_vit
+from atlib.checkpoint_manager import CheckpointManager, digest, digest_of_weights
+from atlib.evaluate import evaluate_together
 from atlib.pair import student_of
-from atlib.train.checkpoint_manager import CheckpointManager, digest, digest_of_weights
-from atlib.train.distributed import require_together
-from atlib.train.evaluate import evaluate_together
-from atlib.train.loop import train
+from atlib.processes import require_together
+from atlib.train import train
 from atrun.build import (
     READING,
     Built,
@@ -127,14 +127,16 @@ def resume(
     on_corrupt: str | None = None,
     log: Callable[[dict], None] | None = None,
     trust_data: bool = False,
+    allow_other_processes: bool = False,
 ) -> Record:
     """Go on with the run in `folder` from its newest good checkpoint, or from the beginning without one, and
     return its record.
 
     A finished run is not touched; one whose weights were deleted writes them again. on_corrupt: from now on,
-    and in its config ("raise" or "skip"). log: as in `start`; trust_data: as in
-    `read_config`. Raises `OSError` for a folder without a run or with a damaged record, and `ValueError`
-    where its config or its teacher's file was changed.
+    and in its config ("raise" or "skip"). log: as in `start`; trust_data: as in `read_config`;
+    allow_other_processes: with another number of them than before, and so other bits. Raises `OSError` for a
+    folder without a run or with a damaged record, and `ValueError` where its config or its teacher's file was
+    changed.
     """
     require_together()
     config = read_config(folder, trust_data)
@@ -152,7 +154,7 @@ def resume(
     with _locked(folder):
         if on_corrupt is not None and config != before and is_main_process():
             write_config(folder, config)
-        return _carry_out(config, folder, ready, log)
+        return _carry_out(config, folder, ready, log, ("processes",) if allow_other_processes else ())
 
 
 def is_finished(folder: Path, config: RunConfig) -> bool:
@@ -250,7 +252,6 @@ def load_result(path: Path) -> nn.Module:
 
 def _make_ready(config: RunConfig, images, folder: Path) -> Ready:
     """Open and build all, and find out now, not hours later, that training lacks the evaluation's classes."""
-    config.recipe.require_optimizer()
     tested_on = held_out(config) if isinstance(config.task, Labelled) else None
     if config.method.reads_logits and tuple(read_header(config.teacher)["classes"]) != tuple(images.classes):
         raise ValueError(f"{config.teacher} was trained on other classes than {config.data} has")
@@ -309,9 +310,14 @@ def _check_classes(config: RunConfig, images, tested_on) -> None:
 
 
 def _carry_out(
-    config: RunConfig, folder: Path, ready: Ready, also: Callable[[dict], None] | None
+    config: RunConfig,
+    folder: Path,
+    ready: Ready,
+    also: Callable[[dict], None] | None,
+    may_differ: tuple[str, ...] = (),
 ) -> Record | None:
-    """Train, keep the result, write the record. The record of the first process; the others have none."""
+    """Train, keep the result, write the record. The record of the first process; the others have none.
+    may_differ: from what the run was started with."""
     images, tested_on, built = ready
     averaged = copy.deepcopy(student_of(built.model)) if config.recipe.ema is not None else None
     same, detects = config.fingerprint(), isinstance(config.task, Detect)
@@ -332,7 +338,8 @@ def _carry_out(
                 same[f"{name}'s sha256"] = digest(Path(weights))
     checkpoints = folder / "checkpoints"
     best = f"{split}_{'box_AP' if detects else 'accuracy'}"
-    free = (*FREE, "what the teacher sees")  # a sentence, in checkpoints of before they had its values
+    # a sentence, in checkpoints of before they had its values
+    free = (*FREE, "what the teacher sees", *may_differ)
     keeper = CheckpointManager(checkpoints, config.save_every, config.keep, same, best, free)
 
     def metrics(model: nn.Module) -> dict:

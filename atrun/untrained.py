@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from atlib.checkpoint import save_vit
-from atlib.data.rng import seed_for
+from atlib.loading import seed_for
 from atlib.vit import Architecture
 from atrun.method import Method
 

@@ -21,7 +21,7 @@ from timing import interleave
 
 from atbook.worlds import marked_glyphs
 from atlib import create_vit
-from atlib.data.sampler import ShardSpec
+from atlib.loading import ShardSpec
 from atrun.data.catalogue import open_rows_of
 from atrun.data.decoding import decode
 from atrun.data.natural_shifts import IMAGENET

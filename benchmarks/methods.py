@@ -11,9 +11,10 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from atlib import AttentionTransfer, Plan, create_vit
-from atlib.baselines.distillation import FeatureDistillation
-from atlib.train import make_optimizer, outputs
-from atlib.train.recipe import Recipe
+from atlib.baselines import FeatureDistillation
+from atlib.objectives import outputs
+from atlib.recipe import Recipe
+from atlib.train import make_optimizer
 
 # The rate is so small that thousands of steps change nothing: the time of a step must not depend on how far a
 # run has come.

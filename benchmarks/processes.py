@@ -24,9 +24,9 @@ from timing import ratio, spread
 from atbook.worlds import glyph_images
 from atbook.worlds.glyphs import generate
 from atlib import AttentionTransfer, Plan, create_vit
-from atlib.data.sampler import steps_per_epoch
+from atlib.loading import steps_per_epoch
+from atlib.recipe import Recipe
 from atlib.train import train
-from atlib.train.recipe import Recipe
 from atrun.data.catalogue import CATALOGUE
 from atrun.estimate_text import PAPER_EPOCHS, PAPER_GPU_HOURS
 from atrun.recipes import published

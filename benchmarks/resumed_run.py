@@ -21,11 +21,10 @@ from torch import nn
 
 from atbook.worlds import glyph_images, glyphs
 from atlib import AttentionTransfer, Plan
+from atlib.checkpoint_manager import CheckpointManager
 from atlib.data import crop_and_flip
-from atlib.train.checkpoint_manager import CheckpointManager
-from atlib.train.loop import train
-from atlib.train.recipe import Recipe
-from atlib.train.trainer import Preempted
+from atlib.recipe import Recipe
+from atlib.train import Preempted, train
 from atlib.vit import create_vit
 
 

@@ -128,7 +128,7 @@ def main(arguments: list[str] | None = None) -> dict:
     sizes = Sizes.of(create_vit(MODELS[options.model]))
     images = torch.randn(options.batch, 3, sizes.img_size, sizes.img_size)
     models = {name: network.build(sizes).eval().requires_grad_(False) for name, network in NETWORKS.items()}
-    with torch.no_grad():  # as `atlib.train.evaluate.predict` runs them
+    with torch.no_grad():  # as `atlib.evaluate.predict` runs them
         counted = {name: flops_of(model, images) / options.batch for name, model in models.items()}
         actions = {
             name: lambda model=model: [model(images) for _ in range(options.passes)]

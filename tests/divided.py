@@ -31,10 +31,10 @@ from atfamily.detection.detector import SIZES, detection_loss, mask_rcnn
 from atfamily.detection.evaluate import evaluate_detector
 from atlib import AttentionTransfer, Plan, create_vit
 from atlib.checkpoint import save_weights
+from atlib.checkpoint_manager import CheckpointManager
+from atlib.evaluate import evaluate_together
+from atlib.recipe import Recipe
 from atlib.train import train
-from atlib.train.checkpoint_manager import CheckpointManager
-from atlib.train.evaluate import evaluate_together
-from atlib.train.recipe import Recipe
 from atrun import __main__ as command
 from atrun import runner
 from atrun.data.coco import CocoObjects

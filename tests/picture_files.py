@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from atlib.data.sampler import ShardSpec
+from atlib.loading import ShardSpec
 from atrun.data.transforms import Augmentation
 
 CLASSES = ["cat", "dog", "owl"]

@@ -10,8 +10,8 @@ from atbook.lab.scales import CENTRAL_METHODS, TUNING_SEED, GlyphScale
 from atbook.lab.study import Place, Sources, fine_tuning
 from atbook.lab.tuning import grid
 from atbook.worlds import glyphs, pretext
+from atlib import recipe
 from atlib.checkpoint import save_vit, save_weights
-from atlib.train import recipe
 from atlib.vit import Architecture
 from tests.helpers import randomise
 

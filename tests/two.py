@@ -25,11 +25,11 @@ from safetensors.torch import save_file
 from atbook.worlds import glyph_images
 from atbook.worlds.glyphs import generate
 from atfamily.contrast import Dino, MoCo, contrast_loss
-from atlib import AttentionTransfer, Plan
-from atlib.train import NonFiniteLoss, Preempted, distributed, student_loss, train
-from atlib.train.checkpoint_manager import CheckpointManager
-from atlib.train.evaluate import evaluate_together
-from atlib.train.recipe import Recipe
+from atlib import AttentionTransfer, Plan, processes
+from atlib.checkpoint_manager import CheckpointManager
+from atlib.evaluate import evaluate_together
+from atlib.recipe import Recipe
+from atlib.train import NonFiniteLoss, Preempted, student_loss, train
 from atrun import __main__ as command
 from atrun.data.views import looks, small_views
 from tests.helpers import tiny
@@ -209,7 +209,7 @@ def dead(rank: int) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    distributed.WAIT = timedelta(seconds=60)
+    processes.WAIT = timedelta(seconds=60)
     what, place, rank = sys.argv[1], Path(sys.argv[2]), int(os.environ["RANK"])
     if what == "all":
         trained("plain")  # the first call starts the process group

@@ -26,7 +26,7 @@ from pathlib import Path
 import yaml
 
 from atbook.records import read_records
-from tools import execute
+from tools import execute, figures
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "_build"
@@ -42,7 +42,7 @@ def outputs_depend_on() -> str:
         ROOT / name for name in ("atlib", "atfamily", "atrun", "atbook", "configs", "results", "book/papers")
     ]
     files = [path for folder in folders for path in folder.rglob("*") if "__pycache__" not in path.parts]
-    total = hashlib.sha256(f"{sys.version} {execute.FIXED}".encode())
+    total = hashlib.sha256(f"{sys.version} {execute.FIXED} {figures.KERNEL}".encode())
     for path in sorted(path for path in [ROOT / "requirements.lock", *files] if path.is_file()):
         total.update(f"{path.relative_to(ROOT).as_posix()} {path.stat().st_size}\n".encode())
         total.update(path.read_bytes())

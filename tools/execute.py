@@ -26,7 +26,7 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellControlSignal
 from nbformat import NotebookNode
 
-from tools import forked
+from tools import figures, forked
 
 # Variables of the notebooks' environment that would change their output or their speed.
 FIXED = {
@@ -84,7 +84,8 @@ def run(source: Path, limit: int) -> tuple[Path, NotebookNode, float, Exception 
         startup_timeout=PATIENCE,
         iopub_timeout=PATIENCE,
         record_timing=False,  # it would be written into the cells, by which the cache finds them
-        extra_arguments=["--log-level=ERROR"],
+        # A slide shows a picture, whose height is that of a slide.
+        extra_arguments=["--log-level=ERROR", *(() if source.parent.name == "slides" else figures.KERNEL)],
         resources={"metadata": {"path": str(source.parent)}},
     )
     start, error = time.monotonic(), None

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from atbook.exercises.inputs import normal
 from atbook.exercises.judging import Exercise, Wrong
-from atlib.losses import hard_distillation, soft_distillation
+from atlib.baselines import hard_distillation, soft_distillation
 
 # --- 8.1 ---
 

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from atbook.exercises.inputs import maps, normal
 from atbook.exercises.judging import Exercise, Wrong
-from atlib.analysis.cka import MinibatchCKA
-from atlib.analysis.divergence import StreamingDivergence, jensen_shannon
+from atlib.analysis import MinibatchCKA, StreamingDivergence, jensen_shannon
 
 Hsic = Callable[[Tensor, Tensor], Tensor]
 

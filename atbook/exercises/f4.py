@@ -6,7 +6,7 @@ from torch.nn.functional import cross_entropy
 
 from atbook.exercises.inputs import maps, normal
 from atbook.exercises.judging import Exercise, Wrong
-from atlib.data.images import UNLABELLED
+from atlib.data import UNLABELLED
 
 # --- F4.1 ---
 

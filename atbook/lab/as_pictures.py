@@ -7,8 +7,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from atlib.data.images import Augment
-from atlib.data.rng import rng_put_back, seed_generators
+from atlib.data import Augment
+from atlib.loading import rng_put_back, seed_generators
 
 
 def as_pictures(operation: Callable[[Image.Image], Image.Image]) -> Augment:

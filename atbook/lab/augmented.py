@@ -13,7 +13,7 @@ from atbook.lab.as_pictures import as_pictures
 from atbook.lab.scales import AXES, START, GlyphScale
 from atbook.lab.study import Sources, Study, Variant, by, scratch
 from atbook.lab.tuning import Range
-from atlib.data.images import Images
+from atlib.data import Images
 
 Operation = Callable[[Image.Image], Image.Image]
 

@@ -10,7 +10,7 @@ from atbook.lab.study import Sources, Study, Variant
 from atbook.lab.tuning import Ladder, Range
 from atfamily.binary_vit import BinaryViT, binary_deit
 from atlib.attention_transfer import AttentionTransfer
-from atlib.baselines.distillation import LogitDistillation
+from atlib.baselines import LogitDistillation
 from atlib.plan import Plan
 
 # What the maps of a student are: 0 or a share, or a softmax as in any ViT; everything else is bits in both.

@@ -32,7 +32,7 @@ from atbook.lab.translation import TRANSLATION
 from atbook.records import read_file, read_records, records_file
 from atlib._util import STOPPED, require_known
 from atlib.checkpoint import save_vit
-from atlib.train.trainer import Preempted
+from atlib.train import Preempted
 from atrun.record import Record
 
 EXPERIMENTS: dict[str, Study | Examination] = {

@@ -13,10 +13,10 @@ from atbook.lab.tuning import Range
 from atbook.worlds import glyphs
 from atfamily.measures.controls import jigsaw, maps_of, mean_map, patch_order
 from atlib.attention_transfer import AttentionTransfer, TeacherMaps
-from atlib.baselines.distillation import LogitDistillation
-from atlib.data.images import Images, with_unlabelled
-from atlib.data.map_cache import keys_of
-from atlib.data.rng import seed_for
+from atlib.baselines import LogitDistillation
+from atlib.data import Images, with_unlabelled
+from atlib.loading import seed_for
+from atlib.map_cache import keys_of
 from atlib.plan import Plan
 
 # --- The oracle: the class token reads the named glyph's token, and every patch reads itself ---

@@ -18,9 +18,9 @@ from atfamily.detection.objects import ObjectImages
 from atfamily.detection.precision import SCENE_SIZES, coco_precision
 from atfamily.detection.segment import Segmenter, mean_iou, pixel_images, segmentation_loss
 from atlib.attention_transfer import AttentionTransfer
-from atlib.data.images import Images
-from atlib.data.rng import seed_for
-from atlib.train.objectives import Loss
+from atlib.data import Images
+from atlib.loading import seed_for
+from atlib.objectives import Loss
 
 
 def _figures(model: nn.Module, images: ObjectImages, masks: bool) -> dict[str, float]:

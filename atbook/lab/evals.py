@@ -54,11 +54,10 @@ from atfamily.measures.subsets import (
     group_accuracy,
 )
 from atlib._util import require_known
-from atlib.analysis import PAIRINGS, class_token, compare_layers, describe_layers, layer_cka
-from atlib.analysis.streaming import walks
-from atlib.data.images import Images
+from atlib.analysis import PAIRINGS, class_token, compare_layers, describe_layers, layer_cka, walks
+from atlib.data import Images
+from atlib.evaluate import evaluate, predict
 from atlib.pair import Pair
-from atlib.train.evaluate import evaluate, predict, shift_accuracies
 from atrun.record import Record
 
 
@@ -175,7 +174,7 @@ def under_shifts(models: Mapping[str, nn.Module], sources: Sources) -> dict[str,
     )
     return {
         name: (
-            shift_accuracies(bare(model), sets)
+            {shift: evaluate(bare(model), images).accuracy for shift, images in sets.items()}
             | {
                 "test_accuracy": evaluate(bare(model), sources.scale.held_out("test")).accuracy,
                 "filtered": evaluate_filtered(bare(model), filtered).accuracy,

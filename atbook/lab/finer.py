@@ -14,10 +14,10 @@ from atfamily.grafit import Grafit, grafit_loss, numbered, snca_loss
 from atfamily.measures.probes import features
 from atfamily.measures.retrieval import conditional_scores, cosines, mean_average_precision, neighbour_votes
 from atlib.attention_transfer import AttentionTransfer
-from atlib.data.images import Images
+from atlib.data import Images
+from atlib.objectives import Loss, student_loss
 from atlib.plan import Plan
-from atlib.train.objectives import Loss, student_loss
-from atlib.train.recipe import Recipe
+from atlib.recipe import Recipe
 
 NEIGHBOURS = 10
 

@@ -12,10 +12,10 @@ from atbook.lab.study import ACCURACY, CENTRAL, Measure, Sources, Study, Variant
 from atbook.lab.tuning import Range
 from atfamily.linear_attention import EluPlusOne, Hedgehog, LinearAttention, LinearTransfer
 from atlib._util import in_eval_mode
-from atlib.analysis.attention_maps import attention_entropy
-from atlib.data.images import Images
+from atlib.analysis import attention_entropy
+from atlib.data import Images
+from atlib.objectives import Loss, student_loss, unlabelled_loss
 from atlib.pair import student_of
-from atlib.train.objectives import Loss, student_loss, unlabelled_loss
 
 # --- What is measured: accuracy, and how sharp maps are ---
 

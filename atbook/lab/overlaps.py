@@ -7,10 +7,11 @@ from functools import cache
 import numpy as np
 import torch
 
+from atbook.lab.other_images import other_of_class
 from atbook.lab.verdicts import Estimate, Side, proportion
 from atbook.records import read_records, results_folder
-from atlib.data.images import Images, other_of_class
-from atlib.data.rng import seed_for
+from atlib.data import Images
+from atlib.loading import seed_for
 
 Right = Mapping[int, np.ndarray]  # {seed: (images,)}, 1 where a student is right
 

@@ -48,7 +48,7 @@ ON_IMAGENET = " --data imagenet-1k"
 COPY, DISTILL, FINE_TUNE = "copy-vit-large", "distill-vit-large", "mae-fine-tune-vit-large"
 MAE, MOCO, FLIP = (
     "vit_large_patch16_224.mae",
-    "weights/moco-v3-vit-large.pth",
+    "weights/moco-v3-vit-large.safetensors",
     "weights/flip-vit-large.safetensors",
 )
 TANH = " --model.act_layer gelu_tanh"  # FLIP's GELU, without which student and teacher are another function

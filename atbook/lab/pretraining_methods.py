@@ -12,10 +12,10 @@ from atbook.lab.study import Study, Variant, by, fine_tune, scratch, untrained_m
 from atbook.lab.tuning import Ladder
 from atbook.worlds import glyph_images, glyphs
 from atfamily.contrast import Dino, MoCo, contrast_loss, draw_patches, unmatched
-from atlib.data.images import Images
+from atlib.data import Images
+from atlib.mae import MaskedAutoencoder, mae_loss, unpainted
+from atlib.objectives import student_loss
 from atlib.plan import Plan
-from atlib.train.objectives import student_loss
-from atlib.train.pretrain import MaskedAutoencoder, mae_loss, unpainted
 from atrun.data.views import looks, small_views
 
 # All cells lie half a patch further, so that each glyph is in four patches and a hidden part of it can be

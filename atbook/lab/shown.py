@@ -11,7 +11,7 @@ from atbook.lab.study import Place, Study, at_an_end
 from atbook.lab.verdicts import NOT_RECORDED, Estimate, Share, Side, accuracies, share_of
 from atbook.records import by_method, find_record, markdown_table, read_records, results_folder, spread
 from atlib._util import require_known
-from atlib.train.recipe import Recipe
+from atlib.recipe import Recipe
 
 WORLDS = {"Find": "find", "Match": "match"}  # name in the text: name of the scale
 # The figures of studies, of test images, as the head of a column says them.

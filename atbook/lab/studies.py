@@ -50,7 +50,7 @@ from atfamily.depth import (
     t_fixup,
     uniform_layer_scale,
 )
-from atfamily.distillation_token import DistillationToken, small_convnet
+from atfamily.distillation_token import DistillationToken, small_convnet, two_class_tokens_loss
 from atfamily.distilled_mae import (
     DistilledHiddenMae,
     DistilledMae,
@@ -68,13 +68,11 @@ from atfamily.patch_conv import PatchConvNet, PoolTransfer, with_attention_pool
 from atfamily.resmlp import StaticMapDistill, copy_static_maps, mean_patch_maps, resmlp
 from atfamily.similarity import CompRess, SimilarityDistillation
 from atlib.attention_transfer import AttentionTransfer
-from atlib.baselines.distillation import FeatureDistillation, LogitDistillation
-from atlib.baselines.mean_maps import MeanMapCopy, StoredMaps, one_group
-from atlib.data.images import Images, with_unlabelled
+from atlib.baselines import FeatureDistillation, LogitDistillation, MeanMapCopy, StoredMaps, one_group
+from atlib.data import Images, with_unlabelled
+from atlib.mae import MaskedAutoencoder, mae_loss, unpainted
 from atlib.maps import pool_heads
 from atlib.plan import ROWS, Plan
-from atlib.train.objectives import two_class_tokens_loss
-from atlib.train.pretrain import MaskedAutoencoder, mae_loss, unpainted
 from atlib.vit import PRESETS
 
 FIND, WORLDS = ("find",), ("find", "match")

@@ -39,17 +39,16 @@ from atfamily.detection.objects import ObjectImages
 from atlib._util import require_known, write_atomically
 from atlib.attention_transfer import AttentionTransfer
 from atlib.checkpoint import load_vit, load_weights, save_vit, save_weights
-from atlib.data.images import Images
-from atlib.data.map_cache import fingerprint
-from atlib.data.rng import seed_for
+from atlib.checkpoint_manager import CheckpointManager
+from atlib.data import Images
+from atlib.evaluate import predict, score
+from atlib.loading import seed_for
+from atlib.map_cache import fingerprint
+from atlib.objectives import Loss, student_loss
 from atlib.pair import Pair, student_of
 from atlib.plan import Plan
-from atlib.train.checkpoint_manager import CheckpointManager
-from atlib.train.evaluate import predict, score
-from atlib.train.loop import train
-from atlib.train.objectives import Loss, student_loss
-from atlib.train.recipe import Recipe
-from atlib.train.trainer import Preempted
+from atlib.recipe import Recipe
+from atlib.train import Preempted, train
 from atrun.record import Record, about, peak_memory_mb
 
 

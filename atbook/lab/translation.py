@@ -17,7 +17,7 @@ from atfamily.sentences import Sentences
 from atfamily.seq2seq import END, EncoderDecoder
 from atfamily.sequence_transfer import OracleTransfer, SequenceTransfer
 from atfamily.translation import translate, translation_loss
-from atlib.data.rng import seed_for
+from atlib.loading import seed_for
 
 TEACHER = "teacher"
 

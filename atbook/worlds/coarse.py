@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from atbook.worlds.glyphs import CELL, GRID, SHAPES
-from atlib.data.images import Images
+from atlib.data import Images
 
 TOGETHER = 2  # shapes that share a coarse class: the first two, the next two, and so on
 COARSE = tuple(" or ".join(SHAPES[first : first + TOGETHER]) for first in range(0, len(SHAPES), TOGETHER))

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from atlib._util import require_known, require_ranges
-from atlib.data.images import Images
+from atlib.data import Images
 
 GRID, CELL = 4, 8  # cells per side, pixels per cell
 # the position of a name is part of its random stream: append only

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from atlib._util import require_known
-from atlib.data.images import Images
+from atlib.data import Images
 
 SIDE, CELL, FRAME = 3, 16, 255  # cells a side, pixels a cell's side, level of the frame
 CELLS = SIDE * SIDE

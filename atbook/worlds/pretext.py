@@ -6,10 +6,10 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from atbook.worlds import glyphs
-from atlib.data.images import Images
-from atlib.data.sampler import EvaluationData
-from atlib.train.evaluate import predict
-from atlib.train.recipe import Recipe
+from atlib.data import Images
+from atlib.evaluate import predict
+from atlib.loading import EvaluationData
+from atlib.recipe import Recipe
 from atlib.vit import create_vit
 
 RETRIEVAL = Recipe(steps=2000, lr=2e-3, label_smoothing=0.0)  # a regression, so there is nothing to smooth

@@ -19,7 +19,7 @@ from torch import Tensor
 from atbook.worlds.glyphs import BITMAPS, PAINTED, SHAPES, SPLITS, blurred, hsv_to_rgb, to_bytes
 from atfamily.detection.objects import ObjectImages, Objects
 from atlib._util import require_known, require_ranges
-from atlib.data.images import Images
+from atlib.data import Images
 
 SIZE = 64  # pixels per side
 MOST = 8  # objects that a scene has room for

@@ -16,7 +16,7 @@ import numpy as np
 from atbook.worlds import glyph_images
 from atbook.worlds.glyphs import RENDERINGS, Glyphs, World, generate
 from atlib._util import require_known
-from atlib.data.images import Images
+from atlib.data import Images
 
 HARDEST = 5.0
 SEVERITIES = (1.0, 3.0, 5.0)  # those of the recorded evaluations

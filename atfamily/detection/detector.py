@@ -26,7 +26,7 @@ from atlib._util import in_eval_mode
 from atlib.attention_transfer import AttentionTransfer
 from atlib.losses import note
 from atlib.pair import student_of
-from atlib.train.recipe import Recipe
+from atlib.recipe import Recipe
 
 
 class Detected(NamedTuple):

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from atlib.data.sampler import Batch, ShardSpec, my_batches
+from atlib.loading import Batch, ShardSpec, my_batches
 
 
 class Found(NamedTuple):

@@ -9,10 +9,10 @@ from atfamily.detection.objects import ObjectImages
 from atfamily.detection.pyramid import GridOfTokens
 from atlib._util import in_eval_mode
 from atlib.attention_transfer import AttentionTransfer, Transferred
-from atlib.data.images import Images
+from atlib.data import Images
 from atlib.losses import note
 from atlib.pair import student_of
-from atlib.train.recipe import Recipe
+from atlib.recipe import Recipe
 
 
 class Segmenter(nn.Module):
@@ -65,7 +65,7 @@ def pixel_images(images: ObjectImages) -> Images:
 
 def segmentation_loss(model: nn.Module, images: Tensor, classes: Tensor, recipe: Recipe) -> Tensor:
     """Cross-entropy of all pixels' classes (B, height, width), and λ · transfer loss; both are noted as in
-    `atlib.train.objectives.student_loss`."""
+    `atlib.objectives.student_loss`."""
     logits, transfer_loss = model(images)
     loss = nn.functional.cross_entropy(logits, classes, label_smoothing=recipe.label_smoothing)
     of_task, transfer_loss = note("task_loss", loss), note("transfer_loss", transfer_loss)

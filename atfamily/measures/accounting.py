@@ -124,7 +124,7 @@ def step_memory(
     cross-entropy. Labels are made up, as sizes do not depend on them. Raises
     `ValueError` for a model in eval mode or with activation checkpointing.
     """
-    from atlib.train.objectives import outputs  # brings Accelerate, which takes seconds to import
+    from atlib.objectives import outputs  # brings Accelerate, which takes seconds to import
 
     if not model.training or any(getattr(module, "grad_checkpointing", False) for module in model.modules()):
         raise ValueError(

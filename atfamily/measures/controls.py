@@ -26,15 +26,14 @@ from atfamily.measures.predictions import Interval, paired_bootstrap
 from atlib._util import in_eval_mode
 from atlib.attention import walk
 from atlib.attention_transfer import AttentionTransfer, TeacherMaps, Transferred
-from atlib.baselines.mean_maps import mean_maps
+from atlib.baselines import mean_maps
 from atlib.compatibility import sizes_of
-from atlib.data.rng import seed_for
-from atlib.data.sampler import EvaluationData
+from atlib.evaluate import predict
+from atlib.loading import EvaluationData, seed_for
 from atlib.pair import View
 from atlib.plan import Plan
-from atlib.train.evaluate import predict
-from atlib.train.loop import train
-from atlib.train.recipe import Recipe
+from atlib.recipe import Recipe
+from atlib.train import train
 
 SCRATCH, COPIED = "scratch", "own maps"  # what the other rows of the table lie between
 

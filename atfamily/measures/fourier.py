@@ -5,8 +5,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from atlib.analysis.streaming import vit_of, walks
-from atlib.data.images import Images
+from atlib.analysis import vit_of, walks
+from atlib.data import Images
 from atlib.maps import Grid, check_grid
 
 FLOOR = 1e-6  # added to amplitudes before the logarithm, as in the published code; features are of order 1

@@ -9,7 +9,7 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from atlib.analysis.attention_maps import class_attention
+from atlib.analysis import class_attention
 
 
 def image_grid(pixels: Tensor, titles: Sequence[str] = (), columns: int = 8) -> Figure:

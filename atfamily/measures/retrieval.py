@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from atlib.analysis.checks import check_features
+from atlib.analysis import check_features
 
 
 def cosines(x: Tensor, gallery: Tensor) -> Tensor:

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from atlib.analysis.checks import check_labels, check_scores
-from atlib.data.images import Images
-from atlib.train.evaluate import Evaluation, evaluate, predict
+from atlib.analysis import check_labels, check_scores
+from atlib.data import Images
+from atlib.evaluate import Evaluation, evaluate, predict
 
 
 class Filtered(NamedTuple):

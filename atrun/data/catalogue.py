@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from atlib._util import require_known
-from atlib.data.images import Images, draw
+from atlib.data import Images, draw
 from atrun.data.decoding import DataError, MissingData
 from atrun.data.in_memory import HUB, decode_rows
 from atrun.data.splits import SPLIT_NAMES, VALIDATION_SHARE, fixed_order

@@ -14,11 +14,10 @@ from torch import Tensor, nn
 
 from atfamily.detection.objects import Found, ObjectBatch, ObjectImages, Objects, check_objects
 from atlib._util import write_atomically
-from atlib.data.loading import CorruptImage, loader_of
-from atlib.data.rng import augmentation_seeds, draw_below
-from atlib.data.sampler import Batch, ShardSpec, my_batches, my_repeats
+from atlib.loading import Batch, ShardSpec, augmentation_seeds, draw_below, loader_of, my_batches, my_repeats
 from atlib.pair import IMAGENET
 from atrun.data.decoding import DataError, MissingData, as_rgb, in_eight_bits, large_pictures
+from atrun.data.loading import CorruptImage
 
 # Edges in annotations are rounded; one that lies further out of its image than this is an error.
 ROUNDING = 1.0  # pixels

@@ -4,8 +4,8 @@ import numpy as np
 import torch
 
 from atlib._util import require_known
-from atlib.data.images import Images
-from atlib.data.rng import rng_put_back
+from atlib.data import Images
+from atlib.loading import rng_put_back
 
 # The published groups, in the published order (Hendrycks & Dietterich 2019, section 4).
 GROUPS = {

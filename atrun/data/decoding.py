@@ -10,8 +10,8 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from atlib.data.loading import CorruptImage, Made
 from atlib.pair import Normalisation
+from atrun.data.loading import CorruptImage, Made
 
 # (image, seed of its augmentation) -> float (3, height, width)
 Transform = Callable[[Image.Image, int | None], Tensor]

@@ -8,7 +8,7 @@ from PIL import ImageOps
 from torch import Tensor
 
 from atlib._util import require_known
-from atlib.data.images import Images, draw
+from atlib.data import Images, draw
 from atrun.data.decoding import as_rgb, large_pictures
 
 # Where short names live on the hub.

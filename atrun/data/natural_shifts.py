@@ -19,8 +19,8 @@ from timm.data import ImageNetInfo
 from torch import Tensor
 
 from atlib._util import require_known
-from atlib.data.loading import ON_CORRUPT
 from atrun.data.catalogue import CATALOGUE
+from atrun.data.loading import ON_CORRUPT
 from atrun.data.transforms import Augmentation
 
 # --- Which class a stored label means: WordNet ids, names and numbers to the class indices of ImageNet-1k or

@@ -1,7 +1,7 @@
 """Photographs at any size, read by index: rows of a `datasets` split that are decoded and transformed when
 they are asked for.
 
-`atlib.data.images.Images` holds a small set in memory; this is the same interface over one that does not fit.
+`atlib.data.Images` holds a small set in memory; this is the same interface over one that does not fit.
 """
 
 import warnings
@@ -14,22 +14,12 @@ from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, Dataset
 
 from atlib._util import require_known
-from atlib.data.images import UNLABELLED
-from atlib.data.loading import (
-    ON_CORRUPT,
-    CorruptImage,
-    Made,
-    Share,
-    corrupt_image,
-    deliver,
-    loader_of,
-    note_left_out,
-)
-from atlib.data.rng import augmentation_seeds
-from atlib.data.sampler import Batch, ShardSpec, my_batches, my_repeats
+from atlib.data import UNLABELLED
+from atlib.loading import Batch, ShardSpec, augmentation_seeds, loader_of, my_batches, my_repeats
 from atlib.pair import Normalisation
 from atrun.data.catalogue import Known, open_rows_of
 from atrun.data.decoding import AS_STORED, CannotStream, DataError, Transform, Wanted, as_stored, decode, make
+from atrun.data.loading import ON_CORRUPT, CorruptImage, Made, Share, corrupt_image, deliver, note_left_out
 from atrun.data.transforms import Augmentation
 from atrun.data.views import Views
 
@@ -41,7 +31,7 @@ class Photos(Dataset):
     rows: a `datasets.Dataset` whose column `image_column` is undecoded. targets: labels (n,). classes: their
     names. augmentation: what images go through, in `epoch` as it says for training if `train` (else, and
     everywhere else, as for evaluation), or `atrun.data.views.Views`, of each image several; None: they are
-    taken as they are, scaled as `atlib.data.images.Images` scales, and must be of one size. on_corrupt: what
+    taken as they are, scaled as `atlib.data.Images` scales, and must be of one size. on_corrupt: what
     `epoch` does with an image that cannot be decoded, "raise" or "skip"; `corrupt` has those of the
     current epoch, {index: why}. workers: processes that `loader` decodes in. `left_out`: how many images
     `readable` has left out.

@@ -8,13 +8,12 @@ import torch
 from torch import Tensor
 
 from atlib._util import require_known
-from atlib.data.images import UNLABELLED
-from atlib.data.loading import ON_CORRUPT, Made, Share, deliver
-from atlib.data.rng import augmentation_seeds
-from atlib.data.sampler import Batch, ShardSpec, my_positions, steps_per_epoch
+from atlib.data import UNLABELLED
+from atlib.loading import Batch, ShardSpec, augmentation_seeds, my_positions, steps_per_epoch
 from atlib.pair import Normalisation
 from atrun.data.catalogue import find
 from atrun.data.decoding import CannotStream, DataError, Wanted, make
+from atrun.data.loading import ON_CORRUPT, Made, Share, deliver
 from atrun.data.photos import checked_label, look_of, names_of, undecoded
 from atrun.data.transforms import Augmentation
 from atrun.data.views import Views

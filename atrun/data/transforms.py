@@ -12,7 +12,7 @@ from torch import Tensor
 from torchvision import transforms
 
 from atlib._util import check_fields, require_known
-from atlib.data.rng import rng_put_back, seed_generators
+from atlib.loading import rng_put_back, seed_generators
 from atlib.pair import Normalisation
 
 CROPS = ("random-resized", "padded", "centre")

@@ -18,8 +18,8 @@ from torch import Tensor
 from torchvision import transforms
 
 from atlib._util import check_fields
-from atlib.data.images import Augment
-from atlib.data.rng import draw_below, rng_put_back, seed_generators, splitmix64
+from atlib.data import Augment
+from atlib.loading import draw_below, rng_put_back, seed_generators, splitmix64
 from atlib.pair import Normalisation
 from atrun.data.transforms import Augmentation
 

@@ -1,23 +1,30 @@
-"""The command `look`: a page of where models look on a picture."""
+"""The command `look`: a page, a picture or arrays of where models look on photographs."""
 
 import argparse
 from pathlib import Path
 
 from torch import nn
 
-from atlib.checkpoint import load_bundle, read_header
+from atlib.checkpoint import read_header
 from atlib.pair import student_of
-from atrun.looking.page import look
+from atlib.vit import create_classifier
+from atrun.config import is_run
+from atrun.data.folders import picture_types
+from atrun.looking.page import check_ending, look
 from atrun.looking.preparation import Preparation, open_picture, preparation_of
+from atrun.runner import load_result, weights_of
 from atrun.teachers.load import is_file, load_teacher
 
 
 def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
     """Add the options of `look`, and what it calls, `run`."""
-    model = "a timm name (its published weights are taken) or a file of weights; several are compared"
-    parser.add_argument("models", nargs="+", metavar="MODEL", help=model)
-    parser.add_argument("image", type=Path, metavar="IMAGE", help="any picture file")
-    parser.add_argument("--out", type=Path, metavar="FILE", required=True, help="the page, a .html")
+    given = (
+        "models and pictures, in any order, one or several of each: a timm name (its published weights are"
+        " taken), a file of weights, a run's folder, local-dir:FOLDER, and picture files"
+    )
+    parser.add_argument("given", nargs="+", metavar="MODEL|IMAGE", help=given)
+    out = "the page, a .html; a .png or .svg; a .safetensors of all numbers (default: look-IMAGE.html)"
+    parser.add_argument("--out", type=Path, metavar="FILE", help=out)
     parser.add_argument(
         "--size", type=int, metavar="PIXELS", help="a side, whole patches (default: the model's own)"
     )
@@ -43,32 +50,43 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
 
 def look_command(arguments: argparse.Namespace) -> int:
     """`look`: writes the page and says where it is and what it holds."""
-    if arguments.out.suffix.lower() not in (".html", ".htm") or arguments.out.is_dir():
-        raise ValueError(f"--out {arguments.out}: name a file that ends with .html")
-    names = [Path(name).stem if is_file(name) else name for name in arguments.models]
+    pictures = [one for one in arguments.given if Path(one).suffix.lower() in picture_types()]
+    models = [one for one in arguments.given if one not in pictures]
+    if not pictures or not models:
+        raise ValueError(f"{' '.join(arguments.given)}: name at least one model and one picture file")
+    out = arguments.out or Path(f"look-{Path(pictures[0]).stem}.html")
+    check_ending(out)
+    names = [Path(name).stem if is_file(name) else name for name in models]
     if len(set(names)) < len(names):
-        names = list(arguments.models)
+        names = models
     if len(set(names)) < len(names):
         raise ValueError(f"{', '.join(names)}: the same model twice; name two")
-    picture = open_picture(arguments.image)  # before weights are read
-    loaded = [_loaded(name, arguments) for name in arguments.models]
+    opened = {name: open_picture(name) for name in pictures}  # before weights are read
+    loaded = [_loaded(name, arguments) for name in models]
     options = {"layers": arguments.layers, "heads": arguments.only_heads, "megabytes": arguments.megabytes}
-    models = {name: model for name, (model, _) in zip(names, loaded)}
     preparations = {name: preparation for name, (_, preparation) in zip(names, loaded)}
-    shown = look(models, picture, preparation=preparations, **options)
-    path = shown.save(arguments.out)
+    walked = {name: model for name, (model, _) in zip(names, loaded)}
+    shown = look(walked, opened, preparation=preparations, **options)
+    path = shown.save(out)
     print(*shown.notes, f"{path}: {path.stat().st_size / 1e6:.1f} MB, needs no network", sep="\n")
     return 0
 
 
 def _loaded(name: str, arguments: argparse.Namespace) -> tuple[nn.Module, Preparation]:
     """A model and how pictures are prepared for it."""
-    header = read_header(name) if name.endswith(".safetensors") and is_file(name) else {}
-    if "needs_teacher" in header:
-        model = load_bundle(name)
+    path = Path(name.removeprefix("local-dir:"))
+    if is_run(path):
+        path = weights_of(path)
+    header = read_header(path) if path.suffix == ".safetensors" and is_file(path) else {}
+    read = {"image_size": arguments.size, "heads": arguments.heads, "architecture": arguments.architecture}
+    whole = {"needs_teacher", "stored_maps"} & header.keys()
+    if whole or "architecture" in header and not any(read.values()):
+        model = load_result(path)  # with its head: the gradient is of its answer
+    elif path.exists() or is_file(name):
+        model = load_teacher(str(path), **read).vit
     else:
-        read = {"heads": arguments.heads, "architecture": arguments.architecture}
-        model = load_teacher(name, image_size=arguments.size, **(read if is_file(name) else {})).vit
+        size = {} if arguments.size is None else {"img_size": arguments.size}
+        model = create_classifier(name, pretrained=True, **size)
     changes = _said(header)
     asked = {"mean": arguments.mean, "std": arguments.std, "crop_pct": arguments.crop}
     asked = {field: value for field, value in asked.items() if value is not None}

@@ -1,7 +1,7 @@
 /* Where every token of a ViT looks on one picture, in every layer and head, with attention rollout beside it.
 
 All that is shown follows from one state: the query, the layer, the head, the colours. A control changes the state, and
-`show` draws all of it anew. The rows are those of `atrun.looking.rows`; several models share the state. */
+`show` draws all of it anew. The rows are those of `atrun.looking.rows`; several models and pictures share the state. */
 "use strict";
 (() => {
   const LEVELS = 255;
@@ -16,6 +16,7 @@ All that is shown follows from one state: the query, the layer, the head, the co
   };
   const MANY = 64; // from so many patches on, a scale from 0 to 1 would show nothing: uniform attention gives each 1/N
   const NAMED = 3; // so many of the keys that get most are named
+  const OUTLIER = 2; // as `atrun.looking.panels.OUTLIER`
 
   // --- A model's rows ---
 
@@ -26,13 +27,15 @@ All that is shown follows from one state: the query, the layer, the head, the co
   }
 
   /* What `atrun.looking.rows.Rows.content` wrote, with `row(layer, column, query)`: the N shares of a token. A layer's
-     columns are its heads, "mean" and "rollout"; a query is a number of a token. */
+     columns are its heads, "mean", "rollout" and "similarity"; a query is a number of a token. `panel(name, layer)`: what
+     a panel has for each token (norms), or each patch, of a layer; null where there is none. */
   function readModel(stored) {
-    const levels = bytesOf(stored.levels), largest = new Float32Array(bytesOf(stored.largest).buffer);
+    const floats = text => text && new Float32Array(bytesOf(text).buffer);
+    const levels = bytesOf(stored.levels), largest = floats(stored.largest);
     const [rows, columns] = stored.grid, first = stored.prefix.length, N = first + rows * columns;
     const patches = stored.down.flatMap(row => stored.across.map(column => first + row * columns + column));
     const queries = [...stored.prefix.keys(), ...patches], placeOf = new Map(queries.map((token, i) => [token, i]));
-    const layers = stored.layers.map(({ layer, heads }) => ({ layer, columns: [...heads.map(String), "mean", "rollout"] }));
+    const layers = stored.layers.map(({ layer, heads }) => ({ layer, heads: heads.map(String), columns: [...heads.map(String), ...stored.beside] }));
     const starts = [0];
     for (const { columns } of layers) starts.push(starts.at(-1) + columns.length);
 
@@ -44,9 +47,19 @@ All that is shown follows from one state: the query, the layer, the head, the co
       return shares;
     }
 
+    const panels = {
+      norms: floats(stored.norms), gradient: floats(stored.gradient), components: stored.components && bytesOf(stored.components),
+    };
+    function panel(name, layer) {
+      const values = panels[name], at = layers.findIndex(one => one.layer === layer);
+      if (!values) return null;
+      const size = values.length / layers.length;
+      return values.subarray(at * size, (at + 1) * size);
+    }
+
     const placed = token => [Math.floor((token - first) / columns), (token - first) % columns];
     const nameOf = token => (token < first ? stored.prefix[token] : `patch row ${placed(token)[0]}, column ${placed(token)[1]}`);
-    return { ...stored, rows, columns, first, N, layers, row, placed, nameOf };
+    return { ...stored, rows, columns, first, N, layers, row, panel, placed, nameOf };
   }
 
   const nearest = (numbers, wanted) => numbers.reduce((best, one) => (Math.abs(one - wanted) < Math.abs(best - wanted) ? one : best));
@@ -63,7 +76,7 @@ All that is shown follows from one state: the query, the layer, the head, the co
   /* The layer and the column of a model that are nearest to those of the state, which another model may have. */
   function chosenIn(model, state) {
     const layer = nearest(model.layers.map(one => one.layer), state.layer);
-    const heads = model.layers.find(one => one.layer === layer).columns.slice(0, -2);
+    const { heads } = model.layers.find(one => one.layer === layer);
     return { layer, column: state.head === "mean" ? "mean" : String(nearest(heads.map(Number), +state.head)) };
   }
 
@@ -124,13 +137,23 @@ All that is shown follows from one state: the query, the layer, the head, the co
     canvas.getContext("2d").putImageData(picture, 0, 0);
   }
 
+  /* Colours of patches, three bytes each. */
+  function paintColours(canvas, model, bytes) {
+    const picture = new ImageData(model.columns, model.rows);
+    for (let i = 0; i < model.rows * model.columns; i++) picture.data.set([...bytes.subarray(3 * i, 3 * i + 3), 255], 4 * i);
+    canvas.width = model.columns;
+    canvas.height = model.rows;
+    canvas.getContext("2d").putImageData(picture, 0, 0);
+  }
+
   const chooser = (label, options, change) => {
     const items = Object.entries(options).map(([value, text]) => make("option", { value }, text));
     const select = make("select", { "aria-label": label, change: () => change(select.value) }, ...items);
     return { field: make("label", { class: "look-field" }, make("span", {}, label), select), select };
   };
 
-  /* A photograph with a map over it, its scale and its sums in words; `pick(row, column)` is called for a click on it. */
+  /* A photograph with numbers of its patches over it, or colours, their scale, and `under` in words; `pick(row, column)`
+     is called for a click on it. */
   function makePicture(model, pick, attributes = {}) {
     const [chosen, pointed] = ["look-chosen", "look-pointed"].map(name => make("div", { class: name, hidden: true }));
     const canvas = make("canvas", { "aria-hidden": "true" });
@@ -141,7 +164,7 @@ All that is shown follows from one state: the query, the layer, the head, the co
     const stage = make("div", { class: "look-stage", ...attributes }, image, canvas, chosen, pointed);
     const caption = make("div", { class: "look-caption" }), under = make("div", { class: "look-under" });
     const [middle, end] = [make("span"), make("span")];
-    const scale = make("div", { class: "look-scale", "aria-hidden": "true" }, make("i"), make("span", {}, "0"), middle, end);
+    const scaleBox = make("div", { class: "look-scale", "aria-hidden": "true" }, make("i"), make("span", {}, "0"), middle, end);
     const read = make("div", { class: "look-read", "aria-hidden": "true" });
     let shown = null;
 
@@ -161,36 +184,45 @@ All that is shown follows from one state: the query, the layer, the head, the co
       `${before}row ${row}, column ${column}: ${number(shown[model.first + row * model.columns + column])}`;
     function rest() {
       pointed.hidden = true;
-      read.textContent = told("most to ", ...model.placed(shown.indexOf(largestPatch(model, shown), model.first)));
+      read.textContent = shown && told("most to ", ...model.placed(shown.indexOf(largestPatch(model, shown), model.first)));
     }
     stage.addEventListener("click", event => pick(...patchAt(event)));
     stage.addEventListener("pointerleave", rest);
     stage.addEventListener("pointermove", event => {
       const [row, column] = patchAt(event);
       outline(pointed, row, column);
-      read.textContent = told("to ", row, column);
+      read.textContent = shown && told("to ", row, column);
     });
 
-    function show(shares, scale, query, title, opacity) {
+    /* shares: a number a token; or colours: three bytes a patch; marked: patches that are outlined, by their tokens. */
+    function show({ photograph, shares = null, top, root = false, colours, query, title, opacity, says, marked = [] }) {
       shown = shares;
       rest();
-      paint(canvas, model, shares, scale);
+      if (image.src !== photograph) image.src = photograph;
+      if (shares) paint(canvas, model, shares, { top, root });
+      else paintColours(canvas, model, colours);
+      scaleBox.hidden = !shares;
       canvas.style.opacity = opacity;
       caption.textContent = title;
-      middle.textContent = number(scale.top / (scale.root ? 4 : 2));
-      end.textContent = number(scale.top);
-      under.textContent = `Given to: ${beside(model, shares)}`;
+      if (shares) [middle.textContent, end.textContent] = [number(top / (root ? 4 : 2)), number(top)];
+      under.textContent = says;
+      stage.querySelectorAll(".look-marked").forEach(mark => mark.remove());
+      for (const token of marked) {
+        const mark = make("div", { class: "look-marked" });
+        outline(mark, ...model.placed(token));
+        stage.append(mark);
+      }
       if (query < model.first) chosen.hidden = true;
       else outline(chosen, ...model.placed(query));
     }
-    return { box: make("div", {}, caption, stage, scale, read, under), show };
+    return { box: make("div", {}, caption, stage, scaleBox, read, under), show };
   }
 
   /* The small pictures of a model: a row a layer, a column a head; `pick(layer, column)` is called for a choice. */
   function makeMultiples(model, pick) {
-    const columns = [...new Set(model.layers.flatMap(one => one.columns.slice(0, -2)))].sort((a, b) => a - b);
-    columns.push("mean", "rollout");
-    const placeOf = column => 2 + columns.indexOf(column) + (column === "mean" || column === "rollout"); // a gap before
+    const columns = [...new Set(model.layers.flatMap(one => one.heads))].sort((a, b) => a - b);
+    columns.push(...model.beside);
+    const placeOf = column => 2 + columns.indexOf(column) + isNaN(column); // a gap before words
     const at = (column, element) => Object.assign(element.style, { gridColumn: placeOf(column) }) && element;
     const header = columns.map(column => at(column, make("span", { class: isNaN(column) ? "look-word" : null }, column)));
     const cells = model.layers.flatMap(one => one.columns.map(column => {
@@ -204,7 +236,7 @@ All that is shown follows from one state: the query, the layer, the head, the co
     ]);
     const corner = make("span", { class: "look-corner" }, "layer\u00a0\u2193 head\u00a0\u2192");
     const grid = make("div", { class: "look-grid", role: "group", "aria-label": `All layers and heads of ${model.name}`, keydown: move }, corner, ...header, ...rows);
-    grid.style.setProperty("--heads", columns.length - 2);
+    grid.style.setProperty("--heads", columns.length - model.beside.length);
 
     function move(event) {
       const steps = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[event.key];
@@ -219,14 +251,15 @@ All that is shown follows from one state: the query, the layer, the head, the co
       there.button.focus();
     }
 
-    function show(chosen, query, scaleOf) {
+    function show(model, chosen, query, scaleOf) {
       for (const { layer, column, button, canvas } of cells) {
         const shares = model.row(layer, column, query), most = largestPatch(model, shares);
         paint(canvas, model, shares, scaleOf(column, shares));
         const here = layer === chosen.layer && column === chosen.column;
         button.setAttribute("aria-pressed", here);
         button.tabIndex = here ? 0 : -1;
-        const where = column === "rollout" ? `rollout through layer ${layer}` : inLayer({ layer, column });
+        const words = { rollout: `rollout through layer ${layer}`, similarity: `similarity after layer ${layer}` };
+        const where = words[column] ?? inLayer({ layer, column });
         button.setAttribute("aria-label", `${where}: at most ${number(most)} to a patch`);
         button.title = `${upper(where)}: at most ${number(most)} to a patch`;
       }
@@ -234,19 +267,50 @@ All that is shown follows from one state: the query, the layer, the head, the co
     return { box: make("div", { class: "look-multiples" }, grid), show };
   }
 
+  // --- What stands beside a map: what `makePicture` shows of a layer, and of a query ---
+
+  const inPanel = {
+    rollout(model, layer, query, scaleOf) {
+      const shares = model.row(layer, "rollout", query);
+      const title = `Rollout, ${layer === 0 ? "layer 0" : `layers 0 to ${layer}`}`;
+      return { ...scaleOf("rollout", shares), shares, title, says: `Given to: ${beside(model, shares)}` };
+    },
+    similarity(model, layer, query) {
+      const shares = model.row(layer, "similarity", query);
+      return { shares, top: 1, title: `Similarity after layer ${layer}`, says: `Cosine of the features with those of ${model.nameOf(query)}` };
+    },
+    components: (model, layer) => ({
+      colours: model.panel("components", layer), title: `Features after layer ${layer}`, says: "Their first three principal components, as red, green, blue",
+    }),
+    norms(model, layer) {
+      const shares = Float64Array.from(model.panel("norms", layer)), sorted = shares.slice(model.first).sort();
+      const median = sorted[Math.floor((sorted.length - 1) / 2)];
+      const marked = [...shares.keys()].filter(token => token >= model.first && shares[token] > OUTLIER * median);
+      const says = `Median ${number(median)}; outliers, above twice that: ${marked.length || "none"}`;
+      return { shares, top: largestPatch(model, shares), title: `Norms after layer ${layer}`, says, marked };
+    },
+    gradient(model, layer) {
+      const values = model.panel("gradient", layer), most = values.reduce((a, b) => Math.max(a, b), 0) || 1;
+      const shares = Float64Array.from({ length: model.N }, (_, i) => (i < model.first ? 0 : values[i - model.first] / most));
+      return { shares, top: 1, title: `Gradient, layer ${layer}`, says: "What more attention to a patch would add to the answer, of the largest" };
+    },
+  };
+  const PANELS = Object.keys(inPanel);
+
   // --- The whole ---
 
   function open(block) {
     const content = JSON.parse(block.querySelector("script[type='application/json']").textContent);
-    const models = content.models.map(readModel), [main] = models, several = models.length > 1;
+    const all = [content.models, ...content.more].map(models => models.map(readModel)); // of each picture
+    const [models] = all, [main] = models, several = models.length > 1;
     const prefix = [...new Set(models.flatMap(model => model.prefix))];
     const layers = [...new Set(models.flatMap(model => model.layers.map(one => one.layer)))].sort((a, b) => a - b);
-    const heads = [...new Set(models.flatMap(model => model.layers.flatMap(one => one.columns.slice(0, -2))))].sort((a, b) => a - b);
+    const heads = [...new Set(models.flatMap(model => model.layers.flatMap(one => one.heads)))].sort((a, b) => a - b);
     const middle = atPatch(main, Math.floor(main.rows / 2), Math.floor(main.columns / 2));
     const start = {
       query: prefix.includes("class token") ? { ...middle, prefix: "class token" } : middle, layer: layers.at(-1), head: heads.length > 1 ? "mean" : heads[0],
       colours: models.every(model => model.rows * model.columns <= MANY) ? "one" : "row",
-      root: false, map: 65,
+      root: false, map: 65, picture: 0,
     };
     let state = { ...start };
 
@@ -257,8 +321,9 @@ All that is shown follows from one state: the query, the layer, the head, the co
     };
 
     // controls
-    const list = numbers => Object.fromEntries(numbers.map(one => [one, String(one)]));
     const layer = chooser("Layer", {}, value => change({ layer: +value }));
+    const picture = chooser("Photograph", {}, value => change({ picture: +value }));
+    picture.select.append(...content.pictures.map((name, i) => make("option", { value: i }, name)));
     const head = chooser("Head", {}, value => change({ head: value }));
     layer.select.append(...layers.map(one => make("option", { value: one }, String(one))));
     head.select.append(...heads.map(one => make("option", { value: one }, String(one))), make("option", { value: "mean" }, "mean of all"));
@@ -282,13 +347,15 @@ All that is shown follows from one state: the query, the layer, the head, the co
         tabindex: 0, role: "application", "aria-roledescription": "photograph in patches",
         "aria-label": `Photograph as ${model.name} cuts it, ${model.rows} by ${model.columns} patches. ${keys}`, keydown: event => press(event, model, pick),
       };
-      const picture = makePicture(model, pick, attributes), rollout = makePicture(model, pick);
-      const multiples = makeMultiples(model, (layer, column) => change(column === "rollout" ? { layer } : { layer, head: column }));
+      const picture = makePicture(model, pick, attributes);
+      const panels = Object.fromEntries(PANELS.filter(name => name === "rollout" || name === "gradient" || model.panel("norms", model.layers[0].layer))
+        .map(name => [name, makePicture(model, pick)]));
+      const multiples = makeMultiples(model, (layer, column) => change(isNaN(column) && column !== "mean" ? { layer } : { layer, head: column }));
       const name = several ? [make("p", { class: "look-name" }, model.name)] : [];
       picture.box.className = "look-main";
-      rollout.box.className = "look-beside";
-      const pictures = make("div", { class: "look-pictures" }, picture.box, rollout.box);
-      return { model, picture, rollout, multiples, box: make("section", { class: "look-model", "aria-label": model.name }, ...name, pictures, multiples.box) };
+      for (const { box } of Object.values(panels)) box.className = "look-beside";
+      const pictures = make("div", { class: "look-pictures" }, picture.box, ...Object.values(panels).map(one => one.box));
+      return { model, picture, panels, multiples, box: make("section", { class: "look-model", "aria-label": model.name }, ...name, pictures, multiples.box) };
     });
 
     function press(event, model, pick) {
@@ -305,6 +372,7 @@ All that is shown follows from one state: the query, the layer, the head, the co
     }
 
     function show() {
+      picture.select.value = state.picture;
       layer.select.value = state.layer;
       head.select.value = state.head;
       colours.select.value = state.colours;
@@ -317,21 +385,22 @@ All that is shown follows from one state: the query, the layer, the head, the co
 
       // the largest of this token's shares to a patch, in maps and in rollouts, over all models
       const tops = { maps: 0, rollout: 0 };
-      if (state.colours === "token") sections.forEach(({ model }, i) => model.layers.forEach(one => one.columns.forEach(column => {
+      const here = all[state.picture];
+      if (state.colours === "token") here.forEach((model, i) => model.layers.forEach(one => one.columns.filter(column => column !== "similarity").forEach(column => {
         const kind = column === "rollout" ? "rollout" : "maps";
         tops[kind] = Math.max(tops[kind], largestPatch(model, model.row(one.layer, column, seen[i].query)));
       })));
-      const topOf = (model, column, shares) =>
+      const topOf = (model, column, shares) => column === "similarity" ? 1 :
         ({ one: 1, row: largestPatch(model, shares), token: tops[column === "rollout" ? "rollout" : "maps"] })[state.colours];
 
-      const sentences = sections.map(({ model, picture, rollout, multiples }, i) => {
-        const { query, chosen } = seen[i];
-        const shares = model.row(chosen.layer, chosen.column, query), rolled = model.row(chosen.layer, "rollout", query);
+      const sentences = sections.map(({ picture, panels, multiples }, i) => {
+        const model = here[i], { query, chosen } = seen[i], { layer } = chosen;
+        const shares = model.row(layer, chosen.column, query);
         const scaleOf = (column, row) => ({ top: topOf(model, column, row), root: state.root });
-        picture.show(shares, scaleOf(chosen.column, shares), query, upper(inLayer(chosen)), state.map / 100);
-        const through = chosen.layer === 0 ? "layer 0" : `layers 0 to ${chosen.layer}`;
-        rollout.show(rolled, scaleOf("rollout", rolled), query, `Rollout, ${through}`, state.map / 100);
-        multiples.show(chosen, query, scaleOf);
+        const common = { photograph: model.photograph, query, opacity: state.map / 100 };
+        picture.show({ ...common, ...scaleOf(chosen.column, shares), shares, title: upper(inLayer(chosen)), says: `Given to: ${beside(model, shares)}` });
+        for (const [name, panel] of Object.entries(panels)) panel.show({ ...common, ...inPanel[name](model, layer, query, scaleOf) });
+        multiples.show(model, chosen, query, scaleOf);
         return (several ? `${model.name}: ` : "") + says(model, shares, query, inLayer(chosen));
       });
       said.replaceChildren(...sentences.flatMap((sentence, i) => (i ? [make("br"), sentence] : [sentence])));
@@ -341,9 +410,9 @@ All that is shown follows from one state: the query, the layer, the head, the co
     const keeps = block.hasAttribute("data-address");
     function write() {
       if (!keeps) return;
-      const { query, layer, head, colours, root, map } = state;
+      const { query, layer, head, colours, root, map, picture } = state;
       const patch = main.placed(queryIn(main, { ...query, prefix: null })).join(".");
-      history.replaceState(null, "", `#${new URLSearchParams({ token: query.prefix ?? patch, layer, head, colours, root: +root, map })}`);
+      history.replaceState(null, "", `#${new URLSearchParams({ token: query.prefix ?? patch, layer, head, colours, root: +root, map, picture })}`);
     }
     function read() {
       const asked = Object.fromEntries(new URLSearchParams(location.hash.slice(1))), whole = text => /^\d+$/.test(text ?? "");
@@ -356,13 +425,14 @@ All that is shown follows from one state: the query, the layer, the head, the co
       if (asked.colours in COLOURS) state.colours = asked.colours;
       state.root = asked.root === "1";
       if (whole(asked.map)) state.map = Math.min(+asked.map, 100);
+      if (whole(asked.picture)) state.picture = Math.min(+asked.picture, all.length - 1);
       show();
     }
 
     const notes = make("ul", {}, ...content.notes.map(note => make("li", {}, note)));
     block.querySelector(".look-before").remove();
     block.append(
-      make("div", { class: "look-controls" }, layer.field, head.field, colours.field, small, over),
+      make("div", { class: "look-controls" }, ...(all.length > 1 ? [picture.field] : []), layer.field, head.field, colours.field, small, over),
       group, said, make("div", { class: several ? "look-models look-several" : "look-models" }, ...sections.map(section => section.box)),
       make("details", { class: "look-notes", open: true }, make("summary", {}, "What was done, and what is kept"), notes),
     );

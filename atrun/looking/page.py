@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import torch
 from PIL import Image
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from atlib._util import write_atomically
@@ -47,16 +48,21 @@ __BLOCK__
 
 
 class Look(NamedTuple):
-    """Where every token of some models looks on one picture; the last expression of a cell shows it.
+    """Where every token of some models looks on some pictures; the last expression of a cell shows it.
 
     What is shown is one block of HTML with its script and its data: it needs no kernel and no network, in a
     notebook, on Colab, in a built book, or saved as a page.
     """
 
-    #: {name of a model: its rows, and the picture as it was prepared for it}.
-    models: Mapping[str, tuple[Rows, Prepared]]
+    #: {name of a picture: {name of a model: its rows, and the picture as it was prepared for it}}.
+    pictures: Mapping[str, Mapping[str, tuple[Rows, Prepared]]]
     #: What was done and what is left out, in sentences.
     notes: Sequence[str]
+
+    @property
+    def models(self) -> Mapping[str, tuple[Rows, Prepared]]:
+        """Those of the first picture."""
+        return next(iter(self.pictures.values()))
 
     @property
     def title(self) -> str:
@@ -65,12 +71,16 @@ class Look(NamedTuple):
 
     def html(self) -> str:
         """The block: style, data and script."""
-        models = [
-            {"name": name, "photograph": _data_address(prepared.photograph), **rows.content()}
-            for name, (rows, prepared) in self.models.items()
-        ]
+        models, *more = (
+            [
+                {"name": name, "photograph": _data_address(prepared.photograph), **rows.content()}
+                for name, (rows, prepared) in of_picture.items()
+            ]
+            for of_picture in self.pictures.values()
+        )
+        whole = {"models": models, "more": more, "pictures": [*self.pictures], "notes": self.notes}
         # Escaped, because a "<" of a name could end the script element early.
-        content = json.dumps({"models": models, "notes": self.notes}, separators=(",", ":"))
+        content = json.dumps(whole, separators=(",", ":"))
         content = content.replace("<", "\\u003c")
         name = hashlib.sha256(content.encode()).hexdigest()[:12]
         parts = {
@@ -89,35 +99,68 @@ class Look(NamedTuple):
         block = self.html().replace('<div class="look"', '<div class="look" data-address', 1)
         return filled(PAGE, {"__TITLE__": html.escape(self.title), "__BLOCK__": block})
 
-    def save(self, path: str | Path) -> Path:
-        """Write the page to a file. Returns its path; raises `OSError` where it cannot be written."""
-        return write_atomically(Path(path), self.page().encode())
+    def arrays(self) -> dict[str, Tensor]:
+        """All that is shown as numbers, {"PICTURE/MODEL/layer 0/head 1": (queries, N), ...}: see
+        `Rows.arrays`. The rows are those of 8 bits; `atlib.walk` has a model's own."""
+        return {
+            f"{picture}/{model}/{name}": values
+            for picture, models in self.pictures.items()
+            for model, (rows, _) in models.items()
+            for name, values in rows.arrays().items()
+        }
+
+    def save(self, path: str | Path, layer: int = -1, query: int | None = None) -> Path:
+        """Write what is shown to a file, by its ending: .html, the page; .png or .svg, all panels of one
+        layer and query (`atrun.looking.picture.panels_of`); .safetensors, `arrays()`. Returns its path;
+        raises `ValueError` for another ending, `OSError` where it cannot be written."""
+        path = Path(path)
+        match check_ending(path):
+            case ".safetensors":
+                return write_atomically(path, save({k: v.contiguous() for k, v in self.arrays().items()}))
+            case ".png" | ".svg" as ending:
+                from atrun.looking.picture import drawn  # a page draws nothing
+
+                return write_atomically(path, drawn(self.pictures, layer, query, ending[1:]))
+        return write_atomically(path, self.page().encode())
 
     def __repr__(self) -> str:
-        count = sum(rows.levels.numel() for rows, _ in self.models.values())
+        count = sum(rows.levels.numel() for models in self.pictures.values() for rows, _ in models.values())
         return f"{self.title} {count:,} shares to click through; .save(path) writes a page"
 
     def _repr_html_(self) -> str:
         return self.html()
 
 
+Picture = str | Path | Image.Image | Tensor
+ENDINGS = (".html", ".htm", ".png", ".svg", ".safetensors")
+
+
+def check_ending(path: Path) -> str:
+    """The ending of a file that `Look.save` writes, in small letters. Raises `ValueError` for another."""
+    if path.suffix.lower() not in ENDINGS or path.is_dir():
+        raise ValueError(f"{path}: name a file that ends with {', '.join(ENDINGS)}")
+    return path.suffix.lower()
+
+
 def look(
     models: nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module],
-    image: str | Path | Image.Image | Tensor,
+    images: Picture | Sequence[Picture] | Mapping[str, Picture],
     *,
     preparation: Preparation | Mapping[str, Preparation] | None = None,
     layers: Sequence[int] | None = None,
     heads: Sequence[int] | None = None,
     megabytes: float = 10,
 ) -> Look:
-    """Where every token of a ViT looks on a picture, in every layer and head, with attention rollout beside.
+    """Where every token of a ViT looks on a picture, in every layer and head; beside it rollout, the
+    features' similarities, components and norms, and a gradient.
 
     models: a model that `walk` takes, of any size; several, to compare them on the same picture, or {name:
-    model}. An `AttentionTransfer` is its student, with its teacher's maps in it where the plan copies. image:
-    a file, a PIL image, or pixels (3, height, width) of uint8. preparation: how the picture becomes the
-    models' input, for all or {name: preparation}; None takes each model's own
+    model}. An `AttentionTransfer` is its student, with its teacher's maps in it where the plan copies.
+    images: a file, a PIL image, or pixels (3, height, width) of uint8; several, or {name: one}. preparation:
+    how a picture becomes the models' input, for all or {name: preparation}; None takes each model's own
     (`atrun.looking.preparation.preparation_of`). layers, heads: those that are kept, None for all. megabytes:
-    how large the rows of all models may be in the page (10^6 bytes): those of ViT-B/16 at 224 pixels are 9.
+    how large the rows of all models and pictures may be in the page (10^6 bytes): those of ViT-B/16 at 224
+    pixels are 9.
     Where the rows of all patches do not fit, those of a coarser grid of patches are kept as queries, each
     with all its keys, and the page says so.
 
@@ -128,21 +171,38 @@ def look(
     patch fits, and for an image of another size than a model takes; `OSError` for a file that is no picture;
     `Unwalkable` as `walk` does.
     """
-    named = _named(models)
-    room = int(megabytes * 1e6 * 3 / 4 / len(named))  # base64 takes four bytes for three
-    shown, notes = {}, []
+    named, pictures = _named(models), _pictures(images)
+    room = int(megabytes * 1e6 * 3 / 4 / len(named) / len(pictures))  # base64 takes four bytes for three
+    shown: dict[str, dict] = {picture: {} for picture in pictures}
+    notes = []
     for name, model in named.items():
         vit = student_of(model)
         sizes_of(vit)  # refuses what cannot be walked
         own = preparation[name] if isinstance(preparation, Mapping) else preparation
         own = preparation_of(vit) if own is None else own
         check_images(vit, torch.empty(1, 3, *own.size))
-        prepared = prepare(image, own)
-        rows = read_rows(model, prepared.pixels, room, layers, heads)
-        shown[name] = rows, prepared
+        for picture, image in pictures.items():
+            prepared = prepare(image, own)
+            rows = read_rows(model, prepared.pixels, room, layers, heads)
+            shown[picture][name] = rows, prepared
         of = f"{name}: " if len(named) > 1 else ""
         notes += [of + sentence for sentence in (own.describe(), *_kept(rows))]
     return Look(shown, [*notes, *ALWAYS])
+
+
+def _pictures(images: Picture | Sequence[Picture] | Mapping[str, Picture]) -> Mapping[str, Picture]:
+    if isinstance(images, (str, Path, Image.Image, Tensor)):
+        images = [images]
+    if not isinstance(images, Mapping):
+        named = [Path(one).stem if isinstance(one, (str, Path)) else "" for one in images]
+        several = len(set(named)) < len(named) or "" in named
+        images = {
+            f"{name} {i}".strip() if several else name: one
+            for i, (name, one) in enumerate(zip(named, images))
+        }
+    if not images:
+        raise ValueError("there is no picture to look at: give a file, a list of them, or {name: file}")
+    return images
 
 
 ALWAYS = (
@@ -152,6 +212,15 @@ ALWAYS = (
     "Rollout multiplies the layers up to the chosen one, each as half the identity, for the skip connection,"
     " and half the mean of its heads: Abnar and Zuidema 2020, arXiv 2005.00928. No head is dropped, no small"
     " share is set to 0, and no head's maximum is taken, as later variants do.",
+    "Features are the residual stream after a layer, before the model's last norm. Similarity is their"
+    " cosine, negative ones as 0; components are the first three principal ones of the patches of this"
+    " picture, red, green and blue from smallest to largest (as in DINOv2, arXiv 2304.07193); outliers have"
+    " norms above twice the patches' median (Darcet et al. 2024, arXiv 2309.16588, choose a bound for each"
+    " model).",
+    "Gradient: the positive part of the gradient of the answer for a layer's map, mean over heads and"
+    " queries; the answer is the largest logit, or half the squared length of the output of a model without"
+    " classes. LeGrad (Bousselham et al. 2025, arXiv 2404.03214) has this of the last layer, and takes a"
+    " score of its own for each one before.",
     "Shares are stored in 8 bits: the root of a share in 255ths of the root of its row's largest. None is off"
     " by more than 1/255 of its row's largest share; small ones by less.",
 )
@@ -180,7 +249,7 @@ def _kept(rows: Rows) -> list[str]:
     patches = f"{'all ' if kept == count else ''}{kept:,} patches"
     said.append(
         f"Here are {len(rows.largest):,} rows of {rows.levels.shape[1]:,} shares: the heads of"
-        f" {len(rows.layers)} layers, their mean and rollout, for the queries"
+        f" {len(rows.layers)} layers, their {', '.join(rows.beside)}, for the queries"
         f" {', '.join([*prefix, patches])}."
     )
     return said

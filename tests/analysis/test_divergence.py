@@ -14,13 +14,12 @@ from atlib import walk
 from atlib.analysis import (
     PAIRINGS,
     StreamingDivergence,
+    check_maps,
     compare_layers,
     head_divergence,
     jensen_shannon,
-    same_operation,
     three_models,
 )
-from atlib.analysis.checks import check_maps
 
 
 def random_maps(B=5, H=3, N=6, dtype=torch.float64):
@@ -71,7 +70,7 @@ def test_jensen_shannon_equals_scipy_and_is_bounded():
 def test_pairings_equal_the_longhand(pairing, heads):
     maps_a, maps_b = random_maps(H=heads[0]), random_maps(H=heads[1])
     if pairing == "direct" and heads[0] != heads[1]:
-        with pytest.raises(ValueError, match=f"a .*{heads[0]} .*b {heads[1]}"):
+        with pytest.raises(ValueError):
             head_divergence(maps_a, maps_b, pairing)
         return
     assert head_divergence(maps_a, maps_b, pairing) == pytest.approx(
@@ -117,9 +116,9 @@ def test_three_models_do_the_same_with_other_maps():
         assert layer.output.dtype == torch.float64 and (layer.output[0] - longhand).abs().max() <= 1e-12
     assert longhand.std() > 0.1
     assert torch.equal(A.values, C.values) and torch.equal(A.projection, C.projection)
-    by_model = same_operation()
-    assert [pairing for pairing in PAIRINGS if by_model["B"][pairing] > 0.05] == ["direct"]
-    assert all(by_model["C"][pairing] > 0.05 for pairing in PAIRINGS)
-    for name, layer in (("B", B), ("C", C)):
-        expected = {pairing: longhand_value(A.maps, layer.maps, pairing) for pairing in PAIRINGS}
-        assert by_model[name] == pytest.approx(expected, rel=1e-9, abs=1e-12)
+    apart = {
+        name: {pairing: head_divergence(A.maps, layer.maps, pairing) for pairing in PAIRINGS}
+        for name, layer in (("B", B), ("C", C))
+    }
+    assert [pairing for pairing in PAIRINGS if apart["B"][pairing] > 0.05] == ["direct"]
+    assert all(apart["C"][pairing] > 0.05 for pairing in PAIRINGS)

@@ -20,7 +20,7 @@ from atfamily.patch_conv import AttentionPool
 from atfamily.resmlp import resmlp
 from atfamily.seq2seq import Attention as SequenceAttention
 from atlib import AttentionTransfer, Plan, create_vit, walk
-from atlib.analysis.attention_maps import attention_entropy
+from atlib.analysis import attention_entropy
 from atlib.checkpoint import load_vit
 from tests.book.test_taught import NOTEBOOKS, small_vit, taught
 from tests.helpers import SMALL_VIT, random_maps, randomise

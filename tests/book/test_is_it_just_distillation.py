@@ -5,10 +5,9 @@ import pytest
 import torch
 
 from atlib import walk
-from atlib.baselines.distillation import LogitDistillation
-from atlib.losses import feature_mse, hard_distillation, soft_distillation
+from atlib.baselines import LogitDistillation, feature_mse, hard_distillation, soft_distillation
+from atlib.recipe import Recipe
 from atlib.train import student_loss
-from atlib.train.recipe import Recipe
 from tests.book.test_taught import small_vit as vit
 from tests.book.test_taught import taught
 

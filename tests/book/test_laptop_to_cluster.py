@@ -4,7 +4,7 @@ ring in which they add up their gradients."""
 import pytest
 import torch
 
-from atlib.data.sampler import ShardSpec, epoch_order, my_batches
+from atlib.loading import ShardSpec, epoch_order, my_batches
 from tests.book.test_taught import taught
 
 NAME = "laptop-to-cluster"

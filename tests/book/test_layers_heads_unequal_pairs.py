@@ -3,11 +3,15 @@ remedies for unequal pairs, is what atlib computes, on other inputs than the not
 
 import pytest
 import torch
+import torch.nn.functional as F
 
+from atbook.lab.scales import scales
+from atbook.records import results_folder
 from atbook.worlds import glyphs
 from atlib import AttentionTransfer, Plan, walk
 from atlib.attention import Instead
-from atlib.baselines.mean_maps import mean_maps
+from atlib.baselines import mean_maps
+from atlib.checkpoint import load_vit
 from atlib.maps import AVERAGES, aggregate_heads, average_over, join_heads, resample, resample_class_attention
 from tests.book.test_taught import small_vit, taught
 from tests.helpers import random_maps
@@ -97,3 +101,16 @@ def test_coarse_undoes_an_even_split_and_keeps_rows_whole():
     assert torch.allclose(taught(NAME).coarse(fine, 3), p, atol=1e-12)
     other = taught(NAME).coarse(random_maps(2, 3, 37, 37), 3)
     assert torch.allclose(other.sum(-1), torch.ones(2, 3, 10, dtype=other.dtype), atol=1e-12)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("world", ["find", "match"])
+def test_at_twice_the_side_a_teacher_looks_elsewhere_in_more_than_half_of_the_cases(world):
+    teacher = load_vit(results_folder() / "transfer" / world / "teacher-seed0.safetensors").eval()
+    images, _ = scales()[world].held_out("test").take(range(200))
+    small = walk(teacher, images).layers[-1].map[:, :, 0, 1:].argmax(-1)
+    teacher.set_input_size(img_size=(64, 64))
+    large = walk(teacher, F.interpolate(images, (64, 64), mode="bicubic", antialias=True)).layers[-1]
+    # a cell of 4 x 4 is four patches of 8 x 8
+    cells = large.map[:, :, 0, 1:].unflatten(-1, (4, 2, 4, 2)).sum((-3, -1)).flatten(-2)
+    assert (cells.argmax(-1) != small).float().mean() > 0.5

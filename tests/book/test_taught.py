@@ -13,8 +13,8 @@ from timm.layers import Attention
 
 from atbook.worlds import glyph_images, glyphs
 from atlib import create_vit
+from atlib.recipe import Recipe
 from atlib.train import schedule, train
-from atlib.train.recipe import Recipe
 from tests.helpers import ROOT, SMALL_VIT
 
 NOTEBOOKS = ROOT / "notebooks"

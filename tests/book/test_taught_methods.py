@@ -8,8 +8,8 @@ import torch
 
 from atlib import AttentionTransfer, Plan, walk
 from atlib.losses import attention_cross_entropy
+from atlib.recipe import Recipe
 from atlib.train import make_optimizer
-from atlib.train.recipe import Recipe
 from tests.book.test_taught import small_vit as vit
 from tests.book.test_taught import taught
 

@@ -21,7 +21,7 @@ from atfamily.detection.precision import (
 from atfamily.detection.pyramid import SimplePyramid
 from atlib.attention import walk
 from atlib.checkpoint import load_vit
-from atlib.train.pretrain import patchify
+from atlib.mae import patchify
 from tests.book.test_taught import NOTEBOOKS, taught
 from tests.helpers import ROOT, randomise
 

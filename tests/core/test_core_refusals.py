@@ -10,16 +10,15 @@ from timm.models.vision_transformer import VisionTransformer
 
 from atlib import AttentionTransfer, Plan, create_student, create_vit, walk
 from atlib.attention import Instead, Kept, Seen, Unwalkable, sample_drop_path
+from atlib.baselines import feature_mse, hard_distillation, soft_distillation
 from atlib.checkpoint import load_bundle, load_vit, save_bundle, save_vit
-from atlib.data.images import Images
+from atlib.data import Images
+from atlib.evaluate import evaluate
 from atlib.losses import (
     attention_cross_entropy,
     dense_attention_cross_entropy,
-    feature_mse,
-    hard_distillation,
     map_cross_entropy,
     projection_mse,
-    soft_distillation,
 )
 from atlib.maps import (
     aggregate_heads,
@@ -31,9 +30,8 @@ from atlib.maps import (
     resample_class_attention,
 )
 from atlib.pair import Normalisation, attach, check_images
+from atlib.recipe import Recipe
 from atlib.train import train
-from atlib.train.evaluate import evaluate
-from atlib.train.recipe import Recipe
 from atlib.vit import Architecture, WeightsUnavailable, walk_tokens
 from tests.helpers import SMALL_VIT, random_images, random_maps, randomise
 

@@ -9,16 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atlib.attention import Seen
-from atlib.losses import (
-    attention_cross_entropy,
-    dense_attention_cross_entropy,
-    feature_mse,
-    hard_distillation,
-    note,
-    noted,
-    projection_mse,
-    soft_distillation,
-)
+from atlib.baselines import feature_mse, hard_distillation, soft_distillation
+from atlib.losses import attention_cross_entropy, dense_attention_cross_entropy, note, noted, projection_mse
 
 SCALE = 0.6
 

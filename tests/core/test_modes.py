@@ -10,7 +10,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from atlib import AttentionTransfer, Plan, create_vit
-from atlib.baselines.mean_maps import MeanMapCopy
+from atlib.baselines import MeanMapCopy
 from atlib.checkpoint import load_bundle, save_bundle
 from atlib.plan import AVERAGES
 from atlib.vit import Architecture

@@ -14,11 +14,10 @@ from atfamily.distillation_token import DistillationToken
 from atfamily.distilled_mae import DistilledHiddenMae, DistilledMae
 from atfamily.similarity import CompRess, SimilarityDistillation
 from atlib import AttentionTransfer, Plan, create_student, create_vit
-from atlib.baselines.distillation import FeatureDistillation, LogitDistillation, TokenDistillation
-from atlib.baselines.mean_maps import MeanMapCopy
+from atlib.baselines import FeatureDistillation, LogitDistillation, MeanMapCopy, TokenDistillation
 from atlib.checkpoint import load_bundle, read_header, save_bundle, write_tensors
+from atlib.mae import MaskedAutoencoder
 from atlib.pair import IMAGENET, Normalisation, Pair, attach
-from atlib.train.pretrain import MaskedAutoencoder
 from atlib.vit import Architecture
 from tests.helpers import random_images, randomise
 

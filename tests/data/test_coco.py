@@ -12,11 +12,10 @@ from torch import nn
 from atbook.worlds.glyphs import SHAPES
 from atbook.worlds.scenes import SceneWorld, generate_scenes, scene_objects
 from atfamily.detection.objects import Found, ObjectImages, Objects
-from atlib.data.loading import CorruptImage
-from atlib.data.rng import augmentation_seeds
-from atlib.data.sampler import ShardSpec, epoch_order
+from atlib.loading import ShardSpec, augmentation_seeds, epoch_order
 from atrun.data.coco import MEAN, STD, CocoObjects, Placed, export_coco, place_objects
 from atrun.data.decoding import DataError, MissingData
+from atrun.data.loading import CorruptImage
 
 pytest.importorskip("pycocotools", reason="needs pycocotools, the extra 'detection'")
 

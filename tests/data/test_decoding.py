@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from atlib.data.loading import CorruptImage
 from atrun.data.decoding import Wanted, decode, in_eight_bits, make
+from atrun.data.loading import CorruptImage
 from atrun.data.transforms import Augmentation
 from tests.picture_files import encoded
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from atlib.data import Images, crop_and_flip
-from atlib.data.sampler import ShardSpec, my_batches, my_repeats
+from atlib.loading import ShardSpec, my_batches, my_repeats
 
 
 def numbered(n=20, **options):

@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 import torch
 
+from atbook.lab.other_images import other_of_class
 from atbook.worlds import glyph_images
 from atbook.worlds.glyphs import World, generate
 from atlib import AttentionTransfer, Plan, walk
 from atlib.attention import Instead
 from atlib.data import Images, crop_and_flip, pair
-from atlib.data.images import other_of_class
-from atlib.data.sampler import ShardSpec
+from atlib.evaluate import evaluate, predict
+from atlib.loading import ShardSpec
+from atlib.recipe import Recipe
 from atlib.train import train
-from atlib.train.evaluate import evaluate, predict
-from atlib.train.recipe import Recipe
 from tests.helpers import randomise, same, tiny
 
 WORLD = World(task="match")

@@ -10,12 +10,12 @@ import torch
 from PIL import Image
 from torchvision.transforms import functional as vision
 
-from atlib.data.loading import CorruptImage
-from atlib.data.sampler import ShardSpec
+from atlib.evaluate import evaluate
+from atlib.loading import ShardSpec
+from atlib.recipe import Recipe
 from atlib.train import train
-from atlib.train.evaluate import evaluate
-from atlib.train.recipe import Recipe
 from atrun.data.decoding import DataError, as_stored
+from atrun.data.loading import CorruptImage
 from atrun.data.photos import open_photos
 from atrun.data.transforms import Augmentation
 from tests.helpers import same, shared

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from atlib.data.rng import augmentation_seeds, draw_below, splitmix64
-from atlib.data.sampler import ShardSpec
+from atlib.loading import ShardSpec, augmentation_seeds, draw_below, splitmix64
 
 WORD = 2**64
 

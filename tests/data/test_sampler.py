@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, RandomSampler
 
 from atlib.data import Images
-from atlib.data.sampler import ShardSpec, epoch_order, my_batches, my_repeats, steps_per_epoch
+from atlib.loading import ShardSpec, epoch_order, my_batches, my_repeats, steps_per_epoch
 
 
 @pytest.mark.parametrize("count", [1, 7, 8, 33])

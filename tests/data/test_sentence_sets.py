@@ -3,7 +3,7 @@
 import torch
 
 from atfamily.sentences import Sentences
-from atlib.data.sampler import ShardSpec, my_batches
+from atlib.loading import ShardSpec, my_batches
 
 SOURCES = torch.arange(28).view(7, 4)
 TARGETS = torch.arange(35).view(7, 5)

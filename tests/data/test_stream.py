@@ -8,12 +8,12 @@ import datasets
 import pytest
 import torch
 
-from atlib.data.loading import CorruptImage
-from atlib.data.sampler import ShardSpec
+from atlib.checkpoint_manager import CheckpointManager
+from atlib.loading import ShardSpec
+from atlib.recipe import Recipe
 from atlib.train import train
-from atlib.train.checkpoint_manager import CheckpointManager
-from atlib.train.recipe import Recipe
 from atrun.data.decoding import DataError
+from atrun.data.loading import CorruptImage
 from atrun.data.photos import open_photos
 from atrun.data.stream import PhotoStream, open_stream
 from atrun.data.transforms import Augmentation

@@ -7,7 +7,7 @@ from PIL import Image
 
 from atbook.worlds import glyph_images, glyphs
 from atlib.data import Images, pair
-from atlib.data.sampler import ShardSpec
+from atlib.loading import ShardSpec
 from atrun.data import Augmentation
 from atrun.data.views import Look, Views, looks, small_views
 

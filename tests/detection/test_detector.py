@@ -10,7 +10,7 @@ from atfamily.detection.detector import SMALL, VITDET, RegionHeads, detect, dete
 from atfamily.detection.objects import ObjectBatch, ObjectImages, Objects
 from atfamily.detection.precision import average_precision
 from atlib import AttentionTransfer, Plan, create_vit
-from atlib.train.recipe import Recipe
+from atlib.recipe import Recipe
 from tests.helpers import Bomb, random_images, randomise
 
 VIT = {"img_size": 64, "patch_size": 8, "embed_dim": 16, "depth": 2, "num_heads": 2, "num_classes": 0}

@@ -6,7 +6,7 @@ import torch
 from atbook.worlds.glyphs import SHAPES
 from atbook.worlds.scenes import SceneWorld, generate_scenes, scene_objects
 from atfamily.detection.objects import ObjectBatch, ObjectImages, Objects, check_objects
-from atlib.data.sampler import ShardSpec, epoch_order
+from atlib.loading import ShardSpec, epoch_order
 
 
 def objects(boxes=((1, 2, 5, 8), (0, 0, 20, 10)), labels=(0, 3), masks=None, crowd=(False, False)):

@@ -9,9 +9,9 @@ from atbook.worlds.scenes import SceneWorld, class_of_pixels, generate_scenes
 from atfamily.detection.segment import Segmenter, mean_iou, segmentation_loss
 from atlib import AttentionTransfer, Plan, create_vit
 from atlib.attention_transfer import Transferred
-from atlib.data.images import Images
+from atlib.data import Images
 from atlib.losses import noted
-from atlib.train.recipe import Recipe
+from atlib.recipe import Recipe
 from tests.helpers import random_images, randomise
 
 VIT = {"img_size": 64, "patch_size": 8, "embed_dim": 16, "depth": 2, "num_heads": 2, "num_classes": 0}

@@ -12,14 +12,13 @@ from atbook.lab import scales
 from atbook.worlds import glyph_images, glyphs
 from atlib import AttentionTransfer, MapCache, Plan, walk
 from atlib.attention import FORBIDDEN, Seen
-from atlib.baselines.distillation import FeatureDistillation, TokenDistillation
-from atlib.data import crop_and_flip
-from atlib.data.images import Images
+from atlib.baselines import FeatureDistillation, TokenDistillation
+from atlib.data import Images, crop_and_flip
+from atlib.evaluate import predict
 from atlib.losses import dense_attention_cross_entropy
 from atlib.map_free import by_blocks, by_fused_attention, map_free_cross_entropy
+from atlib.recipe import Recipe
 from atlib.train import train
-from atlib.train.evaluate import predict
-from atlib.train.recipe import Recipe
 from atlib.vit import create_vit
 from atrun.record import about, peak_memory_mb
 from tests.helpers import randomise, tiny

@@ -14,9 +14,9 @@ from atbook.records import read_records
 from atbook.worlds import glyph_images
 from atbook.worlds.glyphs import World, generate
 from atlib import AttentionTransfer, Plan, create_vit
-from atlib.data.images import Images, pair
+from atlib.data import Images, pair
+from atlib.recipe import Recipe
 from atlib.train import make_optimizer, schedule, student_loss
-from atlib.train.recipe import Recipe
 from tests.explorer.conftest import SCRIPTS
 from tests.helpers import randomise
 from tools.wasm import SCRIPT, SOURCE, compiled, module_of

@@ -8,7 +8,7 @@ from atbook.lab.study import run_study
 from atbook.records import read_file
 from atfamily.binary_vit import BinaryViT
 from atlib import AttentionTransfer
-from atlib.baselines.distillation import LogitDistillation
+from atlib.baselines import LogitDistillation
 from atlib.checkpoint import load_vit
 from atlib.pair import student_of
 from tests.toy import sources as sources  # a fixture

@@ -6,7 +6,7 @@ import torch
 from atbook.lab.controls import CONTROLS
 from atbook.worlds import glyphs
 from atfamily.measures.controls import maps_of
-from atlib.baselines.distillation import LogitDistillation
+from atlib.baselines import LogitDistillation
 from tests.toy import sources as sources  # a fixture
 
 

@@ -16,8 +16,8 @@ from atfamily.detection.detector import Detector, FcosHeads, RegionHeads, detect
 from atfamily.detection.precision import SCENE_SIZES, coco_precision
 from atfamily.detection.segment import Segmenter, mean_iou, pixel_images
 from atlib import AttentionTransfer
+from atlib import recipe as recipes
 from atlib.checkpoint import load_vit, save_vit
-from atlib.train import recipe as recipes
 from atlib.vit import Architecture
 from tests import toy
 from tests.helpers import randomise, same

@@ -13,7 +13,7 @@ from atbook.lab.study import CENTRAL, Run, Study, Variant, by, run_study, scratc
 from atbook.records import read_file
 from atlib import AttentionTransfer, Plan
 from atlib.checkpoint import load_vit
-from atlib.train.evaluate import evaluate
+from atlib.evaluate import evaluate
 from tests import toy
 from tests.helpers import same
 

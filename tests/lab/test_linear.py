@@ -11,8 +11,8 @@ from atbook.records import read_file
 from atfamily.linear_attention import EluPlusOne, Hedgehog, LinearAttention, LinearTransfer
 from atlib import walk
 from atlib.checkpoint import load_vit, save_weights
+from atlib.objectives import unlabelled_loss
 from atlib.pair import student_of
-from atlib.train.objectives import unlabelled_loss
 from tests import toy
 from tests.helpers import randomise
 from tests.toy import sources as sources  # a fixture

@@ -12,7 +12,7 @@ from atbook.records import read_file
 from atfamily.contrast import Dino, MoCo
 from atlib import AttentionTransfer
 from atlib.checkpoint import load_vit
-from atlib.train.pretrain import MaskedAutoencoder
+from atlib.mae import MaskedAutoencoder
 from atlib.vit import Architecture
 from tests import toy
 from tests.helpers import same

@@ -12,10 +12,10 @@ from atbook.lab.study import Place, Run, Sources, trained
 from atbook.records import read_file, unpack_bits
 from atlib.attention import walk
 from atlib.attention_transfer import AttentionTransfer
-from atlib.data.images import Images
-from atlib.data.map_cache import fingerprint
+from atlib.data import Images
+from atlib.map_cache import fingerprint
 from atlib.pair import Pair
-from atlib.train.recipe import Recipe
+from atlib.recipe import Recipe
 from atlib.vit import Architecture
 from tests.helpers import randomise
 

@@ -17,12 +17,11 @@ from atbook.lab.scales import RETRIEVAL, TUNING_SEED, CifarScale, Schooling, Tea
 from atbook.lab.study import CENTRAL, Place, run_study
 from atbook.records import read_file, read_records
 from atbook.worlds import glyphs, pretext
-from atlib import create_vit
+from atlib import create_vit, recipe
 from atlib.checkpoint import load_vit
 from atlib.data import Images
-from atlib.data.rng import seed_for
-from atlib.train import recipe, train
-from atlib.train.trainer import Preempted
+from atlib.loading import seed_for
+from atlib.train import Preempted, train
 from atlib.vit import Architecture
 from tests import toy
 from tests.data.test_pacs import write

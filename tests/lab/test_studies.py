@@ -20,11 +20,11 @@ from atbook.worlds import glyphs
 from atfamily.grafit import Grafit
 from atfamily.resmlp import mean_patch_maps, static_maps
 from atlib import Plan
-from atlib.baselines.distillation import LogitDistillation
+from atlib.baselines import LogitDistillation
 from atlib.checkpoint import load_vit, save_weights
-from atlib.data.rng import seed_for
+from atlib.compatibility import describe
+from atlib.loading import seed_for
 from atlib.pair import student_of
-from atlib.student import describe
 from atlib.vit import Architecture
 from tests import toy
 from tests.helpers import randomise, same

@@ -35,8 +35,8 @@ from atbook.worlds import glyphs
 from atlib import AttentionTransfer
 from atlib.checkpoint import load_vit
 from atlib.checkpoint import load_weights as load
+from atlib.evaluate import evaluate
 from atlib.plan import Plan
-from atlib.train.evaluate import evaluate
 from tests import toy
 from tests.helpers import made_once, mark, same, wait
 

@@ -12,7 +12,7 @@ from atbook.lab.translation import TRANSLATION, translated
 from atbook.records import read_file, unpack_bits
 from atbook.worlds.phrases import Language, generate_phrases, phrase_sentences
 from atfamily.seq2seq import BEGIN, END, PAD
-from atlib.train import recipe as recipes
+from atlib import recipe as recipes
 
 TOY = SentenceScale(
     "phrases",

@@ -14,7 +14,7 @@ def content_of(shown) -> dict:
 
 
 def rows_of(model: dict) -> dict[tuple[int, object, int], np.ndarray]:
-    """{(layer, head or "mean" or "rollout", token): its row, (N,) of float64} of one model of the data."""
+    """{(layer, head or a name of `beside`, token): its row, (N,) of float64} of one model of the data."""
     rows, columns = model["grid"]
     first = len(model["prefix"])
     patches = [first + row * columns + column for row in model["down"] for column in model["across"]]
@@ -22,7 +22,7 @@ def rows_of(model: dict) -> dict[tuple[int, object, int], np.ndarray]:
     keys = [
         (one["layer"], head, query)
         for one in model["layers"]
-        for head in [*one["heads"], "mean", "rollout"]
+        for head in [*one["heads"], *model["beside"]]
         for query in queries
     ]
     levels = np.frombuffer(base64.b64decode(model["levels"]), np.uint8).reshape(len(keys), -1)

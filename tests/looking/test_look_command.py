@@ -2,18 +2,22 @@
 
 import json
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
+import timm
 import torch
 from IPython.core.formatters import DisplayFormatter
 from PIL import Image
+from timm.models import save_for_hf
 
-from atlib import AttentionTransfer, Plan, create_vit, look
+from atlib import AttentionTransfer, Plan, create_vit, look, transfer
 from atlib.checkpoint import save_bundle, save_vit
 from atlib.vit import Architecture
 from atrun.__main__ import main
 from tests.helpers import SMALL_VIT, randomise
+from tests.run.test_generic import photographs as photographs  # a fixture
 
 
 @pytest.fixture
@@ -51,7 +55,7 @@ def test_a_file_whose_pictures_were_taken_as_they_are(folder, small_vit, capsys)
     save_vit(folder / "memory.safetensors", small_vit(0), Architecture(SMALL_VIT), {"augmentation": None})
     main(["look", f"{folder}/memory.safetensors", f"{folder}/photo.png", "--out", f"{folder}/page.html"])
     said = capsys.readouterr().out
-    # what `atlib.data.images.Images` does with pixels in memory
+    # what `atlib.data.Images` does with pixels in memory
     assert "to cover 32 x 32 pixels" in said
     assert "mean 0.5, 0.5, 0.5, standard deviation 0.25, 0.25, 0.25" in said
 
@@ -79,7 +83,9 @@ def test_a_bundle_shows_its_student_with_its_teachers_maps(folder):
 @pytest.mark.parametrize(
     "arguments, names",
     [
-        (["plain.safetensors", "photo.png", "--out", "page.png"], "page.png"),
+        (["plain.safetensors", "photo.png", "--out", "page.pdf"], "page.pdf"),
+        (["plain.safetensors"], "picture"),
+        (["photo.png"], "model"),
         (["plain.safetensors", "photo.png", "--out", "page.html", "--layers", "9"], "9"),
         (["plain.safetensors", "missing.png", "--out", "page.html"], "missing.png"),
         (["missing.safetensors", "photo.png", "--out", "page.html"], "missing.safetensors"),
@@ -93,6 +99,35 @@ def test_what_cannot_be_is_said_and_nothing_is_written(folder, monkeypatch, caps
     assert main(["look", *arguments]) == 2
     assert names in capsys.readouterr().err
     assert not (folder / "page.html").exists()
+
+
+def test_a_runs_folder_and_a_folder_of_timm_and_several_pictures(folder, monkeypatch, photographs):
+    monkeypatch.chdir(folder)
+    teacher = create_vit("glyphs", depth=2)
+    transfer(teacher, photographs, "half", out=folder / "run", settings={"epochs": "1", "lr": "1e-4"})
+    timm_folder = folder / "saved"
+    model = timm.create_model("beit_base_patch16_224", depth=1, img_size=32, embed_dim=48, num_heads=2)
+    arguments = {"depth": 1, "img_size": 32, "embed_dim": 48, "num_heads": 2}
+    save_for_hf(model, timm_folder, model_args=arguments, safe_serialization=True)
+    Image.new("RGB", (40, 40)).save("second.jpg")
+    assert main(["look", "photo.png", "run", f"local-dir:{timm_folder}", "second.jpg", "--size", "32"]) == 0
+    page = content(folder / "look-photo.html")
+    assert page["pictures"] == ["photo.png", "second.jpg"] and len(page["more"]) == 1
+    assert [len(model["layers"]) for model in page["models"]] == [1, 1]
+
+
+def test_a_timm_name_is_read_with_its_head(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    built = []
+
+    def create(name, **options):
+        built.append((name, options.pop("pretrained")))
+        return timm.create_model(name, depth=1, **options)
+
+    monkeypatch.setattr("atrun.looking.commands.create_classifier", create)
+    asked = ["look", "vit_relpos_small_patch16_224", "photo.png", "--size", "32"]
+    assert main([*asked, "--out", "maps.svg"]) == 0
+    assert built == [("vit_relpos_small_patch16_224", True)] and Path("maps.svg").stat().st_size
 
 
 def test_a_notebook_shows_the_block(small_vit):

@@ -132,7 +132,7 @@ def test_the_keyboard_alone_is_enough(opened, maps):
 def test_the_small_pictures_choose_layer_and_head(opened, maps):
     page = opened()
     cells = page.locator(".look-grid button")
-    assert cells.count() == 3 * (3 + 2)
+    assert cells.count() == 3 * (3 + 3)
     page.get_by_role("button", name="layer 0, head 1:").click()
     assert_says(page, maps[0, 1, 0], 0, "layer 0, head 1")
     focused = page.locator(".look-grid button[tabindex='0']")
@@ -169,7 +169,11 @@ def test_scales_are_labelled_and_mean_what_they_say(opened, vit, pixels):
     assert colours(page, ".look-main", cell) == [252, 253, 191, 255], "the largest has the brightest colour"
     said, page = top("#layer=1&head=2&colours=token")
     assert said == pytest.approx(
-        max(row[FIRST:].max() for (_, head, query), row in rows.items() if query == 0 and head != "rollout"),
+        max(
+            row[FIRST:].max()
+            for (_, head, query), row in rows.items()
+            if query == 0 and head not in ("rollout", "similarity")
+        ),
         abs=0.005,
     )
     _, page = top("#layer=1&head=2&colours=one")
@@ -183,11 +187,50 @@ def test_scales_are_labelled_and_mean_what_they_say(opened, vit, pixels):
 
 def test_rollout_stands_beside(opened, maps):
     page = opened("#layer=1&token=class+token&colours=row")
-    assert page.inner_text(".look-beside .look-caption") == "Rollout, layers 0 to 1"
+    assert page.locator(".look-beside .look-caption").first.inner_text() == "Rollout, layers 0 to 1"
     eye = torch.eye(maps.shape[-1])
     rolled = (eye + maps[1].mean(0)) / 2 @ ((eye + maps[0].mean(0)) / 2)
-    share = float(re.search(r"class token ([\d.]+)", page.inner_text(".look-beside .look-under"))[1])
+    share = float(
+        re.search(r"class token ([\d.]+)", page.locator(".look-beside .look-under").first.inner_text())[1]
+    )
     assert share == pytest.approx(rolled[0, 0].item(), abs=0.01)
+
+
+def test_features_and_gradient_stand_beside(opened, vit, pixels):
+    page = opened("#layer=1&token=2.3&map=100")
+    titles = page.locator(".look-beside .look-caption").all_inner_texts()
+    after = [f"{name} after layer 1" for name in ("Similarity", "Features", "Norms")]
+    assert titles == ["Rollout, layers 0 to 1", *after, "Gradient, layer 1"]
+    ((rows, _),) = look({"It": vit}, pixels, preparation=PREPARATION).models.values()
+    drawn = "e => [...e.getContext('2d').getImageData(3, 2, 1, 1).data]"
+    colour = page.locator(".look-beside canvas").nth(2).evaluate(drawn)
+    assert colour == [*rows.panels.components[1, 2 * COLUMNS + 3].tolist(), 255]
+    norms = rows.panels.norms[1, FIRST:]
+    high = [i for i in range(len(norms)) if norms[i] > 2 * norms.median()]
+    assert page.locator(".look-beside .look-marked").count() == len(high)
+
+
+def test_a_patch_with_a_large_norm_is_marked(opened, vit):
+    with torch.no_grad():
+        vit.pos_embed[0, FIRST - 3 + 1 + 7] += 300  # the class token's place is the first
+    page = opened("#layer=0")
+    marked = page.locator(".look-beside .look-marked")
+    assert marked.count() == 1 and "twice that: 1" in page.locator(".look-under").nth(4).inner_text()
+
+
+def test_several_pictures_share_a_page(visit, vit, pixels, tmp_path):
+    shown = look({"It": vit}, {"first": pixels, "second": 255 - pixels}, preparation=PREPARATION)
+    page = visit(shown.save(tmp_path / "page.html").as_uri() + "#layer=1&head=2&token=class+token")
+    said, photograph = says(page), page.get_attribute(".look-main img", "src")
+    page.get_by_label("Photograph", exact=True).select_option("second")
+    assert page.get_attribute(".look-main img", "src") != photograph
+    (alone,) = look({"It": vit}, 255 - pixels, preparation=PREPARATION).models.values()
+    with torch.no_grad():
+        seen = walk(vit, prepare(255 - pixels, PREPARATION).pixels).layers
+    assert_says(page, seen[1].map[0, 2, 0], 0, "layer 1, head 2")
+    assert says(page) != said and alone[0].levels.shape == shown.models["It"][0].levels.shape
+    again = visit((tmp_path / "page.html").as_uri() + page.evaluate("location.hash"))
+    assert says(again) == says(page)
 
 
 def test_the_state_is_in_the_address(opened):
@@ -221,7 +264,7 @@ def test_two_models_side_by_side(opened, vit, small_vit, pixels):
 
 
 def test_the_nearest_patch_that_is_kept(opened):
-    page = opened("#layer=0&head=0", megabytes=0.006)
+    page = opened("#layer=0&head=0", megabytes=0.0072)
     assert "2 x 3 of 4 x 6 patches can be chosen" in page.inner_text(".look-tokens")
     stage(page).click(position={"x": 2, "y": 2})
     assert says(page).startswith("Patch row 1, column 1")

@@ -74,9 +74,14 @@ def test_rows_are_those_of_the_walk(small_vit, changes):
     maps, found = shares(vit, preparation), rows_of(model)
     rolled = longhand_rollout(maps)
     N = maps[0].shape[-1]
-    assert len(found) == len(maps) * (maps[0].shape[0] + 2) * N, "all heads, mean and rollout, all tokens"
+    assert len(found) == len(maps) * (maps[0].shape[0] + 3) * N, "all heads, what is beside, all tokens"
+    with torch.no_grad():
+        stream = walk(vit, prepare(picture(*preparation.size), preparation).pixels).stream
     for (layer, head, query), row in found.items():
-        expected = {"mean": maps[layer].mean(0), "rollout": rolled[layer]}.get(head)
+        features = stream[layer][0].double().numpy()
+        features /= np.linalg.norm(features, axis=1, keepdims=True)
+        beside = {"mean": maps[layer].mean(0), "rollout": rolled[layer]}
+        expected = beside.get(head, (features @ features.T).clip(0) if head == "similarity" else None)
         expected = (maps[layer][head] if expected is None else expected)[query]
         assert (np.abs(row - expected) <= bound(expected) + 1e-6).all(), (layer, head, query)
 
@@ -144,7 +149,7 @@ def test_fewer_layers_and_heads_and_mean_and_rollout_stay_whole(small_vit):
 def test_rows_that_do_not_fit_are_those_of_patches_and_the_page_says_so(small_vit):
     vit = small_vit(img_size=72, patch_size=8, reg_tokens=2)
     preparation = AS_IT_IS._replace(size=(72, 72))
-    room = 0.08
+    room = 0.1
     shown = look({"it": vit}, picture(72, 72), preparation=preparation, megabytes=room)
     (model,) = content_of(shown)["models"]
     assert model["down"] == model["across"] == [1, 3, 5, 7], "every second of nine"

@@ -24,24 +24,22 @@ from atlib.analysis import (
     MinibatchCKA,
     StreamingCKA,
     StreamingDivergence,
+    attention_distance,
+    attention_entropy,
+    check_maps,
+    class_attention,
     class_token,
     compare_layers,
+    describe_layers,
     every_token,
     head_divergence,
     jensen_shannon,
     layer_cka,
     linear_cka,
     patch_mean,
-)  # fmt: skip
-from atlib.analysis.attention_maps import (
-    attention_distance,
-    attention_entropy,
-    class_attention,
-    describe_layers,
     prefix_share,
     rollout,
 )  # fmt: skip
-from atlib.analysis.checks import check_maps
 from atlib.attention import Unwalkable
 from atlib.data import Images
 from tests.helpers import SMALL_VIT, random_images, random_maps, randomise

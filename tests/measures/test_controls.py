@@ -19,10 +19,10 @@ from atfamily.measures.controls import (
 )
 from atlib import AttentionTransfer, Plan, walk
 from atlib.attention import Instead
-from atlib.data.images import pair
-from atlib.data.rng import seed_for
+from atlib.data import pair
+from atlib.loading import seed_for
+from atlib.recipe import Recipe
 from atlib.train import train
-from atlib.train.recipe import Recipe
 from tests.helpers import random_images, randomise, tiny
 
 IMAGES = random_images(5, 3, 32, 32)

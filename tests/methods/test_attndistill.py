@@ -9,8 +9,8 @@ from torch.nn.functional import cross_entropy
 from atfamily.attndistill import AttnDistill, row_squared_error
 from atlib import create_vit
 from atlib.maps import resample_class_attention
+from atlib.recipe import Recipe
 from atlib.train import make_optimizer, train
-from atlib.train.recipe import Recipe
 from tests import longhand
 from tests.helpers import SMALL_VIT, Seer, random_images, randomise, state_of
 

@@ -14,10 +14,10 @@ from atfamily.binary import TokenNorm
 from atfamily.binary_vit import BinaryViT, PatchMerging, PoolingBranches, binary_deit, from_published
 from atlib import AttentionTransfer, Plan, create_vit, walk
 from atlib.attention import Instead
-from atlib.baselines.distillation import LogitDistillation
+from atlib.baselines import LogitDistillation
 from atlib.data import Images
-from atlib.train.loop import train
-from atlib.train.recipe import Recipe
+from atlib.recipe import Recipe
+from atlib.train import train
 from tests.helpers import ROOT, SMALL_VIT, random_images, random_maps, randomise
 
 GOLDEN = load_file(ROOT / "tests" / "golden" / "binary_vit.safetensors")

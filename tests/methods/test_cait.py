@@ -11,8 +11,8 @@ from torch.nn.functional import cross_entropy
 from atfamily.cait import CaitTransfer, talking_heads, walk_cait
 from atlib import walk
 from atlib.attention import Seen
+from atlib.recipe import Recipe
 from atlib.train import train
-from atlib.train.recipe import Recipe
 from tests.helpers import SMALL_VIT, mine, random_images, randomise, same, state_of
 
 SMALL = {**SMALL_VIT, "depth_token_only": 2}

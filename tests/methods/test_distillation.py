@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from atfamily.attndistill import AttnDistill
-from atlib.baselines.distillation import FeatureDistillation, LogitDistillation, TokenDistillation
+from atlib.baselines import FeatureDistillation, LogitDistillation, TokenDistillation
+from atlib.recipe import Recipe
 from atlib.train import make_optimizer, student_loss
-from atlib.train.recipe import Recipe
 from tests import longhand
 from tests.helpers import Bomb, random_images
 

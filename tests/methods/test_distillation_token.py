@@ -11,12 +11,12 @@ from torch.nn.functional import cosine_similarity, cross_entropy
 
 from atfamily.distillation_token import DistillationToken, both_heads, small_convnet, token_report
 from atlib import AttentionTransfer, Plan, create_vit, walk
+from atlib.baselines import hard_distillation, soft_distillation
 from atlib.data import UNLABELLED, Images, with_unlabelled
-from atlib.losses import hard_distillation, soft_distillation
+from atlib.objectives import task_loss
 from atlib.pair import Pair
+from atlib.recipe import Recipe
 from atlib.train import student_loss
-from atlib.train.objectives import task_loss
-from atlib.train.recipe import Recipe
 from tests.helpers import SMALL_VIT, Bomb, random_images, randomise
 
 GOLDEN = load_file(Path(__file__).parents[1] / "golden" / "distillation_token.safetensors")

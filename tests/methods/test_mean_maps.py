@@ -6,7 +6,7 @@ import torch
 from atlib import walk
 from atlib.analysis import walks
 from atlib.attention import Instead
-from atlib.baselines.mean_maps import MeanMapCopy, load_stored_maps, mean_maps, one_group, save_stored_maps
+from atlib.baselines import MeanMapCopy, load_stored_maps, mean_maps, one_group, save_stored_maps
 from atlib.data import Images
 from atlib.pair import Normalisation
 from atlib.vit import Architecture

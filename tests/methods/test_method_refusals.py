@@ -22,7 +22,7 @@ from atfamily.seq2seq import EncoderDecoder, Maps, walk_sequences
 from atfamily.sequence_transfer import SequenceTransfer
 from atlib import AttentionTransfer, Plan, create_vit, walk
 from atlib.attention import Seen, Unwalkable
-from atlib.baselines.distillation import FeatureDistillation, LogitDistillation, TokenDistillation
+from atlib.baselines import FeatureDistillation, LogitDistillation, TokenDistillation
 from tests.helpers import SMALL_VIT, random_images, random_maps, randomise, same, state_of
 from tests.methods.test_seq2seq import SOURCE, TARGET
 from tests.methods.test_seq2seq import small as small_sequences

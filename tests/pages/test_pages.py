@@ -137,6 +137,25 @@ def test_drawings_are_legible_on_a_phone_and_nothing_in_them_overlaps(page):
             assert across < 1 or down < 3, (one["says"], other["says"])
 
 
+def test_figures_have_the_colour_of_the_page_and_letters_of_nine_pixels_on_a_phone(page):
+    sizes = """(scale => ({
+        label: e.getAttribute('aria-label'),
+        colour: getComputedStyle(e).color === getComputedStyle(e.closest('article')).color,
+        smallest: Math.min(...[...e.querySelectorAll('text')].map(
+            text => parseFloat(getComputedStyle(text).fontSize) * scale)),
+    }))(e.getBoundingClientRect().width / e.viewBox.baseVal.width)"""
+    page.tab.set_viewport_size({"width": 390, "height": 844})
+    try:
+        drawn = page.all("svg.plot", sizes)
+        wide = page.tab.evaluate("document.documentElement.scrollWidth")
+    finally:
+        page.tab.set_viewport_size({"width": 1280, "height": 900})
+    assert wide <= 390
+    for figure in drawn:
+        assert figure["label"] and figure["colour"]
+        assert figure["smallest"] is None or figure["smallest"] > 8.9, figure
+
+
 @cache
 def anchors(file: Path) -> set[str]:
     return set(re.findall(r'\bid="([^"]+)"', file.read_text(encoding="utf-8")))

@@ -5,7 +5,7 @@ import pytest
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.utils import DistributedType
 
-from atlib.train import distributed
+from atlib import processes
 from atlib.vit import create_vit
 from tests.helpers import in_a_fork
 from tests.launching import FOLDER, accelerate_launch, read, surroundings
@@ -66,7 +66,7 @@ def test_fsdp_divides_what_the_student_has(name, launched):
     """Accelerate's plugin, as the file sets it, finds timm's Mlp in the ViT, and holds two thirds of its
     blocks' weights in it."""
     launched(name)
-    plugin = distributed.fsdp_plugin()
+    plugin = processes.fsdp_plugin()
     vit = create_vit("glyphs")
     plugin.set_auto_wrap_policy(vit)
     (divided,) = plugin.auto_wrap_policy.keywords["transformer_layer_cls"]
@@ -96,4 +96,4 @@ def test_fsdp_divides_what_the_student_has(name, launched):
 def test_what_fsdp_could_not_do_here_is_refused_by_its_line(line, value, launched):
     launched("fsdp2_vit_large", **{line.upper(): value})
     with pytest.raises(ValueError, match=line):
-        distributed.fsdp_plugin()
+        processes.fsdp_plugin()

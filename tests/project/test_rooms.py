@@ -1,7 +1,8 @@
-"""The front room of `atlib` stays small. Who may import whom is `[tool.importlinter]`'s, in `make lint`."""
+"""`atlib` stays small and flat. Who may import whom is `[tool.importlinter]`'s, in `make lint`."""
 
 from tests.helpers import ROOT
 
 
-def test_at_most_16_files_are_at_the_top():
-    assert len(list((ROOT / "atlib").glob("*.py"))) <= 16, "a new file belongs into a room"
+def test_it_is_flat_and_no_more_than_28_files():
+    files = list((ROOT / "atlib").rglob("*.py"))
+    assert {file.parent.name for file in files} == {"atlib"} and len(files) <= 28

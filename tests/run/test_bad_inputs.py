@@ -11,9 +11,9 @@ from safetensors.torch import save_file
 from atlib import AttentionTransfer, Plan, Recipe, create_vit, load_teacher
 from atlib.attention import Unwalkable
 from atlib.checkpoint import read_header, save_vit
-from atlib.data.images import Images
-from atlib.train.evaluate import evaluate
-from atlib.train.loop import train
+from atlib.data import Images
+from atlib.evaluate import evaluate
+from atlib.train import train
 from atlib.vit import Architecture
 from atrun import __main__ as command
 from atrun.data.photos import open_photos

@@ -4,7 +4,7 @@ import pytest
 
 from atlib.checkpoint import load_bundle, load_vit, save_bundle, save_vit
 from atlib.plan import Plan
-from atlib.train.recipe import Recipe
+from atlib.recipe import Recipe
 from atlib.vit import Architecture
 from atrun.build import build, preparation_of, start_from
 from atrun.config import RunConfig

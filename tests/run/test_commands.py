@@ -18,10 +18,10 @@ from atbook.worlds import glyphs, marked_glyphs
 from atfamily.simmim import SimMim
 from atlib.attention_transfer import AttentionTransfer
 from atlib.checkpoint import load_bundle, load_vit, save_vit
-from atlib.data.rng import seed_for
+from atlib.evaluate import evaluate
+from atlib.loading import seed_for
 from atlib.plan import Plan
 from atlib.train import train
-from atlib.train.evaluate import evaluate
 from atlib.vit import Architecture
 from atrun import __main__ as command
 from atrun import commands, runner

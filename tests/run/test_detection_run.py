@@ -15,7 +15,7 @@ from atfamily.detection.files import load_detector
 from atfamily.measures.accounting import copy, distill, fine_tuning, shape_of
 from atlib import AttentionTransfer
 from atlib.checkpoint import load_bundle, load_vit, save_vit
-from atlib.data.rng import seed_for
+from atlib.loading import seed_for
 from atlib.plan import Plan
 from atlib.train import train
 from atlib.vit import Architecture

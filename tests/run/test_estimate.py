@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from atlib.data.sampler import ShardSpec
+from atlib.loading import ShardSpec
 from atlib.plan import Plan
-from atlib.train.recipe import Recipe
+from atlib.recipe import Recipe
 from atlib.vit import Architecture
 from atrun import __main__ as command
 from atrun import estimate as dry_run

@@ -8,8 +8,8 @@ import datasets
 import pytest
 
 from atlib.checkpoint import load_vit, read_header, save_vit
+from atlib.evaluate import evaluate
 from atlib.pair import attach
-from atlib.train.evaluate import evaluate
 from atlib.vit import Architecture
 from atrun import __main__ as command
 from atrun import runner

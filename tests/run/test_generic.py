@@ -14,7 +14,6 @@ from PIL import Image
 from torchvision.transforms.functional import to_pil_image
 
 from atlib.checkpoint import load_vit, read_tensors, save_vit, write_tensors
-from atlib.data.loading import CorruptImage
 from atlib.pair import IMAGENET, Normalisation
 from atlib.plan import Plan
 from atlib.vit import Architecture, WeightsUnavailable
@@ -23,6 +22,7 @@ from atrun import generic
 from atrun.build import build
 from atrun.config import read_config, write_config
 from atrun.configure import configure
+from atrun.data.loading import CorruptImage
 from atrun.log import read_log
 from atrun.record import read_record
 from atrun.runner import start

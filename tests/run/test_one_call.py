@@ -8,8 +8,8 @@ import torch
 
 from atfamily.measures.predictions import paired_bootstrap
 from atlib import create_vit, transfer
+from atlib.evaluate import predict
 from atlib.pair import Normalisation
-from atlib.train.evaluate import predict
 from atrun import __main__ as command
 from atrun import estimate, one_call
 from atrun.build import held_out_images

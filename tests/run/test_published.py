@@ -14,8 +14,8 @@ from torch.optim.lr_scheduler import LambdaLR
 from atbook.lab.scales import scales
 from atfamily.detection.detector import mask_rcnn
 from atlib import AttentionTransfer, Plan, create_vit
+from atlib.recipe import Recipe
 from atlib.train import make_optimizer, schedule
-from atlib.train.recipe import Recipe
 from atlib.vit import Architecture
 from atrun.configure import configure
 from atrun.data.transforms import Augmentation

@@ -13,7 +13,7 @@ from atfamily.attndistill import AttnDistill
 from atfamily.patch_conv import PatchConvNet
 from atlib import create_vit
 from atlib.checkpoint import load_vit
-from atlib.data.images import Images
+from atlib.data import Images
 from atlib.train import train
 from atrun import __main__ as command
 from atrun.config import read_config

@@ -9,8 +9,8 @@ from unittest.mock import Mock
 import torch
 
 from atlib import transfer
+from atlib.evaluate import predict
 from atlib.pair import Normalisation
-from atlib.train.evaluate import predict
 from atrun import __main__ as command
 from atrun import commands, one_call
 from atrun.build import held_out_images

@@ -10,14 +10,13 @@ import torch
 from atbook.worlds import glyphs, marked_glyphs
 from atfamily.measures.accounting import Memory
 from atlib.attention_transfer import AttentionTransfer
-from atlib.baselines.distillation import FeatureDistillation
-from atlib.baselines.mean_maps import MeanMapCopy, load_stored_maps
+from atlib.baselines import FeatureDistillation, MeanMapCopy, load_stored_maps
 from atlib.checkpoint import load_bundle, load_vit, save_vit
-from atlib.data.images import draw
-from atlib.data.rng import seed_for
+from atlib.data import draw
+from atlib.evaluate import evaluate
+from atlib.loading import seed_for
 from atlib.plan import Plan
 from atlib.train import train
-from atlib.train.evaluate import evaluate
 from atlib.vit import Architecture
 from atrun import __main__ as command
 from atrun import runner

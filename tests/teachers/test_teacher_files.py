@@ -136,7 +136,7 @@ def test_pth_files_without_a_state_or_with_other_classes(tmp_path, content, name
 def test_missing_files_folders_and_programs(tmp_path):
     with pytest.raises(FileNotFoundError, match="nowhere.pth"):
         read_weights(tmp_path / "nowhere.pth")
-    with pytest.raises(OSError, match=f"{tmp_path.name} .*folder"):
+    with pytest.raises(OSError, match=tmp_path.name):
         read_weights(tmp_path)
     with zipfile.ZipFile(tmp_path / "w.pt", "w") as archive:
         archive.writestr("clip/constants.pkl", "")

@@ -1,5 +1,5 @@
 """A teacher read from a file in any published layout is the model that was written; what does not fit is
-named."""
+refused."""
 
 import argparse
 import json
@@ -18,10 +18,11 @@ from atlib import AttentionTransfer, Plan, create_vit, walk
 from atlib.attention import Unwalkable
 from atlib.checkpoint import load_vit, save_bundle, save_vit
 from atlib.student import create_student
-from atlib.vit import Architecture
+from atlib.vit import VITS, Architecture, WeightsUnavailable
 from atrun.teachers import description, load
 from atrun.teachers.build import resized_positions
 from atrun.teachers.load import Teacher, load_teacher, report
+from examples import moco_to_timm
 from examples.flip_to_timm import FLIP, to_timm
 from tests.helpers import random_images, randomise, same
 from tests.teacher_layouts import clip_of, decoder, encoder_of, flax_of, sine_positions
@@ -60,16 +61,6 @@ def under(prefix, state):
     return {prefix + name: value for name, value in state.items()}
 
 
-def moco_of(vit):
-    """A checkpoint of moco-v3's main_moco.py."""
-    state = under("module.base_encoder.", encoder_of(vit))
-    state |= {f"module.momentum_encoder.{name}": value + 1 for name, value in encoder_of(vit).items()}
-    base = ("base_encoder.head.0.weight", "base_encoder.head.1.running_mean")
-    for extra in (*base, "momentum_encoder.head.0.weight", "predictor.0.weight"):
-        state[f"module.{extra}"] = torch.zeros(3)
-    return {"epoch": 300, "arch": "vit_small", "state_dict": state, "optimizer": {}, "scaler": {}}
-
-
 DINO_HEAD = {"head.mlp.0.weight": torch.zeros(3), "head.last_layer.weight_g": torch.zeros(3)}
 
 
@@ -94,118 +85,91 @@ def deit3_of(vit):
 
 
 HEAD = ["head.weight", "head.bias"]
+POOLED = {"class_token": False, "global_pool": "avg", "fc_norm": False}
 
 
-LAYOUTS = {  # name: the ViT, what its publisher's file holds, what is said of it, names that are not used
-    "MAE's encoder": (
-        lambda: with_sines(vit_of()),
-        lambda vit: {"model": encoder_of(vit)},
-        "timm's names",
-        [],
-    ),
-    "MAE with decoder": (
-        lambda: with_sines(vit_of(embed_dim=384, num_heads=6, depth=1)),
+def chunked(vit):
+    """dinov2#235: its training checkpoints have blocks.CHUNK.INDEX; the head is DINO's and iBOT's."""
+    state = {re.sub(r"blocks\.(\d+)", r"blocks.\1.\1", name): each for name, each in encoder_of(vit).items()}
+    inside = under("backbone.", state | {"mask_token": torch.zeros(1, 384)})
+    return {"teacher": inside | {"dino_head.mlp.0.weight": torch.zeros(2, 2)}}
+
+
+def jepa_of(vit):
+    """jepa#49: three models in one file, of which the averaged one is evaluated."""
+    state, other = encoder_of(vit), {name: value + 1 for name, value in encoder_of(vit).items()}
+    return {"encoder": under("module.", other), "predictor": {}, "target_encoder": under("module.", state)}
+
+
+# name: the ViT's arguments, what its publisher's file holds, names that are not used. Those that end with "?"
+# ask for heads: published ViTs of that width have 6, or 12 (TinyMIM#4, MAE-Lite).
+LAYOUTS = {
+    "MAE's encoder?": ({}, lambda vit: {"model": encoder_of(with_sines(vit))}, []),
+    "MAE with decoder?": (
+        {},
         lambda vit: {"model": encoder_of(vit) | decoder(), "epoch": 1, "args": argparse.Namespace(lr=1.0)},
-        "MAE pre-training",
         list(decoder()),
     ),
-    "MAE fine-tuned": (
-        lambda: vit_of(global_pool="avg"),
-        lambda vit: {"model": vit.state_dict()},
-        "fine-tuned MAE",
-        HEAD,
+    "MAE-Lite's, wrapped?": (
+        {"embed_dim": 192, "num_heads": 12},
+        lambda vit: {"model": under("module.model.", encoder_of(vit) | decoder())},
+        [*under("module.model.", decoder())],
     ),
-    "MoCo-v3": (
-        lambda: with_sines(vit_of(embed_dim=768, num_heads=12, depth=1)),
-        moco_of,
-        "MoCo-v3 pre-training",
-        None,
+    "MAE fine-tuned": ({"global_pool": "avg"}, lambda vit: {"model": vit.state_dict()}, HEAD),
+    "MoCo-v3's linear classifier?": (
+        {"num_heads": 12},
+        lambda vit: {
+            "state_dict": under("module.", with_sines(vit).state_dict()),
+            "best_acc1": torch.tensor(7.0),
+        },
+        [f"module.{name}" for name in HEAD],
     ),
-    "MoCo-v3's ViT-S": (
-        lambda: with_sines(vit_of(embed_dim=384, num_heads=12, depth=1)),
-        moco_of,
-        "MoCo-v3 pre-training",
-        None,
-    ),
-    "MoCo-v3's linear classifier": (
-        lambda: with_sines(vit_of()),
-        lambda vit: {"state_dict": under("module.", vit.state_dict()), "best_acc1": torch.tensor(76.7)},
-        "DataParallel",
-        ["module.head.weight", "module.head.bias"],
-    ),
-    "DINO": (vit_of, encoder_of, "timm's names", []),
-    "DINO, full": (
-        vit_of,
-        dino_of,
-        "DINO, a backbone, in its entry 'teacher' (beside student, args, epoch, dino_loss)",
-        ["head.mlp.0.weight", "head.last_layer.weight_g"],
-    ),
+    "DINO": ({}, encoder_of, []),
+    "DINO, full": ({}, dino_of, [*DINO_HEAD]),
     "DINO's student": (
-        vit_of,
+        {},
         lambda vit: {"student": under("module.", under("backbone.", encoder_of(vit)) | DINO_HEAD)},
-        "DINO, the student's backbone",
-        ["module.head.mlp.0.weight", "module.head.last_layer.weight_g"],
+        [*under("module.", DINO_HEAD)],
     ),
-    "DeiT": (vit_of, lambda vit: {"model": vit.state_dict()}, "timm's names", HEAD),
+    "DeiT": ({}, lambda vit: {"model": vit.state_dict()}, HEAD),
     "DeiT, distilled": (
-        lambda: randomise(
-            create_vit("deit_tiny_distilled_patch16_224", img_size=64, depth=2, num_classes=7)
-        ).eval(),
+        {"distilled": True},
         lambda vit: {"model": vit.state_dict()},
-        "distillation token",
         [*HEAD, "head_dist.weight", "head_dist.bias"],
     ),
-    "DeiT III": (lambda: vit_of(no_embed_class=True, init_values=1e-4), deit3_of, "DeiT III", HEAD),
+    "DeiT III": ({"no_embed_class": True, "init_values": 1e-4}, deit3_of, HEAD),
     "DINOv2": (
-        lambda: vit_of(init_values=1e-5),
+        {"init_values": 1e-5},
         lambda vit: encoder_of(vit) | {"mask_token": torch.zeros(1, 384)},
-        "DINOv2",
         ["mask_token"],
     ),
-    "no class token": (
-        lambda: vit_of(class_token=False, global_pool="avg", fc_norm=False),
-        encoder_of,
-        "timm's names",
-        [],
+    "DINOv2's own training": (
+        {"init_values": 1e-5},
+        chunked,
+        ["backbone.mask_token", "dino_head.mlp.0.weight"],
     ),
-    "registers": (lambda: vit_of(reg_tokens=4), encoder_of, "timm's names", []),
-    "normalised queries, no bias": (
-        lambda: vit_of(qk_norm=True, qkv_bias=False),
-        encoder_of,
-        "timm's names",
-        [],
-    ),
-    "of another program": (
-        vit_of,
-        lambda vit: under("vit.", vit.state_dict()),
-        "a ViT under 'vit.'",
-        ["vit.head.weight", "vit.head.bias"],
-    ),
+    "I-JEPA": (POOLED | {"embed_dim": 768, "num_heads": 12}, jepa_of, []),
+    "no class token?": (POOLED, encoder_of, []),
+    "registers": ({"reg_tokens": 4}, encoder_of, []),
+    "normalised queries, no bias": ({"qk_norm": True, "qkv_bias": False}, encoder_of, []),
+    "of another program": ({}, lambda vit: under("vit.", vit.state_dict()), [f"vit.{name}" for name in HEAD]),
+    "an entry of another name": ({}, lambda vit: {"network": encoder_of(vit), "options": {"lr": 0.1}}, []),
 }
-
-
-# Of these codes some have 6 heads at width 384, and some 12.
-ASKED = ("MAE's encoder", "MAE with decoder", "MoCo-v3's linear classifier", "no class token")
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_published_layouts(tmp_path, name):
-    build, publish, said, unused = LAYOUTS[name]
-    vit = build()
-    content = publish(vit)
-    told = {"heads": vit.blocks[0].attn.num_heads} if name in ASKED else {}
+    changes, publish, unused = LAYOUTS[name]
+    vit = vit_of(**changes)
+    path = written(tmp_path, publish(vit))
+    told = {"heads": vit.blocks[0].attn.num_heads} if name.endswith("?") else {}
     if told:
-        with pytest.raises(ValueError, match="width 384 .*give heads="):
-            load_teacher(written(tmp_path, content))
-    found = load_teacher(written(tmp_path, content), **told)
+        with pytest.raises(ValueError):
+            load_teacher(path)
+    found = load_teacher(path, **told)
     assert_same_teacher(found.vit, vit)
-    assert said in found.source and not found.missing and found.resized is None
-    container = next((key for key in ("teacher", "model", "state_dict", "student") if key in content), None)
-    inside = content[container] if container else content
-    if unused is None:  # MoCo-v3: everything but the base encoder, and its head
-        unused = [key for key in inside if not key.startswith("module.base_encoder.") or ".head." in key]
-    assert sorted(found.unused) == sorted(unused)
-    assert found.used == len(encoder_of(vit)) == len(inside) - len(unused)
+    assert not found.missing and found.resized is None
+    assert sorted(found.unused) == sorted(unused) and found.used == len(encoder_of(vit))
     rebuilt = Architecture(**json.loads(json.dumps(found.architecture._asdict()))).build()
     rebuilt.load_state_dict(found.vit.state_dict())
     assert_same_teacher(rebuilt.eval(), vit)
@@ -236,20 +200,40 @@ def test_flip_converted():
     assert same(state, vit.state_dict())
 
 
+def test_moco_converted():
+    """main_moco.py's checkpoint: base encoder, its copy that follows, and predictor."""
+    vit = with_sines(vit_of(num_heads=12))
+    state = under("module.base_encoder.", encoder_of(vit) | {"head.0.weight": torch.zeros(3)})
+    state |= under("module.momentum_encoder.", {name: value + 1 for name, value in encoder_of(vit).items()})
+    assert same(moco_to_timm.to_timm(state | {"module.predictor.0.weight": torch.zeros(3)}), encoder_of(vit))
+
+
 def test_clip_must_be_named(tmp_path):
     name = "vit_xsmall_patch16_clip_224.tinyclip_yfcc15m"
     vit = randomise(create_vit(name, num_classes=0)).eval()
     path = written(tmp_path, clip_of(vit))
-    with pytest.raises(ValueError, match="pth: .*CLIP.*architecture="):
+    with pytest.raises(ValueError):
         load_teacher(path)
     found = load_teacher(path, architecture=name)
     assert same(found.vit.state_dict(), vit.state_dict())
-    assert sorted(found.unused) == [
-        "logit_scale",
-        "token_embedding.weight",
-        "transformer.resblocks.0.ln_1.weight",
-        "visual.proj",
-    ]
+
+
+@pytest.mark.parametrize("name", ["beit_base_patch16_224", "eva02_tiny_patch14_224"])
+@pytest.mark.parametrize("changes", [{}, {"use_abs_pos_emb": True, "use_rel_pos_bias": False}])
+def test_weights_of_beit_and_eva_ask_for_their_name(tmp_path, name, changes):
+    """BEiT's layer scales have DeiT III's names, `gamma_1`, and its biases are no one else's."""
+    changes = changes if "beit" in name else {}
+    made = randomise(timm.create_model(name, depth=1, num_classes=0, **changes)).eval()
+    with pytest.raises(ValueError):
+        load_teacher(written(tmp_path, made.state_dict()))
+    whole = {
+        key.replace("s.0.", f"s.{layer}."): value
+        for layer in range(12)
+        for key, value in made.state_dict().items()
+    }
+    if not changes:
+        teacher = load_teacher(written(tmp_path, whole), architecture=name, quiet=True)
+        assert same(teacher.vit.blocks[3].state_dict(), made.blocks[0].state_dict())
 
 
 def test_safetensors_of_timm(tmp_path):
@@ -283,10 +267,10 @@ def test_files_of_atlib_know_their_architecture(tmp_path, architecture):
     assert same(again.state_dict(), found.vit.state_dict())
 
 
-def test_bundles_are_refused_with_the_way_out(tmp_path):
+def test_bundles_are_refused(tmp_path):
     glyphs = Architecture("glyphs", {"depth": 1})
     pair = AttentionTransfer(glyphs.build(), glyphs.build(), Plan())
-    with pytest.raises(ValueError, match="bundle.safetensors .*load_bundle.*save_vit"):
+    with pytest.raises(ValueError):
         load_teacher(save_bundle(tmp_path / "bundle.safetensors", pair, glyphs, glyphs))
 
 
@@ -342,26 +326,6 @@ def test_a_grid_of_as_many_patches_is_another_grid(tmp_path, side, sides):
         assert read.resized == "positions resized bicubically from 2 x 8 to 4 x 4 patches"
 
 
-@pytest.mark.parametrize(
-    "changes, named",
-    [
-        ({"img_size": (64, 48)}, "12 .*architecture="),
-        # 9 positions: 3 x 3 patches, or 2 x 2 and five prefix tokens
-        ({"img_size": 48, "reg_tokens": 4, "no_embed_class": True}, "9 .*5.*architecture="),
-    ],
-)
-def test_positions_of_no_one_square_grid(tmp_path, changes, named):
-    with pytest.raises(ValueError, match=f"teacher.pth: .*{named}"):
-        load_teacher(written(tmp_path, encoder_of(vit_of(**changes))))
-
-
-@pytest.mark.parametrize("tokens", [0, 3, 198])
-def test_positions_of_no_whole_grid(tmp_path, tokens):
-    state = encoder_of(vit_of(depth=1)) | {"pos_embed": torch.zeros(1, tokens, 384)}
-    with pytest.raises(ValueError, match=f"teacher.pth: .*{tokens - 1} "):
-        load_teacher(written(tmp_path, state))
-
-
 def test_a_named_architecture_at_another_size(tmp_path):
     """The file is of 64 pixels, the name of 32."""
     vit = create_vit("glyphs", img_size=64)
@@ -373,140 +337,108 @@ def test_a_named_architecture_at_another_size(tmp_path):
     assert found.resized.endswith("from 8 x 8 to 4 x 4 patches")
 
 
-@pytest.mark.parametrize("size", [100, 0, -16])
-def test_image_sizes_that_are_no_whole_patches(tmp_path, size):
-    with pytest.raises(ValueError, match=f"image_size={size}: .*16 x 16"):
-        load_teacher(written(tmp_path, encoder_of(vit_of(depth=1))), image_size=size)
-
-
-def test_heads(tmp_path):
-    vit = vit_of(embed_dim=24, num_heads=4)
-    path = written(tmp_path, encoder_of(vit))
-    with pytest.raises(ValueError, match="width 24 .*heads="):
-        load_teacher(path)
-    found = load_teacher(path, heads=4)
-    assert_same_teacher(found.vit, vit)
-    assert found.assumed[0] == "4 heads, as given"
-    for heads in (5, 0, -1):
-        with pytest.raises(ValueError, match=f"heads={heads}: .*24"):
-            load_teacher(path, heads=heads)
-    with pytest.raises(ValueError, match="heads=4.*architecture='glyphs'"):
-        load_teacher(path, heads=4, architecture="glyphs")
-    with pytest.raises(ValueError, match="'vit_tiny_patch16_224'.*heads="):
-        load_teacher("vit_tiny_patch16_224", heads=4)
-
-
-@pytest.mark.parametrize("width, heads", [(192, 12), (192, 3), (384, 12)])
-@pytest.mark.parametrize("prefix", ["module.model.", "", "encoder."])
-def test_heads_are_asked_for_where_published_vits_differ(tmp_path, width, heads, prefix):
-    """TinyMIM#4, #11, MAE-Lite: ViTs of width 192 with 12 heads, and of width 384 with 12, under MAE's
-    names."""
-    vit = vit_of(embed_dim=width, num_heads=heads, depth=1)
-    state = encoder_of(vit) | {"decoder_embed.weight": torch.zeros(96, width), "mask_token": torch.zeros(1)}
-    path = written(tmp_path, {"model": under(prefix, state)})
-    with pytest.raises(ValueError, match=f"width {width} .*12.*heads="):
-        load_teacher(path)
-    assert_same_teacher(load_teacher(path, heads=heads, quiet=True).vit, vit)
-
-
-def test_blocks_in_chunks(tmp_path):
-    """dinov2#235: its training checkpoints have blocks.CHUNK.INDEX; the head is DINO's and iBOT's."""
-    vit = vit_of(init_values=1e-5, depth=3)
-    state = {re.sub(r"blocks\.(\d+)", r"blocks.\1.\1", name): each for name, each in encoder_of(vit).items()}
-    inside = under("backbone.", state | {"mask_token": torch.zeros(1, 384)})
-    path = written(tmp_path, {"teacher": inside | {"dino_head.mlp.0.weight": torch.zeros(2, 2)}})
-    teacher = load_teacher(path, quiet=True)
-    assert_same_teacher(teacher.vit, vit)
-    assert "DINOv2" in teacher.source
-
-
-def test_i_jepas_target_encoder_is_read(tmp_path):
-    """jepa#49: three models in one file, of which the averaged one is evaluated."""
-    vit, other = (
-        vit_of(
-            seed, class_token=False, global_pool="avg", fc_norm=False, embed_dim=768, num_heads=12, depth=1
-        )
-        for seed in (0, 1)
-    )
-    encoders = {"encoder": under("module.", encoder_of(other)), "predictor": {"a": torch.zeros(1)}}
-    path = written(tmp_path, encoders | {"target_encoder": under("module.", encoder_of(vit)), "epoch": 300})
-    assert_same_teacher(load_teacher(path, quiet=True).vit, vit)
-
-
-def test_other_entries_are_read_where_there_is_one_and_named_where_there_are_several(tmp_path):
+@pytest.mark.parametrize("prefix", ["backbone.", "module.backbone.", "model."])
+@pytest.mark.parametrize("more", [{}, {"mask_token": torch.zeros(1, 384)}])
+def test_a_checkpoint_of_lightning_is_anybodys(tmp_path, prefix, more):
+    """How images were normalised in that training is not known, whatever its names look like."""
     vit = vit_of()
-    path = written(tmp_path, {"network": encoder_of(vit), "epoch": 1, "options": {"lr": 0.1}})
-    assert_same_teacher(load_teacher(path, quiet=True).vit, vit)
-    path = written(tmp_path, {"online": encoder_of(vit), "averaged": encoder_of(vit), "epoch": 1})
-    with pytest.raises(OSError, match="online, averaged: .*torch.save"):
-        load_teacher(path)
-
-
-@pytest.mark.parametrize("prefix", ["backbone.", "module.backbone."])
-def test_a_prefix_alone_is_not_taken_for_dino(tmp_path, prefix):
-    """Lightning's checkpoints have it, too: how images were normalised is then not known."""
-    vit = vit_of()
-    teacher = load_teacher(written(tmp_path, {"state_dict": under(prefix, vit.state_dict())}), quiet=True)
+    content = {
+        "state_dict": under(prefix, vit.state_dict() | more) | DINO_HEAD,
+        "pytorch-lightning_version": "2",
+    }
+    teacher = load_teacher(written(tmp_path, content), quiet=True)
     assert_same_teacher(teacher.vit, vit)
     assert "DINO" not in teacher.source and teacher.normalisation is None
 
 
-def test_mocos_small_vit_is_not_taken_for_maes(tmp_path):
-    """Converted by moco-v3's convert_to_deit.py nothing but the fixed positions tells it apart, and it has 12
-    heads, not 6."""
-    vit = with_sines(vit_of(embed_dim=384, num_heads=12, depth=1))
-    path = written(tmp_path, {"model": encoder_of(vit)})
-    with pytest.raises(ValueError, match="384 .*12.* heads="):
-        load_teacher(path)
-    assert_same_teacher(load_teacher(path, heads=12).vit, vit)
+def changed(**changes):
+    """A state with other weights, "__" for a dot; None leaves one out."""
+    new = {name.replace("__", "."): value for name, value in changes.items()}
+    return lambda state: {name: value for name, value in {**state, **new}.items() if value is not None}
 
 
-def changed(changes):
-    """A state with other weights; None leaves one out."""
-    return lambda state: {name: value for name, value in {**state, **changes}.items() if value is not None}
+BAD = {
+    "a weight is missing": changed(blocks__1__attn__proj__bias=None),
+    "an MLP is missing": changed(blocks__0__mlp__fc1__weight=None),
+    "a weight that timm has no place for": changed(blocks__0__attn__rel_pos=torch.zeros(3)),
+    "another shape": changed(blocks__1__norm1__weight=torch.zeros(383)),
+    "a block is missing": changed(blocks__7__norm1__weight=torch.zeros(384)),
+    "patches of another rank": changed(patch_embed__proj__weight=torch.zeros(384, 768)),
+    "a convolutional stem": changed(
+        patch_embed__proj__weight=None, patch_embed__proj__0__weight=torch.zeros(9)
+    ),
+    "no positions": changed(pos_embed=None, rope=torch.zeros(2)),
+    "a gated MLP": changed(blocks__0__mlp__fc1__weight=torch.zeros(1024, 384)),
+    "a norm before the blocks": changed(norm_pre__weight=torch.zeros(384)),
+    "two ViTs": lambda state: under("student.", state) | under("teacher.", state),
+    "two entries": lambda state: {"online": state, "averaged": state},
+    "MoCo-v3's two encoders": lambda state: {
+        "state_dict": under("module.base_encoder.", state) | under("module.momentum_encoder.", state)
+    },
+    "no ViT": lambda state: {"layer1.0.conv1.weight": torch.zeros(3)},
+    "no position at all": changed(pos_embed=torch.zeros(1, 0, 384)),
+    "positions of no grid": changed(pos_embed=torch.zeros(1, 3, 384)),
+    "positions of an oblong": changed(pos_embed=torch.zeros(1, 13, 384)),
+    # 3 x 3 patches, or 2 x 2 and five prefix tokens
+    "positions of two grids": changed(pos_embed=torch.zeros(1, 9, 384), reg_token=torch.zeros(1, 4, 384)),
+    "not finite": changed(blocks__1__mlp__fc2__bias=torch.full((384,), torch.nan)),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_files_without_a_whole_known_vit(tmp_path, name):
+    """By an error that names the file."""
+    with pytest.raises((OSError, ValueError)) as caught:
+        load_teacher(written(tmp_path, BAD[name](encoder_of(vit_of()))))
+    assert "teacher.pth" in str(caught.value)
+
+
+WRONG = [  # arguments
+    *({"heads": heads} for heads in (5, 0, -1)),
+    {"heads": 6, "architecture": "vit_tiny_patch16_224"},
+    *({"image_size": size} for size in (100, 0, -16)),
+    *({"architecture": name} for name in ("vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224")),
+    *({"architecture": name} for name in ("no such vit", "resnet18", "vit_base_patch16_clip_224.openai")),
+]
+
+
+@pytest.mark.parametrize("arguments", WRONG, ids=str)
+def test_arguments_that_do_not_fit(tmp_path, arguments):
+    with pytest.raises(ValueError):
+        load_teacher(written(tmp_path, encoder_of(vit_of())), **arguments)
 
 
 @pytest.mark.parametrize(
-    "change, named",
+    "name, error",
     [
-        (changed({"blocks.1.attn.proj.bias": None}), "blocks.1.attn.proj.bias"),
-        (changed({"blocks.0.mlp.fc1.weight": None}), "blocks.0.mlp.fc1.weight"),
-        (changed({"blocks.0.attn.rel_pos": torch.zeros(3)}), "blocks.0.attn.rel_pos"),
-        (changed({"rel_pos_bias.table": torch.zeros(3)}), "rel_pos_bias.table"),
-        (changed({"blocks.1.norm1.weight": torch.zeros(383)}), r"1.norm1.weight .*\(383,\).*\(384,\)"),
-        (changed({"blocks.7.norm1.weight": torch.zeros(384)}), "no block 2"),
-        (changed({"patch_embed.proj.weight": torch.zeros(384, 768)}), r"proj.weight .*\(384, 768\)"),
-        (changed({"patch_embed.proj.weight": None, "patch_embed.proj.0.weight": torch.zeros(9)}), "stem"),
-        (changed({"pos_embed": None, "rope": torch.zeros(2)}), "positional .*architecture="),
-        (changed({"blocks.0.mlp.fc1.weight": torch.zeros(1024, 384)}), "gated MLP.*architecture="),
-        (lambda state: under("student.", state) | under("teacher.", state), "'student.', 'teacher.'"),
-        (lambda state: {"layer1.0.conv1.weight": torch.zeros(3)}, "layer1.0.conv1.weight"),
+        ("nowhere.pth", FileNotFoundError),
+        ("a/folder/vit_tiny_patch16_224", FileNotFoundError),
+        ("facebook/dinov2-base", WeightsUnavailable),
+        ("hf-hub:timm/vit_base_patch16_224.augreg_in21k", WeightsUnavailable),
+        ("glyphs", ValueError),
+        ("swin_tiny_patch4_window7_224", ValueError),
     ],
 )
-def test_weights_that_are_no_whole_known_vit(tmp_path, change, named):
-    with pytest.raises(ValueError, match=f"teacher.pth: .*{named}"):
-        load_teacher(written(tmp_path, change(encoder_of(vit_of()))))
+def test_names_that_are_no_teacher(name, error):
+    with pytest.raises(error):
+        load_teacher(name)
+    if error is ValueError:
+        with pytest.raises(ValueError):
+            load_teacher(name, heads=4)
+
+
+def test_close_names_are_of_vits_that_can_be_walked():
+    with pytest.raises(ValueError) as caught:
+        load_teacher("vit_tinyy")
+    close = re.search("Close names: (.*?)[.] Presets", str(caught.value))[1].split(", ")
+    assert len(close) > 1 and all(isinstance(create_vit(name, depth=1), VITS) for name in close)
 
 
 def test_what_no_map_needs_may_be_missing(tmp_path):
-    state = changed({"norm.weight": None, "norm.bias": None})(encoder_of(vit_of()))
+    state = changed(norm__weight=None, norm__bias=None)(encoder_of(vit_of()))
     found = load_teacher(written(tmp_path, state))
     assert found.missing == ["norm.weight", "norm.bias"]
     assert_same_teacher(found.vit, vit_of())
-
-
-@pytest.mark.parametrize(
-    "architecture, named",
-    [
-        ("vit_tiny_patch16_224", r"not \(192, "),
-        ("no such vit", "'no such vit'"),
-        ("deit_tiny_distilled_patch16_224", "1 prefix tokens.* 2"),
-        ("resnet18", "'resnet18'.*ResNet"),
-    ],
-)
-def test_named_architectures_that_do_not_fit(tmp_path, architecture, named):
-    with pytest.raises(ValueError, match=f"teacher.pth: .*{named}"):
-        load_teacher(written(tmp_path, encoder_of(vit_of(embed_dim=96, depth=1))), architecture=architecture)
 
 
 @pytest.mark.parametrize(
@@ -523,25 +455,8 @@ def test_named_architectures_that_do_not_fit(tmp_path, architecture, named):
 def test_headers_that_make_no_sense(tmp_path, header):
     said = {"atlib": json.dumps({"architecture": header})}
     save_file(encoder_of(vit_of(depth=1)), tmp_path / "odd.safetensors", said)
-    with pytest.raises(ValueError, match="odd.safetensors: .*header"):
+    with pytest.raises(ValueError):
         load_teacher(tmp_path / "odd.safetensors")
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_weights_that_are_not_finite(tmp_path, value):
-    state = encoder_of(vit_of())
-    state["blocks.1.mlp.fc2.bias"][5] = value
-    path, picture = written(tmp_path, state), tmp_path / "maps.png"
-    with pytest.raises(ValueError, match="1 .*1.mlp.fc2.bias"):
-        load_teacher(path)
-    text = report(path, torch.zeros(1, 3, 64, 64, dtype=torch.uint8), picture)
-    assert "blocks.*.mlp.fc2.bias. NaN or infinity in its weights" in text and not picture.exists()
-
-
-@pytest.mark.parametrize("name", ["nowhere.pth", "a/folder/vit_tiny_patch16_224"])
-def test_what_looks_like_a_file_is_one(name):
-    with pytest.raises(FileNotFoundError, match=name):
-        load_teacher(name)
 
 
 @pytest.fixture
@@ -568,18 +483,12 @@ def test_timm_names(by_hand):
 
 
 def test_timm_names_whose_weights_are_incomplete(by_hand):
-    """TrainRequest for a model without a head, timm would not notice."""
+    """Asked for a model without a head, timm would not notice."""
     name = "vit_tiny_patch16_224"
     state = timm.create_model(name).state_dict()
     del state["blocks.3.attn.qkv.weight"]
     save_file(state, by_hand / f"{name}.safetensors")
     with pytest.raises(RuntimeError, match="blocks.3.attn.qkv"):
-        load_teacher(name)
-
-
-@pytest.mark.parametrize("name", ["glyphs", "vit_tny_patch16_224", "swin_tiny_patch4_window7_224"])
-def test_names_that_are_no_teacher(name):
-    with pytest.raises(ValueError, match=name):
         load_teacher(name)
 
 
@@ -614,7 +523,7 @@ def test_report_says_why_layers_cannot_be_transferred(monkeypatch):
     teacher = Teacher(vit, "odd", Architecture("odd"), "made here", used=1, unused=[])
     monkeypatch.setattr(load, "_read", lambda *arguments: teacher)
     assert "transfer  none: a DiffParallelScalingBlock attends more than once" in report("odd")
-    with pytest.raises(Unwalkable, match="attends more than once"):
+    with pytest.raises(Unwalkable):
         load_teacher("odd")
 
 
@@ -654,36 +563,38 @@ def test_the_picture_shows_where_the_class_token_looks(tmp_path, monkeypatch):
         assert (in_order.diff(dim=1) >= -looked.amax((1, 2)).view(-1, 1) / 255).all()
 
 
+def test_weights_that_are_not_finite_are_reported_without_a_picture(tmp_path):
+    state = BAD["not finite"](encoder_of(vit_of()))
+    picture = tmp_path / "maps.png"
+    text = report(written(tmp_path, state), torch.zeros(1, 3, 64, 64, dtype=torch.uint8), picture)
+    assert "blocks.*.mlp.fc2.bias" in text and not picture.exists()
+
+
 def test_where_a_picture_can_be(tmp_path):
     """It is known before the teacher is read, which is not even there."""
     pixels = torch.zeros(1, 3, 64, 64, dtype=torch.uint8)
     (tmp_path / "file").touch()
-    for out, named in (
-        (tmp_path, "maps.png"),
-        (tmp_path / "maps.txt", ".png"),
-        (tmp_path / "file" / "maps.png", "file"),
-    ):
-        with pytest.raises(ValueError, match=f"{out.name}: .*{named}"):
+    for out in (tmp_path, tmp_path / "maps.txt", tmp_path / "file" / "maps.png"):
+        with pytest.raises(ValueError):
             report(tmp_path / "nowhere.pth", pixels, out)
     without = vit_of(class_token=False, global_pool="avg", fc_norm=False, depth=1)
-    text = report(written(tmp_path, encoder_of(without)), pixels, tmp_path / "maps", heads=6)
-    assert f"picture     {tmp_path / 'maps.png'}" in text and not (tmp_path / "maps").exists()
-    assert Image.open(tmp_path / "maps.png").format == "PNG"
+    report(written(tmp_path, encoder_of(without)), pixels, tmp_path / "maps", heads=6)
+    assert Image.open(tmp_path / "maps.png").format == "PNG" and not (tmp_path / "maps").exists()
 
 
 def test_images_that_are_none(tmp_path):
     path = written(tmp_path, encoder_of(vit_of(depth=1)))
     (tmp_path / "text.png").write_text("no picture")
-    for images, error, named in (
-        (torch.zeros(1, 3, 8, 8), ValueError, "uint8"),
-        ([], ValueError, r"images=\[\]"),
-        ("one.png", ValueError, "one.png"),
-        ([tmp_path / "text.png"], OSError, "text.png"),
+    for images, error in (
+        (torch.zeros(1, 3, 8, 8), ValueError),
+        ([], ValueError),
+        ("one.png", ValueError),
+        ([tmp_path / "text.png"], OSError),
     ):
-        with pytest.raises(error, match=named):
+        with pytest.raises(error):
             report(path, images, tmp_path / "maps.png")
     for arguments in ({"images": ["a.png"]}, {"out": "maps.png"}):
-        with pytest.raises(ValueError, match="images=.*out="):
+        with pytest.raises(ValueError):
             report(path, **arguments)
 
 

@@ -16,10 +16,7 @@ import pytest
 import torch
 
 from atlib import AttentionTransfer, Plan
-from atlib.data import Images, crop_and_flip
-from atlib.pair import Normalisation, attach
-from atlib.train import NonFiniteLoss, Preempted, student_loss, train
-from atlib.train.checkpoint_manager import (
+from atlib.checkpoint_manager import (
     FACTS,
     MANIFEST,
     CheckpointError,
@@ -29,8 +26,11 @@ from atlib.train.checkpoint_manager import (
     digest_of_model,
     digest_of_weights,
 )
-from atlib.train.evaluate import evaluate
-from atlib.train.recipe import Recipe
+from atlib.data import Images, crop_and_flip
+from atlib.evaluate import evaluate
+from atlib.pair import Normalisation, attach
+from atlib.recipe import Recipe
+from atlib.train import NonFiniteLoss, Preempted, student_loss, train
 from tests.helpers import same, state_of, tiny
 
 # 64 images in steps of 20: passes of four steps, the last of four images only.

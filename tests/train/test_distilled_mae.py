@@ -17,9 +17,9 @@ from atfamily.distilled_mae import (
 )
 from atlib import create_vit
 from atlib.losses import noted
+from atlib.mae import MaskedAutoencoder
+from atlib.recipe import Recipe
 from atlib.train import make_optimizer, train
-from atlib.train.pretrain import MaskedAutoencoder
-from atlib.train.recipe import Recipe
 from tests.helpers import ROOT, SMALL_VIT, mine, random_images, randomise
 
 IMAGES = random_images(3, 3, 32, 32, dtype=torch.float64)

@@ -8,8 +8,8 @@ from torch import nn
 
 from atlib import AttentionTransfer, Plan
 from atlib.data import Images
+from atlib.evaluate import evaluate, predict, score
 from atlib.pair import View
-from atlib.train.evaluate import evaluate, predict, score
 from tests.helpers import random_images
 
 

@@ -11,8 +11,8 @@ from atfamily.measures.probes import features
 from atlib import AttentionTransfer, Plan
 from atlib.data import Images
 from atlib.losses import noted
-from atlib.train.loop import train
-from atlib.train.recipe import Recipe
+from atlib.recipe import Recipe
+from atlib.train import train
 from tests.helpers import random_images, randomise, tiny
 
 

@@ -18,13 +18,12 @@ from torch import nn
 from atbook.worlds import glyph_images, glyphs
 from atlib import AttentionTransfer, Plan, create_vit
 from atlib.attention_transfer import Transferred
-from atlib.data import Images
-from atlib.data.images import UNLABELLED
-from atlib.train import NonFiniteLoss, make_optimizer, outputs, schedule, student_loss, task_loss, train
-from atlib.train.checkpoint_manager import CheckpointManager
-from atlib.train.evaluate import evaluate
-from atlib.train.recipe import Recipe
-from atlib.train.trainer import Preempted
+from atlib.checkpoint_manager import CheckpointManager
+from atlib.data import UNLABELLED, Images
+from atlib.evaluate import evaluate
+from atlib.objectives import outputs, task_loss
+from atlib.recipe import Recipe
+from atlib.train import NonFiniteLoss, Preempted, make_optimizer, schedule, student_loss, train
 from tests.helpers import random_images, same, state_of, tiny
 
 SHORT = Recipe(steps=10, batch_size=16)

@@ -7,6 +7,7 @@ to an absolute 1e-9. Losses are averaged over the processes in float32: a relati
 """
 
 import json
+import shutil
 import socket
 import time
 from dataclasses import replace
@@ -16,9 +17,9 @@ import torch
 from safetensors.torch import load_file
 
 from atlib.checkpoint import load_vit
+from atlib.checkpoint_manager import CheckpointManager
+from atlib.evaluate import evaluate, evaluate_together
 from atlib.train import train
-from atlib.train.checkpoint_manager import CheckpointManager
-from atlib.train.evaluate import evaluate, evaluate_together
 from atrun.log import read_log
 from atrun.record import read_record
 from tests import two
@@ -98,13 +99,18 @@ def test_a_run_of_two_goes_on_with_the_same_bits(pair_of_processes):
     assert pair_of_processes[1]["resumed"] == [True, True]
 
 
-def test_a_run_of_two_does_not_go_on_as_one(pair_of_processes):
-    recipe, keeper = (
-        replace(two.RECIPE, mixup=0.8, ema=0.9),
-        CheckpointManager(pair_of_processes[0] / "kept", 3),
-    )
+def test_a_run_of_two_goes_on_as_one_only_when_it_is_asked_to(pair_of_processes, tmp_path):
+    shutil.copytree(pair_of_processes[0] / "kept", tmp_path / "kept")
+    shutil.rmtree(tmp_path / "kept" / "step-00000007")  # the one that is left is from the middle
+    recipe = replace(two.RECIPE, mixup=0.8, ema=0.9)
+
+    def go_on(*free):
+        keeper = CheckpointManager(tmp_path / "kept", 3, free=free)
+        return train(tiny(drop_path_rate=0.3), two.images(), recipe, progress=None, keeper=keeper)
+
     with pytest.raises(ValueError):
-        train(tiny(drop_path_rate=0.3), two.images(), recipe, progress=None, keeper=keeper)
+        go_on()
+    assert go_on("processes")[-1]["step"] == 7
 
 
 def test_what_one_process_meets_ends_the_run_of_both(pair_of_processes):

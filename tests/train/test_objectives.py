@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from atlib.train.objectives import mixed
-from atlib.train.recipe import Recipe
+from atlib.objectives import mixed
+from atlib.recipe import Recipe
 
 
 def solid(count):

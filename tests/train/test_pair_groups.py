@@ -12,13 +12,12 @@ from atfamily.distilled_mae import DistilledMae
 from atfamily.patch_conv import PatchConvNet, PoolTransfer
 from atfamily.resmlp import StaticMapDistill, mean_patch_maps, resmlp
 from atlib import AttentionTransfer, Plan, create_vit
-from atlib.baselines.distillation import FeatureDistillation, LogitDistillation, TokenDistillation
-from atlib.baselines.mean_maps import MeanMapCopy
+from atlib.baselines import FeatureDistillation, LogitDistillation, MeanMapCopy, TokenDistillation
 from atlib.data import Images
+from atlib.mae import MaskedAutoencoder
 from atlib.pair import Pair, student_of
+from atlib.recipe import Recipe
 from atlib.train import make_optimizer, train
-from atlib.train.pretrain import MaskedAutoencoder
-from atlib.train.recipe import Recipe
 from tests.helpers import SMALL_VIT, random_images, same, state_of
 
 CLASSES = SMALL_VIT["num_classes"]

@@ -8,12 +8,11 @@ import torch
 import torch.nn.functional as F
 
 from atlib import AttentionTransfer, Plan, walk
-from atlib.data.sampler import Batch, ShardSpec
+from atlib.checkpoint_manager import CheckpointManager
+from atlib.loading import Batch, ShardSpec
 from atlib.losses import note, noted
-from atlib.train import student_loss, train
-from atlib.train.checkpoint_manager import CheckpointManager
-from atlib.train.recipe import Recipe
-from atlib.train.trainer import Position, StepLoss
+from atlib.recipe import Recipe
+from atlib.train import Position, student_loss, train
 from tests.helpers import randomise, same, state_of, tiny
 
 RECIPE = Recipe(steps=1, batch_size=64, task_weight=0.5, transfer_weight=3.0, label_smoothing=0.1)
@@ -128,10 +127,10 @@ def test_a_run_goes_on_within_a_pass_with_the_same_parts(glyphs64, tmp_path):
 def test_a_checkpoint_from_before_there_were_parts():
     """Its total is a scalar, and it names no parts: of that pass the loss alone has a mean."""
     position = Position(torch.tensor(6.0), step=2, epoch=0, done=2)
-    position.count(StepLoss(torch.tensor([3.0, 1.0]), ("task_loss",)), lr=0.1)
+    position.count(["task_loss"], torch.tensor([3.0, 1.0]), lr=0.1)
     assert position.entry() == {"epoch": 1, "step": 3, "loss": 3.0, "lr": 0.1}
     position.close(position.entry())
-    position.count(StepLoss(torch.tensor([3.0, 1.0]), ("task_loss",)), lr=0.1)
+    position.count(["task_loss"], torch.tensor([3.0, 1.0]), lr=0.1)
     assert position.entry() == {"epoch": 2, "step": 4, "loss": 3.0, "task_loss": 1.0, "lr": 0.1}
     assert json.loads(json.dumps(position.facts()))["parts"] == ["task_loss"]
 

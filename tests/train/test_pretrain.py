@@ -6,9 +6,9 @@ import torch
 from atbook.worlds import glyphs
 from atlib import create_vit
 from atlib.data import Images
+from atlib.mae import MaskedAutoencoder, mae_loss, patchify, unpainted
+from atlib.recipe import Recipe
 from atlib.train import make_optimizer, train
-from atlib.train.pretrain import MaskedAutoencoder, mae_loss, patchify, unpainted
-from atlib.train.recipe import Recipe
 from tests import longhand
 from tests.helpers import random_images, randomise, same
 

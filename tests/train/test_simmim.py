@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from atfamily.simmim import SimMim, simmim_loss
+from atlib.recipe import Recipe
 from atlib.train import make_optimizer, train
-from atlib.train.recipe import Recipe
 from tests import longhand
 from tests.helpers import random_images, randomise
 

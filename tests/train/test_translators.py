@@ -10,8 +10,8 @@ from atfamily.seq2seq import BEGIN, END, PAD
 from atfamily.sequence_transfer import SequenceTransfer
 from atfamily.translation import translate, translation_loss
 from atlib.losses import noted
-from atlib.train.loop import train
-from atlib.train.recipe import Recipe
+from atlib.recipe import Recipe
+from atlib.train import train
 from tests.methods.test_seq2seq import SOURCE, TARGET, small
 
 

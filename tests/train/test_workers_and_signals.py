@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 
-from atlib.data.loading import Made, Share, deliver
+from atrun.data.loading import Made, Share, deliver
 
 
 def made_slowly(what):

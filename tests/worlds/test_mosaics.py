@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from atbook.worlds import mosaics
-from atlib.data.images import Images
+from atlib.data import Images
 
 POOL = Images(
     torch.randint(255, (500, 3, 16, 16), generator=torch.Generator().manual_seed(0), dtype=torch.uint8),

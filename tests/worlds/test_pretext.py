@@ -11,7 +11,7 @@ from atbook.worlds.pretext import (
     retrieval_loss,
     retrieval_model,
 )
-from atlib.train.recipe import Recipe
+from atlib.recipe import Recipe
 from atlib.vit import create_vit
 
 

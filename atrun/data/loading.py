@@ -1,16 +1,13 @@
-"""Batches, made by this process or by workers. What cannot be decoded is named and left out."""
+"""Batches of which some images cannot be decoded: named, and left out where that is asked for."""
 
-import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
 
-from atlib.data.sampler import Batch
+from atlib.loading import Batch, loader_of
 
 ON_CORRUPT = ("raise", "skip")
 NAMED = 20  # corrupt images that are warned about one by one
@@ -34,7 +31,7 @@ class Made(NamedTuple):
 
 class Share(NamedTuple):
     """What one process wants for one step. what: whatever `deliver`'s `make` makes images of; weight: as in
-    `atlib.data.sampler.Batch`."""
+    `atlib.loading.Batch`."""
 
     what: Sequence
     weight: float
@@ -97,49 +94,3 @@ def note_left_out(found: Mapping[int, str], corrupt: dict[int, str], warned: set
             )
         corrupt[index] = why
         warned.add(index)
-
-
-def loader_of(
-    function: Callable,
-    wanted: Iterable,
-    workers: int,
-    pin_memory: bool = False,
-    initialise: Callable[[int], None] | None = None,
-) -> DataLoader:
-    """A DataLoader of `function(each)` for each wanted, made by `workers` processes (0: by this one), in each
-    of which `initialise` is called with its number first."""
-    # A generator of its own: a DataLoader draws from one when it begins, and the global one is the run's.
-    return DataLoader(
-        Called(function),
-        sampler=wanted,
-        batch_size=None,
-        collate_fn=as_is,
-        num_workers=workers,
-        generator=torch.Generator(),
-        pin_memory=pin_memory,
-        worker_init_fn=partial(in_a_group_of_its_own, initialise),
-    )
-
-
-def in_a_group_of_its_own(initialise: Callable[[int], None] | None, worker: int) -> None:
-    """For a DataLoader's workers: a SIGTERM to the whole process group, as launchers send it, must not take
-    them from a run that is about to save. Then `initialise`."""
-    if hasattr(os, "setpgid"):  # not on Windows
-        os.setpgid(0, 0)
-    if initialise is not None:
-        initialise(worker)
-
-
-class Called:
-    """Lets a DataLoader make whatever its sampler yields."""
-
-    def __init__(self, function: Callable):
-        self.function = function
-
-    def __getitem__(self, what):
-        return self.function(what)
-
-
-def as_is(batch):
-    """What a DataLoader shall make of a batch: nothing."""
-    return batch

@@ -9,11 +9,11 @@ from timm.data import Mixup
 from torch import Tensor, nn
 
 from atlib.attention_transfer import Transferred
-from atlib.data.images import UNLABELLED
-from atlib.data.rng import rng_put_back
+from atlib.data import UNLABELLED
+from atlib.loading import rng_put_back
 from atlib.losses import note
-from atlib.train.distributed import require_undivided
-from atlib.train.recipe import Recipe
+from atlib.processes import require_undivided
+from atlib.recipe import Recipe
 
 # (model, images, targets, recipe) -> scalar, the mean over the images
 Loss = Callable[[nn.Module, Tensor, Tensor, Recipe], Tensor]
@@ -52,6 +52,21 @@ def unlabelled_loss(model: nn.Module, images: Tensor, targets: Tensor, recipe: R
     return recipe.transfer_weight * note("transfer_loss", model(images).transfer_loss)
 
 
+def check_labels(targets: Tensor, classes: int | None) -> None:
+    """Raise `ValueError` for class indices (n,) that are none of a model's; images without a label may be
+    among them. Shares (n, classes) and other targets are not looked at."""
+    if targets.ndim != 1:
+        return
+    if targets.is_floating_point():
+        raise ValueError(
+            f"labels are {targets.dtype} {tuple(targets.shape)}, not class indices: call .long()"
+        )
+    known = targets[targets != UNLABELLED]
+    wrong = known[(known < 0) | (known >= classes)] if classes else known[known < 0]
+    if len(wrong):
+        raise ValueError(f"label {wrong[0].item()} is none of the model's {classes} classes (num_classes=)")
+
+
 def task_loss(logits: Tensor, labels: Tensor, recipe: Recipe) -> Tensor:
     """Cross-entropy of logits (B, classes) with labels, class indices (B,) or shares (B, classes), smoothed:
     the mean over the batch, of which images without a label (`atlib.data.UNLABELLED`) are left out; 0 where
@@ -74,14 +89,6 @@ def task_loss(logits: Tensor, labels: Tensor, recipe: Recipe) -> Tensor:
     return nn.functional.binary_cross_entropy_with_logits(logits, smooth)
 
 
-def two_class_tokens_loss(model: nn.Module, images: Tensor, labels: Tensor, recipe: Recipe) -> Tensor:
-    """The mean of the task losses of both heads of a ViT with a distillation token and no teacher: a control,
-    whose second token is a second class token (arXiv 2012.12877, section 4). timm's ViT must be in its
-    `distilled_training` mode, in which it returns both predictions."""
-    of_class, of_token = (task_loss(logits, labels, recipe) for logits in model(images))
-    return recipe.task_weight * note("task_loss", (of_class + of_token) / 2)
-
-
 # --- Mixup and CutMix of a step's images, by timm; which images and how much is decided by seed and step, so
 # that a resumed run repeats it ---
 
@@ -102,19 +109,13 @@ def mixed(
     if not (recipe.mixup or recipe.cutmix):
         return images, targets
     if images.ndim == 5:
-        raise ValueError(
-            f"mixup and cutmix mix single images, not pairs (got {tuple(images.shape)}): set both to 0"
-        )
+        raise ValueError(f"mixup and cutmix mix single images, not pairs {tuple(images.shape)}")
     if targets.ndim != 1 or targets.is_floating_point() or not classes:
         raise ValueError(
-            f"mixup and cutmix need class indices (b,) and num_classes, got targets {targets.dtype}"
-            f" {tuple(targets.shape)} and num_classes={classes}"
+            f"mixup and cutmix need indices of {classes} classes, got {targets.dtype} {tuple(targets.shape)}"
         )
     if (targets == UNLABELLED).any():
-        raise ValueError(
-            f"{(targets == UNLABELLED).sum().item()} of {len(targets)} images have no label, so there is no"
-            " share to mix: set mixup and cutmix to 0"
-        )
+        raise ValueError("mixup and cutmix need a label of every image")
     # the loss smooths
     mix = Mixup(
         recipe.mixup, recipe.cutmix, prob=1.0, switch_prob=0.5, label_smoothing=0.0, num_classes=classes

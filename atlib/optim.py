@@ -9,8 +9,8 @@ from timm.optim import create_optimizer_v2, get_optimizer_info
 from torch import Tensor, nn
 
 from atlib.pair import student_of
-from atlib.train.distributed import divide
-from atlib.train.recipe import Recipe
+from atlib.processes import divide
+from atlib.recipe import Recipe
 
 
 def schedule(step: int, recipe: Recipe) -> float:

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from atlib._util import in_eval_mode
 from atlib.attention import Walk
-from atlib.data.sampler import EvaluationData
-from atlib.train.recipe import Recipe
+from atlib.loading import EvaluationData
+from atlib.recipe import Recipe
 from atlib.vit import walk_tokens
 
 

@@ -21,7 +21,7 @@ from accelerate.utils import (
 from torch import Tensor, nn
 
 from atlib.pair import Pair
-from atlib.train.recipe import Recipe
+from atlib.recipe import Recipe
 
 # How long a process waits for another before it gives up with an error; longer than any evaluation or
 # checkpoint on one process takes.
@@ -58,10 +58,7 @@ def start_processes(recipe: Recipe, cpu: bool = False) -> Accelerator:
     than know of each other.
     """
     if os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true":
-        raise ValueError(
-            "distributed_type is DEEPSPEED, which was never run here: use FSDP2, which divides as much"
-            " (configs/accelerate/fsdp2_vit_large.yaml)"
-        )
+        raise ValueError("DeepSpeed was never run here: use FSDP2 (configs/accelerate/fsdp2_vit_large.yaml)")
     # Accelerate keeps a precision for the whole process; this run may want another
     AcceleratorState._reset_state()
     # Copied attention leaves some weights without a gradient, a norm of q and k for one.
@@ -77,15 +74,9 @@ def start_processes(recipe: Recipe, cpu: bool = False) -> Accelerator:
         fsdp_plugin=fsdp_plugin(),
     )
     if accelerator.num_processes != (asked := processes_asked()):
-        raise ValueError(
-            f"{asked} processes were started, {accelerator.num_processes} know of each other: use"
-            " `accelerate launch`"
-        )
+        raise ValueError(f"{asked} processes, of which {accelerator.num_processes} know of each other")
     if recipe.mixed_precision == "fp16" and accelerator.device.type == "cpu":
-        warnings.warn(
-            "mixed_precision='fp16' changes nothing on a CPU: this run computes in float32; try 'bf16'",
-            stacklevel=2,
-        )
+        warnings.warn("mixed_precision='fp16' computes in float32 on a CPU: try 'bf16'", stacklevel=2)
     return accelerator
 
 
@@ -94,9 +85,7 @@ def require_together() -> None:
     it were the only one."""
     known = "LOCAL_RANK" in os.environ or any(name in os.environ for name in OF_MPI)
     if (asked := processes_asked()) > 1 and not known:
-        raise ValueError(
-            f"one of {asked} processes, without a LOCAL_RANK: start them with `accelerate launch`"
-        )
+        raise ValueError(f"one of {asked} processes, without a LOCAL_RANK: use `accelerate launch`")
     # what `accelerate launch` sets for several processes, though it has started this one alone
     if not known and {"MASTER_ADDR", "ACCELERATE_MIXED_PRECISION"} <= os.environ.keys():
         raise ValueError("the launcher was asked for several processes and started one: --multi_gpu or --cpu")
@@ -104,13 +93,10 @@ def require_together() -> None:
 
 def processes_asked() -> int:
     """How many processes a launcher says that it has started; 1 without one."""
-    for name in ("WORLD_SIZE", *OF_MPI, "SLURM_STEP_NUM_TASKS"):
-        if name in os.environ:
-            try:
-                return int(os.environ[name])
-            except ValueError:
-                raise ValueError(f"{name}={os.environ[name]!r}: it must be a number of processes") from None
-    return 1
+    said = (
+        os.environ[name] for name in ("WORLD_SIZE", *OF_MPI, "SLURM_STEP_NUM_TASKS") if name in os.environ
+    )
+    return int(next(said, 1))
 
 
 def agree(accelerator: Accelerator, values: Tensor, stop: bool) -> tuple[Tensor, bool]:
@@ -148,7 +134,7 @@ def fsdp_plugin() -> FullyShardedDataParallelPlugin | None:
     """FSDP as the launcher's configuration asks for it; None where it does not.
 
     Weights and gradients travel as float32, and autocast alone decides what is computed in bf16: the numbers
-    are those of DDP. Raises `ValueError`, naming the line of the configuration, for what would not work here.
+    are those of DDP. Raises `ValueError` for a line of the configuration that would not work here.
     """
     if os.environ.get("ACCELERATE_USE_FSDP", "false").lower() != "true":
         return None
@@ -160,16 +146,11 @@ def fsdp_plugin() -> FullyShardedDataParallelPlugin | None:
 
     plugin = FullyShardedDataParallelPlugin(mixed_precision_policy=MixedPrecisionPolicy())
     if plugin.state_dict_type != StateDictType.FULL_STATE_DICT:
-        raise ValueError(
-            f"fsdp_state_dict_type is {plugin.state_dict_type.name}: set it to FULL_STATE_DICT, which"
-            f" is read without pickle"
-        )
+        raise ValueError(f"fsdp_state_dict_type is {plugin.state_dict_type.name}: set it to FULL_STATE_DICT")
     if plugin.cpu_ram_efficient_loading:
         raise ValueError("fsdp_cpu_ram_efficient_loading is true: set it to false, or the teacher is lost")
     if plugin.activation_checkpointing:
-        raise ValueError(
-            "fsdp_activation_checkpointing does nothing here: set checkpoint_activations of the recipe"
-        )
+        raise ValueError("fsdp_activation_checkpointing: set the recipe's checkpoint_activations instead")
     return plugin
 
 
@@ -203,58 +184,10 @@ def whole_weights(model: nn.Module) -> dict[str, Tensor]:
     }
 
 
-# --- What a loss needs of other processes' images ---
-
-
-def summed(value: Tensor) -> Tensor:
-    """The sum of a tensor over the processes, through which gradients flow: each process must call it."""
-    return value if _alone() else _Sum.apply(value)
-
-
-class _Sum(torch.autograd.Function):
-    """Each process's value is in every process's sum, so that its gradient is the sum of theirs."""
-
-    @staticmethod
-    def forward(ctx, value: Tensor) -> Tensor:
-        return _reduced(value)
-
-    @staticmethod
-    def backward(ctx, gradient: Tensor) -> Tensor:
-        return _reduced(gradient)
-
-
-def _reduced(value: Tensor) -> Tensor:
-    total = value.clone(memory_format=torch.contiguous_format)
-    torch.distributed.all_reduce(total)
-    return total
-
-
-def gathered(rows: Tensor) -> tuple[Tensor, int]:
-    """The rows (B, ...) of all processes, one process after the other, without gradients, and which of them
-    is this process's first. Processes may have unequal numbers of them; each must call it."""
-    rows = rows.detach()
-    if _alone():
-        return rows, 0
-    dist = torch.distributed
-    own = torch.tensor([len(rows)], device=rows.device)
-    counts = [torch.empty_like(own) for _ in range(dist.get_world_size())]
-    dist.all_gather(counts, own)
-    numbers = [int(count) for count in counts]
-    padded = rows.new_zeros(max(numbers), *rows.shape[1:])
-    padded[: len(rows)] = rows
-    parts = [torch.empty_like(padded) for _ in numbers]
-    dist.all_gather(parts, padded)
-    whole = torch.cat([part[:number] for part, number in zip(parts, numbers)])
-    return whole, sum(numbers[: dist.get_rank()])
-
-
 def require_undivided(recipe: Recipe, why: str) -> None:
     """Raise `ValueError` where a step is computed in parts, or divided among processes: for losses that are
     no mean over them."""
     recipe.require_whole_steps(why)
-    if not _alone() and torch.distributed.get_world_size() > 1:
-        raise ValueError(f"this loss needs one process: {why}; start it without a launcher")
-
-
-def _alone() -> bool:
-    return not (torch.distributed.is_available() and torch.distributed.is_initialized())
+    dist = torch.distributed
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        raise ValueError(f"this loss needs one process: {why}")

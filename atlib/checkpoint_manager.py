@@ -7,9 +7,9 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from accelerate import Accelerator
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from atlib._util import write_atomically
 
-MANIFEST, FACTS = "manifest.json", "facts.json"
+MANIFEST, FACTS, FIRST = "manifest.json", "facts.json", "process-00000.safetensors"
 
 
 class CheckpointError(OSError):
@@ -68,21 +68,17 @@ class CheckpointManager:
         for path in reversed(self._checkpoints()):
             if (damage := damage_of(path)) is None:
                 return path
-            if path in self.reported:
-                continue
-            self.reported.add(path)
-            warnings.warn(
-                f"the checkpoint {path} is damaged ({damage}) and was left out; the one before it is used",
-                stacklevel=2,
-            )
+            if path not in self.reported:
+                self.reported.add(path)
+                warnings.warn(f"the checkpoint {path} is damaged ({damage}) and was left out", stacklevel=2)
         return None
 
     def due(self, step: int, metrics: Mapping) -> bool:
         """Whether a checkpoint is to be written after `step`, at whose end these `metrics` were measured."""
         if step % self.every == 0:
             return True
-        found = metrics.get(self.best_by)
-        return found is not None and found > max(self._scores().values(), default=float("-inf"))
+        value = metrics.get(self.best_by)
+        return value is not None and value > max(self._scores().values(), default=float("-inf"))
 
     def save(
         self,
@@ -128,8 +124,8 @@ class CheckpointManager:
                 shutil.rmtree(temporary, ignore_errors=True)
             kept = self._checkpoints()
             raise CheckpointError(
-                f"the checkpoint of step {facts['step']} could not be written to {self.folder} ({error}). The"
-                f" last one is {kept[-1] if kept else 'none: nothing was kept yet'}. Make room, then resume."
+                f"the checkpoint {path} could not be written ({error}); the last one is"
+                f" {kept[-1] if kept else None}: make room, then resume"
             ) from error
         return path
 
@@ -138,18 +134,22 @@ class CheckpointManager:
         saved beside it; None without one.
 
         Every process must call it. Raises `ValueError` naming what has changed when `config`, or the number
-        of processes, is another than when it was written (each process draws its own random numbers, so a run
-        goes on only on as many), and `CheckpointError` for a folder that cannot be written to.
+        of processes, is another than when it was written, and `CheckpointError` for a folder that cannot be
+        written to. With another number of processes, where "processes" is in `free`, a run goes on with other
+        bits: each process draws its own random numbers.
         """
-        found = [None]
+        newest = [None]
         if accelerator.is_main_process:
-            self._try()
-            found = [self.latest()]
+            try:  # not after hours
+                write_atomically(self.folder / ".written", b"").unlink()
+                self._clear()
+            except OSError as error:
+                raise CheckpointError(f"checkpoints cannot be written to {self.folder} ({error})") from error
+            newest = [self.latest()]
         if accelerator.num_processes > 1:
-            broadcast_object_list(found)
-        if found[0] is None:
+            broadcast_object_list(newest)
+        if (path := newest[0]) is None:
             return None
-        path = found[0]
         facts = json.loads((path / FACTS).read_text(encoding="utf-8"))
         now = {**self.config, **config, "processes": accelerator.num_processes}
         then = {**facts.pop("config"), "processes": facts.pop("processes")}
@@ -157,15 +157,12 @@ class CheckpointManager:
         since = {"model", "loss", "normalisation", "teachers", "views", "targets", "data"}
         for name in (*self.free, *(since - then.keys())):
             then.pop(name, None), now.pop(name, None)
-        changed = differences(then, json.loads(json.dumps(now)))
-        if changed:
-            raise ValueError(
-                f"the run in {self.folder} was started otherwise: {'; '.join(changed)}. "
-                "Go on with what it was started with, or start another run in another folder."
-            )
+        if changed := differences(then, json.loads(json.dumps(now))):
+            raise ValueError(f"the run in {self.folder} was started otherwise: {'; '.join(changed)}")
         accelerator.load_state(str(path))
-        shared, own = load_file(path / "shared.safetensors"), load_file(_own_file(path, accelerator))
-        return Restored(path, facts, shared | own)
+        own = _own_file(path, accelerator)  # of a process more than there were: the first one's
+        shared = load_file(path / "shared.safetensors")
+        return Restored(path, facts, shared | load_file(own if own.exists() else path / FIRST))
 
     def _checkpoints(self) -> list[Path]:
         """Everything under a checkpoint's name, oldest first, whole or not."""
@@ -173,21 +170,13 @@ class CheckpointManager:
 
     def _scores(self) -> dict[Path, float]:
         metrics = {path: (_manifest(path) or {}).get("metrics", {}) for path in self._checkpoints()}
-        scores = {path: found.get(self.best_by) for path, found in metrics.items()}
+        scores = {path: values.get(self.best_by) for path, values in metrics.items()}
         return {path: score for path, score in scores.items() if isinstance(score, (int, float))}
 
     def _clear(self) -> None:
         """Remove what a run that was killed while it wrote has left behind."""
         for left in self.folder.glob(".step-*.tmp"):
             shutil.rmtree(left)
-
-    def _try(self) -> None:
-        """Find out before hours are spent that the folder cannot be written to."""
-        try:
-            write_atomically(self.folder / ".written", b"").unlink()
-            self._clear()
-        except OSError as error:
-            raise CheckpointError(f"checkpoints cannot be written to {self.folder} ({error})") from error
 
     def _seal(self, temporary: Path, path: Path, metrics: Mapping) -> None:
         """Force all files to the disk, write the manifest, and give the folder its name."""
@@ -221,30 +210,28 @@ def damage_of(path: Path) -> str | None:
     manifest = _manifest(path)
     if manifest is None:
         return f"it has no readable {MANIFEST}"
-    if lacks := {FACTS, "shared.safetensors", "process-00000.safetensors"} - manifest["files"].keys():
+    named, there = manifest["files"], {str(file.relative_to(path)) for file in _files(path)} - {MANIFEST}
+    if lacks := {FACTS, "shared.safetensors", FIRST} - named.keys():
         return f"its {MANIFEST} names no {min(lacks)}"
-    there = {str(file.relative_to(path)) for file in _files(path)} - {MANIFEST}
-    if more := there - manifest["files"].keys():
-        return f"{min(more)} is none of its files"
-    for name, said in manifest["files"].items():
+    if differ := named.keys() ^ there:
+        return f"{min(differ)} is {'missing' if min(differ) in named else 'none of its files'}"
+    for name, written in named.items():
         file = path / name
-        if not file.is_file():
-            return f"{name} is missing"
-        if file.stat().st_size != said["bytes"] or digest(file) != said["sha256"]:
+        if file.stat().st_size != written["bytes"] or digest(file) != written["sha256"]:
             return f"{name} is not the file that was written"
     return None
 
 
 def differences(then: Mapping, now: Mapping, prefix: str = "") -> list[str]:
     """Where two nested mappings of JSON values differ, one sentence each: "recipe.lr was 0.1 and is 0.2"."""
-    found = []
+    changed = []
     for name in sorted({*then, *now}):
         left, right = then.get(name), now.get(name)
         if isinstance(left, Mapping) and isinstance(right, Mapping):
-            found += differences(left, right, f"{prefix}{name}.")
+            changed += differences(left, right, f"{prefix}{name}.")
         elif left != right:
-            found.append(f"{prefix}{name} was {left!r} and is {right!r}")
-    return found
+            changed.append(f"{prefix}{name} was {left!r} and is {right!r}")
+    return changed
 
 
 def digest(path: Path) -> str:
@@ -277,8 +264,8 @@ def digest_of_model(model: nn.Module) -> str:
     keys = ("num_heads", "num_attention_heads", "scale", "scaling", "eps", "approximate")
     shown = []
     for name, part in model.named_modules():
-        said = [getattr(part, key, None) for key in keys]
-        plain = [str(value) if isinstance(value, (int, float, str)) else None for value in said]  # no tensor
+        values = [getattr(part, key, None) for key in keys]
+        plain = [str(value) if isinstance(value, (int, float, str)) else None for value in values]
         shown.append((name, type(part).__name__, *plain))
     return hashlib.sha256((json.dumps(shown) + digest_of_weights(model)).encode()).hexdigest()
 
@@ -287,10 +274,9 @@ def _manifest(path: Path) -> dict | None:
     """What a checkpoint says of itself; None where it says something else than is written there."""
     try:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-        files, metrics = manifest["files"], manifest["metrics"]
-        said = all(isinstance(file["sha256"], str) and type(file["bytes"]) is int for file in files.values())
-        plain = isinstance(metrics, dict)
-        return manifest if said and plain else None
+        files = manifest["files"].values()
+        readable = all(isinstance(file["sha256"], str) and type(file["bytes"]) is int for file in files)
+        return manifest if readable and isinstance(manifest["metrics"], dict) else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
@@ -314,3 +300,61 @@ def _force(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+# --- What data are, told apart without reading all of them ---
+
+
+def identity_of(data: Any) -> dict[str, str]:
+    """Digests of what data are: the names of their classes, their pixels where these are in memory, and of
+    their files the names, the sizes and the times of the last change. What is not there is left out."""
+    known = {}
+    if classes := getattr(data, "classes", None):
+        known["classes"] = _digest(map(str, classes))
+    if isinstance(pixels := getattr(data, "pixels", None), Tensor):
+        flat = pixels.detach().cpu().contiguous().flatten()
+        known["pixels"] = hashlib.sha256(flat.view(torch.uint8).numpy()).hexdigest()[:16]
+    files = _files_of(data)
+    if not files:
+        return known
+    facts = [_fact(file) for file in files]
+    root = os.path.commonpath(files) if len(files) > 1 else os.path.dirname(files[0])
+    known["names of files"] = _digest(os.path.relpath(file, root) for file in files)
+    known["sizes of files"] = _digest(size for size, _ in facts)
+    known["times of files"] = _digest(time for _, time in facts)
+    return known
+
+
+def _files_of(data: Any) -> Sequence[str]:
+    """The files that data are read from, in their order: pictures, or tables of them."""
+    samples = getattr(getattr(data, "dataset", None), "samples", None)  # torchvision's folders
+    if isinstance(samples, list):
+        return [str(one[0]) for one in samples if isinstance(one, tuple) and isinstance(one[0], str)]
+    if isinstance(entries := getattr(data, "entries", None), list):  # COCO's form
+        pictures = [str(Path(data.folder, one["file_name"])) for one in entries]
+        return [*pictures, str(data.file)]
+    rows = getattr(data, "rows", None)
+    if not hasattr(rows, "cache_files") or len(rows) == 0:
+        return []
+    if rows.cache_files:
+        first = rows[0][data.image_column]
+        if isinstance(first, dict) and first.get("bytes") is not None:
+            # tables: their copies in the cache are called after the sources' names, sizes and times
+            return [file["filename"] for file in rows.cache_files]
+    pictures = rows.with_format("arrow")[:][data.image_column].to_pylist()
+    return [one["path"] for one in pictures if isinstance(one, dict) and one.get("path")]
+
+
+def _fact(file: str) -> tuple[int, int]:
+    try:
+        stat = os.stat(file)
+    except OSError:  # inside an archive, or gone: what reads it says so
+        return -1, -1
+    return stat.st_size, stat.st_mtime_ns
+
+
+def _digest(parts: Iterable[object]) -> str:
+    content = hashlib.sha256()
+    for part in parts:
+        content.update(f"{part}\0".encode(errors="surrogateescape"))
+    return content.hexdigest()[:16]

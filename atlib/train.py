@@ -1,38 +1,44 @@
-"""What a training run holds: model, optimiser and the rest on Accelerate, where it is, and how it is kept and
-gone on with."""
+"""The one training loop: pre-training, scratch, fine-tuning, Copy and Distill all run through it, on one
+process or many."""
 
 import math
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from accelerate.utils import DistributedType, broadcast_object_list, gather_object, set_seed
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+from tqdm import tqdm
 
 from atlib._util import in_eval_mode
-from atlib.data.identity import identity_of
-from atlib.data.sampler import Batch, ShardSpec, TrainingData
+from atlib.checkpoint import save_weights
+from atlib.checkpoint_manager import CheckpointManager, digest_of_model, digest_of_tensors, identity_of
+from atlib.data import as_data
+from atlib.loading import Batch, ShardSpec, TrainingData, steps_per_epoch
 from atlib.losses import noted
-from atlib.pair import Pair, student_of
+from atlib.objectives import Loss, check_labels, mixed, student_loss
+from atlib.optim import EMA, make_optimizer, schedule, set_weight_decay
+from atlib.pair import Pair, check_normalisation, student_of
 from atlib.plan import Plan
-from atlib.train.checkpoint_manager import CheckpointManager, digest_of_model, digest_of_tensors
-from atlib.train.distributed import start_processes, to_train, whole_weights
-from atlib.train.objectives import Loss, mixed
-from atlib.train.optim import EMA, make_optimizer, schedule, set_weight_decay
-from atlib.train.recipe import Recipe
+from atlib.processes import (
+    accelerate_as_it_was,
+    agree,
+    sigterm_noticed,
+    start_processes,
+    to_train,
+    whole_weights,
+)
+from atlib.recipe import Recipe
 
 
 class NonFiniteLoss(RuntimeError):
-    """The loss or its gradient became NaN or infinite; the message names the step, the last good checkpoint
-    and the images.
-
-    step: from 0; indices: the places in the data of this process's images of that step; checkpoint: None if
-    none was kept.
-    """
+    """The loss or its gradient became NaN or infinite. step: from 0; indices: the places in the data of this
+    process's images of that step; checkpoint: the last good one, None if none was kept."""
 
     def __init__(self, message: str, step: int, indices: list[int], checkpoint: Path | None):
         super().__init__(message)
@@ -54,19 +60,168 @@ class Preempted(RuntimeError):
         return type(self), (self.checkpoint,)
 
 
-class StepLoss(NamedTuple):
-    """What a step makes small, and what it is made of."""
+@accelerate_as_it_was()
+def train(
+    model: nn.Module,
+    data: TrainingData | Dataset | DataLoader,
+    recipe: Recipe,
+    *,
+    loss: Loss = student_loss,
+    seed: int = 0,
+    evaluate: Callable[[nn.Module], dict] | None = None,
+    evaluate_every: int = 0,
+    after_pass: Callable[[nn.Module, dict], None] | None = None,
+    out: Path | None = None,
+    progress: str | None = "training",
+    cpu: bool = False,
+    keeper: CheckpointManager | None = None,
+    log: Callable[[dict], None] | None = None,
+    workers: int = 0,
+    stop_at: int | None = None,
+    average_into: nn.Module | None = None,
+) -> list[dict]:
+    """Train `model` in place for `recipe.steps` steps and return one dict of metrics per pass over the data
+    (a recipe in epochs: for as many steps as they are on these data).
 
-    #: (1 + parts + 1,), without a graph: the loss, its parts without their weights, and the share of the
-    #: step's images that they are of, below 1 where some could not be decoded
-    values: Tensor
-    #: the names of the parts, in that order
-    parts: tuple[str, ...]
+    data: what `atlib.data` opens, or a torch `Dataset` of (image, label), such as torchvision's
+    `ImageFolder`, or the `DataLoader` of one, whose order and batch size give way to the recipe's
+    (`atlib.data.as_data`).
 
-    def over_all(self, sums: Tensor) -> "StepLoss":
-        """The means over the images that were seen, (1 + parts,), from what all processes agreed on."""
-        # of no image all sums are 0; to ask whether it is so would be to wait for the device
-        return self._replace(values=sums[:-1] / sums[-1].clamp(min=torch.finfo(sums.dtype).tiny))
+    It trains on the accelerator if there is one (not with `cpu=True`) and is back on its own device
+    afterwards. `seed` fixes order, augmentation and stochastic depth: on one CPU with one number of threads a
+    run repeats bit for bit; on a GPU the attention and convolution kernels may sum in another order. It seeds
+    the global generators of torch, NumPy and Python. `evaluate(model)`, if given, adds its metrics after the
+    last pass, and after every `evaluate_every`-th where that is above 0; those of the averaged weights, where
+    the recipe has an average, begin with ``average_``. `after_pass(model, entry)` is called after each pass
+    with what the history says of it, to look at the model, not to change it. For both the model is in eval
+    mode. With `out`, the last good weights are kept in `out/last.safetensors` once per pass.
+
+    With a `keeper` the run is kept along the way and goes on where it was kept last, with the same bits as if
+    it had not been interrupted (on one CPU). `log` gets a dict after each step and each pass,
+    {"event": "step" or "epoch", ...}: the loss and what it is made of (`atlib.losses.noted`: task_loss,
+    transfer_loss), without weights; those of a pass are means over its steps, also of each layer. The
+    device is waited for once a step, for all numbers together. `stop_at` ends after that many steps of
+    the recipe's schedule: the metrics of that moment are returned, but are no part of the run that may go
+    on from there. `average_into`, a model built like the student, gets the averaged weights.
+
+    Under `accelerate launch` or `torchrun` every process calls it with the same arguments, and `evaluate` and
+    `after_pass` on every process too; `log`, `out` and the progress bar belong to the main process. A step's
+    images are divided among the processes, whose gradients are averaged. Where weights are divided too
+    (FSDP2, configs/accelerate), a copy is trained, and `model` gets the whole weights at the end, on all
+    processes.
+
+    Raises `ValueError` for a model without a classifier that is to learn labels, labels that it has no class
+    for, no images, images that are normalised otherwise than a pair was told, and for a keeper whose run was
+    started otherwise; `NonFiniteLoss` as soon as the loss or its gradient is not finite, the model then still
+    holding the last finite step's weights; `Preempted` after SIGTERM if there is a keeper;
+    `atlib.checkpoint_manager.CheckpointError` when a checkpoint cannot be written.
+    """
+    data = as_data(data, recipe.batch_size)
+    if len(data) == 0:
+        raise ValueError(f"there are no images to train on in this {type(data).__name__}")
+    recipe, student = recipe.on(len(data)), student_of(model)
+    classes = getattr(student, "num_classes", None)
+    targets = getattr(data, "targets", None)  # of data that are read item by item they come with the batches
+    learns_labels = loss is student_loss and recipe.task_weight > 0
+    if learns_labels and classes == 0:
+        raise ValueError("the model has no classifier (num_classes=0): build it with num_classes=")
+    if learns_labels and targets is not None:
+        check_labels(targets, classes)
+    if average_into is not None and recipe.ema is None:
+        raise ValueError("average_into= needs a recipe with ema=")
+    if average_into is not None and _shapes(average_into) != _shapes(student):
+        raise ValueError("average_into= must be built like the student that is trained")
+    check_normalisation(model, data)
+    run = Training(model, data, recipe, loss, seed, cpu)
+    if keeper is not None:
+        with run.put_back_on_error():
+            run.resume(keeper)
+    position, end = run.position, recipe.steps if stop_at is None else min(stop_at, recipe.steps)
+    steps, main = steps_per_epoch(len(data), recipe.batch_size), run.accelerator.is_main_process
+    hidden = progress is None or not main
+    bar = tqdm(
+        total=recipe.steps, desc=progress, initial=position.step, disable=hidden, mininterval=2.0, ncols=80
+    )
+    began = time.perf_counter()  # of the step: it includes waiting for images
+    with run.put_back_on_error(), sigterm_noticed(keeper is not None) as noticed, bar:
+        while position.step < end:
+            part = ShardSpec(
+                seed,
+                position.epoch,
+                recipe.batch_size,
+                run.accelerator.process_index,
+                run.accelerator.num_processes,
+                position.done,
+                recipe.repeats,
+            )
+            for batch in data.epoch(part, workers):
+                if position.epoch > part.epoch:
+                    raise ValueError(f"the data gave more than {steps} batches, which {len(data)} images are")
+                if learns_labels and targets is None:
+                    check_labels(batch.targets, classes)
+                (names, values), norm = run.backward(batch), run.clip()
+                sums, stop = agree(run.accelerator, values, bool(noticed))
+                # means over the images that could be decoded; of no image all sums are 0, and to ask whether
+                # it is so would be to wait for the device
+                values = sums[:-1] / sums[-1].clamp(min=torch.finfo(sums.dtype).tiny)
+                # The one time in a step that the device is waited for.
+                value, *parts, norm = torch.cat([values, norm]).tolist()
+                # One step with a NaN gradient would ruin all weights. In fp16 it is normal: Accelerate then
+                # skips the step.
+                if not math.isfinite(value) or not math.isfinite(norm) and recipe.mixed_precision != "fp16":
+                    raise run.not_finite(value, norm, batch)
+                run.step(names, values)
+                bar.update()
+                if log is not None and main:
+                    seconds, world = time.perf_counter() - began, run.accelerator.num_processes
+                    seen = world * len(batch.indices) / batch.weight if batch.weight else 0.0
+                    log(
+                        {
+                            "event": "step",
+                            "step": position.step,
+                            "epoch": position.epoch + 1,
+                            "loss": value,
+                            **{name: x for name, x in zip(names, parts) if "/" not in name},
+                            "lr": position.lr,
+                            "grad_norm": norm,
+                            "images_per_second": seen / seconds,
+                        }
+                    )
+                last, metrics = position.done == steps, {}  # of the pass
+                if last or position.step == recipe.steps:
+                    every = evaluate_every and (position.epoch + 1) % evaluate_every == 0
+                    metrics = run.measure(evaluate if every or position.step == recipe.steps else None)
+                    position.close(metrics | run.count_of_corrupt())
+                    if log is not None and main:
+                        log({"event": "epoch"} | position.history[-1])
+                    if after_pass is not None:
+                        with in_eval_mode(run.plain):
+                            after_pass(run.plain, position.history[-1])
+                    if out is not None:
+                        whole = run.whole()
+                        run.kept = save_weights(Path(out) / "last.safetensors", whole) if main else None
+                if keeper is not None and (stop or position.step == end or run.due(keeper, metrics)):
+                    run.keep(keeper, metrics)
+                if stop and position.step < end:
+                    raise Preempted(run.kept)
+                if position.step == end and not last:
+                    break
+                began = time.perf_counter()
+            else:
+                if position.epoch == part.epoch:
+                    raise ValueError(
+                        f"the data gave {position.done} of the {steps} batches that {len(data)} images are"
+                    )
+    history = position.history
+    if position.step < recipe.steps:  # stopped along the way: with the metrics of this moment
+        history = [*history, *([position.entry()] if position.done else [])]
+        history = [*history[:-1], history[-1] | run.measure(evaluate)] if history else []
+    run.finish(average_into)
+    return history
+
+
+def _shapes(model: nn.Module) -> dict[str, torch.Size]:
+    return {name: value.shape for name, value in model.state_dict().items()}
 
 
 class Training:
@@ -79,8 +234,15 @@ class Training:
         set_seed(seed)
         self.data, self.recipe, self.loss, self.seed = data, recipe, loss, seed
         self.home = next(model.parameters()).device
-        self.config = {"recipe": recipe.describe(), "seed": seed, "images": len(data), "model": _said(model)}
-        self.config["loss"] = _name_of(loss)
+        plan = getattr(model, "plan", None)
+        planned = {"plan": plan.describe()} if isinstance(plan, Plan) else {}
+        self.config = {
+            "recipe": recipe.describe(),
+            "seed": seed,
+            "images": len(data),
+            "model": {"kind": type(model).__name__, **planned},
+            "loss": _name_of(loss),
+        }
         self.accelerator = start_processes(recipe, cpu)
         if self.accelerator.num_processes > 1:
             set_seed(seed, device_specific=True)  # other images on each process, so other stochastic depth
@@ -88,10 +250,7 @@ class Training:
         self.student = student_of(model)
         if recipe.checkpoint_activations:
             if not hasattr(self.student, "set_grad_checkpointing"):
-                raise ValueError(
-                    f"checkpoint_activations=True: a {type(self.student).__name__} has no"
-                    " set_grad_checkpointing, which timm's ViTs have; accumulate= saves memory too"
-                )
+                raise ValueError(f"checkpoint_activations=True: not for a {type(self.student).__name__}")
             self.checkpointed = getattr(self.student, "grad_checkpointing", False)
             self.student.set_grad_checkpointing(True)
         optimizer = make_optimizer(model, recipe)
@@ -100,12 +259,6 @@ class Training:
         self.average = None if recipe.ema is None else EMA(self.model, recipe.ema)
         self.position = Position(torch.zeros(1, device=self.accelerator.device))
         self.kept: Path | None = None
-        self.has_keeper = False
-
-    @property
-    def main(self) -> bool:
-        """Whether this is the process that reports and writes."""
-        return self.accelerator.is_main_process
 
     @property
     def lr(self) -> float:
@@ -117,21 +270,11 @@ class Training:
         """The model without what Accelerate and torch.compile put around it."""
         return self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
 
-    def part(self) -> ShardSpec:
-        """What this process asks of the pass in progress."""
-        return ShardSpec(
-            self.seed,
-            self.position.epoch,
-            self.recipe.batch_size,
-            self.accelerator.process_index,
-            self.accelerator.num_processes,
-            self.position.done,
-            self.recipe.repeats,
-        )
-
-    def backward(self, batch: Batch) -> StepLoss:
-        """Add up the gradient of the step's mean loss, part by part where the recipe accumulates, and return
-        the loss."""
+    def backward(self, batch: Batch) -> tuple[list[str], Tensor]:
+        """Add up the gradient of the step's mean loss, part by part where the recipe accumulates. Returns the
+        names of what is noted of the loss, and (1 + names + 1,) numbers without a graph: the loss, what is
+        noted, and the share of the step's images that they are of, below 1 where some could not be decoded.
+        """
         device, parts = self.accelerator.device, self.recipe.accumulate
         images, targets = (part.to(device, non_blocking=True) for part in (batch.images, batch.targets))
         draw = (self.seed, self.position.step, self.accelerator.process_index)
@@ -152,7 +295,7 @@ class Training:
             for name, part in {"": value.detach(), **noted_parts}.items():
                 total[name] = total.get(name, torch.zeros((), device=device)) + part
         share = torch.full((), batch.weight, device=device)
-        return StepLoss(torch.stack([*total.values(), share]), tuple(total)[1:])
+        return [*total][1:], torch.stack([*total.values(), share])
 
     def clip(self) -> Tensor:
         """Clip the gradient to the recipe's norm, and return the norm that it had, (1,)."""
@@ -160,15 +303,15 @@ class Training:
         norm = torch.as_tensor(self.accelerator.clip_grad_norm_(self.model.parameters(), limit))
         return (norm.full_tensor() if hasattr(norm, "full_tensor") else norm).reshape(1)
 
-    def step(self, loss: StepLoss) -> None:
-        """Change the weights, and count a step with that loss."""
+    def step(self, names: list[str], values: Tensor) -> None:
+        """Change the weights, and count a step with that loss and what is noted of it, (1 + names,)."""
         lr = self.lr  # of this step, not of the next
         self.optimizer.step()
         self.scheduler.step()
         self.optimizer.zero_grad()
         if self.average is not None:
             self.average.update(self.model)
-        self.position.count(loss, lr)
+        self.position.count(names, values, lr)
         set_weight_decay(self.optimizer, self.position.step, self.recipe)
         if hasattr(self.plain, "follow"):  # a copy that moves after the step, as in `atfamily.contrast`
             self.plain.follow(self.position.step, self.recipe.steps)
@@ -184,19 +327,6 @@ class Training:
                 with self.average.in_place_of(self.model):
                     metrics |= {f"average_{name}": value for name, value in evaluate(self.plain).items()}
         return self._of_main(metrics)
-
-    def close(self, metrics: dict) -> None:
-        """The pass is over: its entry, with `metrics` and, where images were corrupt, how many and which,
-        goes into the history."""
-        indices = self.corrupt()
-        corrupt = {"corrupt": len(indices), "corrupt_indices": indices} if indices else {}
-        self.position.close(self.position.entry() | metrics | corrupt)
-
-    def so_far(self, evaluate: Callable[[nn.Module], dict] | None) -> list[dict]:
-        """The history of a run that is stopped along the way, with an entry for the pass in progress and the
-        metrics of this moment."""
-        entries = [*self.position.history, *([self.position.entry()] if self.position.done else [])]
-        return [*entries[:-1], entries[-1] | self.measure(evaluate)] if entries else []
 
     def due(self, keeper: CheckpointManager, metrics: dict) -> bool:
         """Whether a checkpoint is to be written now; only after an evaluation do the processes have to ask
@@ -216,11 +346,12 @@ class Training:
 
     def resume(self, keeper: CheckpointManager) -> None:
         """Go on from the newest whole checkpoint, if there is one."""
-        self.has_keeper = True
         if isinstance(targets := getattr(self.data, "targets", None), Tensor):
             self.config["targets"] = digest_of_tensors({"targets": targets})
         # files can be seen otherwise elsewhere: the main process's answer counts
-        self.config["data"] = self._of_main(identity_of(self.data) if self.main else None)
+        self.config["data"] = self._of_main(
+            identity_of(self.data) if self.accelerator.is_main_process else None
+        )
         if pairs := [part for part in self.given.modules() if isinstance(part, Pair)]:
             # here, and not for every run: reading a large teacher takes a second
             self.config["teachers"] = [digest_of_model(each) for pair in pairs for each in pair.teachers]
@@ -243,19 +374,19 @@ class Training:
             return []  # a new pass begins with none
         return sorted({*self.position.corrupt, *gather_object(list(self.data.corrupt))})
 
-    def images_of(self, batch: Batch) -> float:
-        """How many images the step had over all processes."""
-        return self.accelerator.num_processes * len(batch.indices) / batch.weight if batch.weight else 0.0
+    def count_of_corrupt(self) -> dict:
+        """What the history says of a pass with images that could not be decoded: how many, and which."""
+        indices = self.corrupt()
+        return {"corrupt": len(indices), "corrupt_indices": indices} if indices else {}
 
     def not_finite(self, value: float, norm: float, batch: Batch) -> NonFiniteLoss:
         """The error that says what is not finite, where, and what to do."""
         what, number = ("gradient", norm) if math.isfinite(value) else ("loss", value)
-        ways = "" if self.has_keeper else ": out= keeps one after each pass, keeper= more often"
-        step, kept = self.position.step, self.kept or f"none was kept yet{ways}"
+        step = self.position.step
         return NonFiniteLoss(
-            f"the {what} is {number} at step {step} (lr {self.lr:.3g}); last good checkpoint: {kept}. "
-            "Lower lr, clip harder, or use mixed_precision='no'. Or one of the step's images is to blame: "
-            f"they are those at {batch.indices} of the data.",
+            f"the {what} is {number} at step {step} (lr {self.lr:.3g}): lower lr, clip harder, or use"
+            " mixed_precision='no'; or look at the images, which are those at"
+            f" {batch.indices} of the data. Last good checkpoint: {self.kept}",
             step,
             batch.indices,
             self.kept,
@@ -317,15 +448,6 @@ def _name_of(loss: Callable) -> str:
     return f"{_name_of(loss.func)}({', '.join(given)})"
 
 
-def _said(model: nn.Module) -> dict:
-    """What is trained, as a checkpoint says it: a pair with its plan."""
-    plan = getattr(model, "plan", None)
-    return {"kind": type(model).__name__} | ({"plan": plan.describe()} if isinstance(plan, Plan) else {})
-
-
-# --- Where a training run is: its steps and its history ---
-
-
 @dataclass
 class Position:
     """Steps and passes that are done."""
@@ -347,9 +469,8 @@ class Position:
     #: one entry per pass that was completed
     history: list[dict] = field(default_factory=list)
 
-    def count(self, loss: StepLoss, lr: float) -> None:
+    def count(self, parts: list[str], values: Tensor, lr: float) -> None:
         """A step was done, at that rate."""
-        values, parts = loss.values, list(loss.parts)
         if self.done == 0:
             self.total, self.parts = torch.zeros_like(values), parts
         elif parts != self.parts:  # what only some steps have, has no mean over the pass
@@ -363,9 +484,9 @@ class Position:
         means = {"loss": loss, **dict(zip(self.parts, parts))}
         return {"epoch": self.epoch + 1, "step": self.step, **means, "lr": self.lr}
 
-    def close(self, entry: dict) -> None:
-        """The pass is over."""
-        self.history.append(entry)
+    def close(self, more: dict) -> None:
+        """The pass is over: its entry, and `more`, go into the history."""
+        self.history.append(self.entry() | more)
         self.total, self.parts = torch.zeros(1, device=self.total.device), []
         self.epoch, self.done, self.corrupt = self.epoch + 1, 0, []
 

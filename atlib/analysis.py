@@ -1,0 +1,723 @@
+"""Maps and features of students and teachers, described and compared.
+
+A map is (B, H, N, N), rows (queries) sum to 1; tokens are in timm's order, prefix tokens (class token,
+registers) first, then patches row by row.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor, nn
+
+from atlib._util import in_eval_mode, require_known
+from atlib.attention import Walk, walk
+from atlib.compatibility import sizes_of
+from atlib.data import Images
+from atlib.maps import Grid, check_grid
+from atlib.pair import check_images, student_of
+from atlib.vit import check_timm
+
+# Bytes that the walks of one batch may hold: with them and the models, an analysis of ViT-S stays far below 2
+# GB.
+AT_ONCE = 2**28
+# How far a row may be from 1: far above the rounding of a softmax over thousands of keys, far below one key
+# lost.
+TOLERANCE, HALF_TOLERANCE = 1e-4, 1e-2
+PAIRINGS = ("direct", "bipartite", "minimum", "average")
+Read = Callable[[Tensor], Tensor]  # tokens (B, N, D) -> rows (n, D)
+
+
+@torch.no_grad()
+def walks(models: Sequence[nn.Module], images: Images, batch_size: int) -> Iterator[tuple[Walk, ...]]:
+    """Every batch of `images`, in order, walked by every model: one tuple of walks a batch, one walk a model.
+
+    A model is a ViT that `atlib.walk` takes, or a module with a `walk(images)` method, such as
+    `AttentionTransfer`, whose student may need its teacher. All models see the same batches, in eval mode,
+    without gradients and in their own precision, and are left in the mode they were in; logits may be None.
+    batch_size: images at once, fewer where what the walks hold would not fit `AT_ONCE`. Raises `ValueError`
+    where there is no image or batch_size is below 1, and for images of another size than a model takes.
+    """
+    if len(images) == 0 or batch_size < 1:
+        raise ValueError(f"{len(images)} images in batches of {batch_size}: both must be at least 1")
+    vits = [vit_of(model) for model in models]
+    at_once = min(batch_size, max(1, AT_ONCE // sum(map(_bytes_of_a_walk, vits))))
+    kinds = [next(model.parameters()) for model in models]
+    with in_eval_mode(*models):
+        for batch, _ in images.loader(at_once):
+            for vit in vits:
+                check_images(vit, batch)
+            placed = zip(models, (batch.to(kind.device, kind.dtype) for kind in kinds))
+            yield tuple(
+                model.walk(images) if hasattr(model, "walk") else walk(model, images, head=False)
+                for model, images in placed
+            )
+
+
+def vit_of(model: nn.Module) -> nn.Module:
+    """The ViT whose layers `walks` goes through: the model itself, or the student of a module such as
+    `AttentionTransfer`.
+
+    Raises `atlib.attention.Unwalkable` for anything else.
+    """
+    vit = student_of(model)
+    check_timm(vit)
+    return vit
+
+
+def _bytes_of_a_walk(vit: nn.Module) -> int:
+    """About what one image's walk holds in float32: q, k, v and two states a layer, and a layer's maps in
+    float64 while they are looked at."""
+    tokens = (vit.patch_embed.num_patches or 0) + vit.num_prefix_tokens
+    return 4 * 5 * len(vit.blocks) * tokens * vit.embed_dim + 8 * 4 * sizes_of(vit).heads * tokens**2
+
+
+# --- What maps look like: how far they reach, how spread out they are, and pictures of them. Statistics are
+# one number a head, means over images and queries ---
+
+
+class LayerStatistics(NamedTuple):
+    """One layer's maps in three numbers a head, (H,) each. distance: in patches; entropy: in nats;
+    prefix_share: 0 to 1."""
+
+    distance: Tensor
+    entropy: Tensor
+    prefix_share: Tensor
+
+
+def attention_distance(maps: Tensor, grid: Grid, prefix_tokens: int) -> Tensor:
+    """Mean distance between a patch and the patches it attends to, weighted by the map (B, H, N, N): (H,), in
+    patches.
+
+    The distance is Euclidean on the patch `grid`, 1 between neighbours. Prefix tokens have no place: as
+    queries they are left out, and of a patch's row what goes to them is taken out (`prefix_share` says how
+    much) and the rest rescaled to sum to 1, so that a head that leans on the class token does not seem
+    short-sighted. A row that gives the patches nothing has no distance and is left out of the mean. Raises
+    `ValueError` when the grid does not fit, and for a head none of whose rows has a distance. Source: Wang et
+    al. 2023, lightweight ViTs (arXiv 2205.14443); whether it rescales we could not find out, so the rescaling
+    is our choice. Implementations in wide use drop the prefix tokens without it.
+    """
+    check_maps(maps)
+    return _mean_distance(*_distances(maps, grid, prefix_tokens))
+
+
+def prefix_share(maps: Tensor, prefix_tokens: int) -> Tensor:
+    """The share of the patches' attention (B, H, N, N) that goes to prefix tokens: (H,), from 0 to 1.
+
+    It is what `attention_distance` takes out. Raises `ValueError` for a number of prefix tokens that leaves
+    no patch.
+    """
+    check_maps(maps)
+    if not 0 <= prefix_tokens < maps.shape[-1]:
+        raise ValueError(f"prefix_tokens={prefix_tokens} leaves no patch of {maps.shape[-1]} tokens")
+    return _exact(maps[:, :, prefix_tokens:, :prefix_tokens]).sum(-1).mean((0, 2))
+
+
+def attention_entropy(maps: Tensor) -> Tensor:
+    """Mean entropy of the rows of maps (B, H, N, N), prefix tokens included: (H,), in nats, from 0 (one key)
+    to log N (uniform).
+
+    Source: Wang et al. 2023 (arXiv 2205.14443).
+    """
+    check_maps(maps)
+    return torch.special.entr(_exact(maps)).sum(-1).mean((0, 2))
+
+
+def rollout(maps: Sequence[Tensor], residual: float = 0.5) -> Tensor:
+    """From which input token each output token's information comes, by attention alone: (B, N, N), rows sum
+    to 1.
+
+    maps: one (B, H, N, N) per layer, first layer first. Every layer is taken as residual · identity + (1 -
+    residual) · mean of its heads, and the layers are multiplied. Raises `ValueError` without maps, for
+    unequal shapes, and for `residual` outside 0 to 1. Source: Abnar & Zuidema 2020, attention rollout (arXiv
+    2005.00928), with residual = 1/2.
+    """
+    return rollouts(maps, residual)[-1]
+
+
+def rollouts(maps: Sequence[Tensor], residual: float = 0.5) -> list[Tensor]:
+    """`rollout` up to each layer: one (B, N, N) per layer, the last that of all. Arguments and errors are
+    those of `rollout`."""
+    if len(maps) == 0 or not 0 <= residual <= 1:
+        raise ValueError(f"{len(maps)} maps, residual={residual}: at least one map, and a share from 0 to 1")
+    for layer, map in enumerate(maps):
+        check_maps(map, layer)
+        if (map.shape[0], map.shape[2]) != (maps[0].shape[0], maps[0].shape[2]):
+            shapes = f"{tuple(map.shape)}, that of layer 0 {tuple(maps[0].shape)}"
+            raise ValueError(f"layer {layer}: the map is {shapes}: images and tokens must agree")
+    identity = torch.eye(maps[0].shape[-1], dtype=_exact(maps[0]).dtype, device=maps[0].device)
+    rolled = [identity.expand(len(maps[0]), -1, -1)]
+    for map in maps:
+        rolled.append((residual * identity + (1 - residual) * _exact(map).mean(1).to(identity)) @ rolled[-1])
+    return rolled[1:]
+
+
+def class_attention(map: Tensor, grid: Grid, prefix_tokens: int) -> Tensor:
+    """What the class token gives to every patch, as pictures: a map (B, H, N, N) to (B, H, rows, columns).
+
+    Not rescaled: a picture sums to 1 less what goes to prefix tokens. Raises `ValueError` when the grid does
+    not fit, or without a class token, which is the first of the prefix tokens.
+    """
+    check_maps(map)
+    grid = check_grid(map.shape[-1], grid, prefix_tokens)
+    if prefix_tokens == 0:
+        raise ValueError("prefix_tokens=0: no class token, no class attention; take map.mean(2) instead")
+    return map[:, :, 0, prefix_tokens:].unflatten(-1, grid)
+
+
+def describe_layers(model: nn.Module, images: Images, batch_size: int = 100) -> list[LayerStatistics]:
+    """`LayerStatistics` of every layer of a model over a data set, on the CPU; the maps of one layer and
+    batch exist at a time.
+
+    model: a ViT or an `AttentionTransfer`, of which the student's layers are described, with the teacher's
+    maps in them where the plan copies. Raises as `attention_distance` does, naming the layer.
+    """
+    vit = vit_of(model)
+    grid, prefix_tokens = vit.patch_embed.grid_size, vit.num_prefix_tokens
+    totals = [torch.zeros((), dtype=torch.float64) for _ in vit.blocks]  # each becomes (4, H)
+    for (seen,) in walks([model], images, batch_size):
+        for layer, one in enumerate(seen.layers):
+            map = one.map
+            check_maps(map, layer)
+            distance, rows = _distances(map, grid, prefix_tokens)
+            entropy, share = len(map) * attention_entropy(map), len(map) * prefix_share(map, prefix_tokens)
+            totals[layer] = totals[layer] + torch.stack([distance, rows, entropy, share]).cpu().double()
+    return [
+        LayerStatistics(
+            _mean_distance(distance, rows, f"layer {layer}: "), entropy / len(images), share / len(images)
+        )
+        for layer, (distance, rows, entropy, share) in enumerate(totals)
+    ]
+
+
+def _distances(maps: Tensor, grid: Grid, prefix_tokens: int) -> tuple[Tensor, Tensor]:
+    """Per head the sum over images and patches of their distances, and how many rows have one: (H,) and
+    (H,)."""
+    check_grid(maps.shape[-1], grid, prefix_tokens)
+    patches = _exact(maps[:, :, prefix_tokens:, prefix_tokens:])
+    down, across = torch.meshgrid(
+        *(torch.arange(side, dtype=patches.dtype, device=maps.device) for side in grid), indexing="ij"
+    )
+    places = torch.stack([down.flatten(), across.flatten()], -1)
+    apart = (places[:, None] - places).norm(dim=-1)  # (P, P)
+    share = patches.sum(-1)  # (B, H, P)
+    placed = share >= torch.finfo(patches.dtype).tiny
+    distance = (patches * apart).sum(-1) / share.where(placed, 1)
+    return distance.where(placed, 0).sum((0, 2)), placed.sum((0, 2)).to(patches.dtype)
+
+
+def _mean_distance(total: Tensor, rows: Tensor, where: str = "") -> Tensor:
+    if (rows == 0).any():
+        head = (rows == 0).nonzero()[0].item()
+        raise ValueError(f"{where}head {head}: all attention goes to prefix tokens, so there is no distance")
+    return total / rows
+
+
+def _exact(maps: Tensor) -> Tensor:
+    """In float32 at least: sums over many keys would lose the digits that half precision has."""
+    return maps.to(torch.promote_types(maps.dtype, torch.float32))
+
+
+# --- Do two layers hold the same features? CKA(x, y) = HSIC(x, y) / √(HSIC(x, x) · HSIC(y, y)) is 1 for
+# features that differ by a rotation, a reflection, a translation or one common scale, and falls under any
+# other change, invertible linear maps among them. Sources: Kornblith et al. 2019 (arXiv 1905.00414), section
+# 3; for minibatches Nguyen et al. 2021 (arXiv 2010.15327) ---
+
+
+def linear_cka(x: Tensor, y: Tensor) -> float:
+    """Linear CKA of two sets of features of the same rows, x (n, p) and y (n, q): from 0 to 1, computed in
+    float64.
+
+    Raises `ValueError` for fewer than 2 rows, unequal rows, values that are not finite, and features that are
+    the same in every row. Source: Kornblith et al. 2019 (arXiv 1905.00414), section 3.
+    """
+    (x,), (y,) = _checked([x], [y], 2)
+    for name, each in (("x", x), ("y", y)):
+        if not _varies(each, each[0]):
+            raise ValueError(_no_variance(name))
+    x, y = (each.double() - each.double().mean(0) for each in (x, y))
+    # CKA does not see a scale, and its fourth power would leave float64.
+    x, y = x / x.abs().max(), y / y.abs().max()
+    n, p, q = len(x), x.shape[1], y.shape[1]
+    if n * (p + q) < p * p + q * q + p * q:  # the same number from n x n similarities of rows
+        x, y = x @ x.T, y @ y.T
+        return ((x * y).sum() / (x.norm() * y.norm())).item()
+    return ((x.T @ y).norm() ** 2 / ((x.T @ x).norm() * (y.T @ y).norm())).item()
+
+
+class _LayerPairs:
+    """CKA of every layer of x with every layer of y, batch by batch: what the two accumulators share."""
+
+    least = 1  # rows of a batch
+
+    def __init__(self):
+        self.rows = 0
+        # The first row of every layer of x and y, and whether any other differs from it.
+        self._first: tuple[list[Tensor], ...] = ([], [])
+        self._varying: tuple[list[bool], ...] = ([], [])
+
+    def update(self, x: Tensor, y: Tensor) -> None:
+        """Add the same rows of x (n, p) and y (n, q). Raises `ValueError` as `linear_cka` does."""
+        self.update_layers([x], [y])
+
+    def update_layers(self, xs: Sequence[Tensor], ys: Sequence[Tensor]) -> None:
+        """Add the same rows of all layers: xs and ys hold one (n, p) each. Raises as `linear_cka` does."""
+        sides = _checked(xs, ys, self.least)
+        if self.rows == 0:
+            self._first = tuple([x[0].clone() for x in side] for side in sides)
+            self._varying = tuple([False] * len(side) for side in sides)
+            self._start(*([x.shape[1] for x in side] for side in sides), sides[0][0].device)
+        for name, side, first, varying in zip("xy", sides, self._first, self._varying):
+            before, now = [len(row) for row in first], [x.shape[1] for x in side]
+            if before != now:
+                raise ValueError(f"{name} had features {before} (one number a layer), this batch has {now}")
+            varying[:] = [known or _varies(x, row) for known, x, row in zip(varying, side, first)]
+        self._add(*sides)
+        self.rows += len(sides[0][0])
+
+    def matrix(self) -> Tensor:
+        """CKA of every pair of layers, (layers of x, layers of y), float64. Raises as `linear_cka` does."""
+        if self.rows < 2:
+            raise ValueError(f"CKA needs at least 2 rows, {self.rows} were given: call update first")
+        for name, varying in zip("xy", self._varying):
+            if not all(varying):
+                raise ValueError(_no_variance(_name(name, varying.index(False), len(varying))))
+        xy, xx, yy = self._hsic()
+        for name, own in zip("xy", (xx, yy)):
+            if (own <= 0).any():
+                layer, least = _name(name, own.argmin().item(), len(own)), own.min().item()
+                raise ValueError(
+                    f"HSIC of {layer} with itself is {least:.3g}: larger batches, or StreamingCKA"
+                )
+        return (xy / (xx.sqrt()[:, None] * yy.sqrt())).cpu()
+
+    def value(self) -> float:
+        """CKA of the one pair of layers. Raises `ValueError` where there are several, and as `matrix`."""
+        matrix = self.matrix()
+        if matrix.numel() != 1:
+            raise ValueError(f"there are {tuple(matrix.shape)} layers: ask for matrix()")
+        return matrix.item()
+
+
+class StreamingCKA(_LayerPairs):
+    """Linear CKA of data that come in batches: what `linear_cka` computes from all rows at once, to rounding.
+
+    It keeps centred second moments in float64, (p, p) and (q, q) a layer and (p, q) a pair of layers,
+    whatever the number of rows: 9 GB for two models of 24 layers and 1024 features, where `MinibatchCKA` is
+    the way out. Batches may have any size. Moments are merged as in Chan, Golub and LeVeque 1983, so that a
+    large mean costs no digits.
+    """
+
+    def _start(self, p: list[int], q: list[int], device: torch.device) -> None:
+        self._widths = p, q
+        kind = {"dtype": torch.float64, "device": device}
+        self._means = [torch.zeros(sum(widths), **kind) for widths in (p, q)]
+        # All layers side by side: one product for all pairs.
+        self._across = torch.zeros(sum(p), sum(q), **kind)
+        self._within = [[torch.zeros(width, width, **kind) for width in widths] for widths in (p, q)]
+
+    def _add(self, xs: list[Tensor], ys: list[Tensor]) -> None:
+        centred, steps = [], []
+        n = len(xs[0])
+        weight = self.rows * n / (self.rows + n)
+        for side, mean, within in zip((xs, ys), self._means, self._within):
+            side = torch.cat([x.double() for x in side], 1)
+            batch_mean = side.mean(0)
+            steps.append(batch_mean - mean)
+            centred.append(side.sub_(batch_mean))
+            mean += steps[-1] * (n / (self.rows + n))
+            widths = [len(moments) for moments in within]
+            for moments, part, step in zip(within, centred[-1].split(widths, 1), steps[-1].split(widths)):
+                moments.addmm_(part.T, part).addr_(step, step, alpha=weight)
+        self._across.addmm_(centred[0].T, centred[1]).addr_(*steps, alpha=weight)
+
+    def _hsic(self) -> tuple[Tensor, Tensor, Tensor]:
+        p, q = self._widths
+        blocks = [rows.split(q, 1) for rows in self._across.split(p)]
+        across = torch.stack([torch.stack([block.norm() for block in row]) for row in blocks])
+        within = [torch.stack([moments.norm() for moments in side]) for side in self._within]
+        return across**2, within[0] ** 2, within[1] ** 2
+
+
+class MinibatchCKA(_LayerPairs):
+    """Linear CKA from the unbiased HSIC₁ of minibatches, averaged over them: for features too wide for second
+    moments.
+
+    It needs (n, n) numbers for each layer of a batch of n rows, at least 4, and keeps three numbers a pair.
+    HSIC₁ has no bias, so the estimate does not drift with the batch size; `linear_cka`, which is biased
+    upwards where rows are few, agrees with it for many rows only. Batches weigh by their rows. A batch is a
+    random sample: shuffle data that are sorted by class. Source: Nguyen et al. 2021 (arXiv 2010.15327), on
+    minibatch CKA; HSIC₁ is by Song et al. 2012 (JMLR 13).
+    """
+
+    least = 4
+
+    def _start(self, p: list[int], q: list[int], device: torch.device) -> None:
+        shapes = (len(p), len(q)), (len(p),), (len(q),)
+        self._sums = [torch.zeros(shape, dtype=torch.float64, device=device) for shape in shapes]
+
+    def _add(self, xs: list[Tensor], ys: list[Tensor]) -> None:
+        x, y = (torch.stack([_similarities(x) for x in side]) for side in (xs, ys))  # (L, n, n)
+        n = len(xs[0])
+        estimates = _hsic_1(x, y), _hsic_1(x, x).diagonal(), _hsic_1(y, y).diagonal()
+        for total, estimate in zip(self._sums, estimates):
+            total += n * estimate
+
+    def _hsic(self) -> tuple[Tensor, Tensor, Tensor]:
+        return tuple(total / self.rows for total in self._sums)
+
+
+def layer_cka(
+    a: nn.Module,
+    b: nn.Module,
+    images: Images,
+    read: Read,
+    *,
+    read_b: Read | None = None,
+    batch_size: int = 50,
+    accumulator: StreamingCKA | MinibatchCKA | None = None,
+) -> Tensor:
+    """CKA of every block's output of `a` with every block's of `b`: (layers of a, layers of b), in one pass
+    over the images.
+
+    a, b: what `walks` takes; the same one for a comparison within a model. `read` turns tokens (B,
+    N, D) into rows (n, D): `class_token`, `patch_mean(prefix_tokens)`, `every_token`, or a function of your
+    own; `read_b` is for b where it needs another, as with another number of prefix tokens. Exact with the
+    `StreamingCKA` that it makes where no accumulator is given. The accumulator gets the rows of `batch_size`
+    images at a time; what is left over at the end, and too little for it, goes with those before. Raises
+    `ValueError` as the accumulator does (x is a's, y is b's), and for `class_token` of a model without one.
+    """
+    pairs = StreamingCKA() if accumulator is None else accumulator
+    reads = read, read if read_b is None else read_b
+    for name, model, reading in zip("ab", (a, b), reads):
+        vit = vit_of(model)
+        if reading is class_token and vit.cls_token is None:
+            raise ValueError(f"{name} has no class token: read patch_mean({vit.num_prefix_tokens}) instead")
+    # Rows are copies: a class token alone would keep all tokens in memory.
+    waiting, left, batches = [], len(images), 0
+    for walked in walks((a,) if a is b else (a, b), images, batch_size):
+        sides = zip(reads, (walked[0], walked[-1]))
+        waiting.append([[read(tokens).clone() for tokens in each.stream] for read, each in sides])
+        left -= len(walked[0].tokens)
+        if left == 0 or len(images) - left >= batch_size * (batches + 1) and left >= pairs.least:
+            pairs.update_layers(*([torch.cat(parts) for parts in zip(*side)] for side in zip(*waiting)))
+            waiting, batches = [], batches + 1
+    return pairs.matrix()
+
+
+def class_token(tokens: Tensor) -> Tensor:
+    """The class token of every image: (B, N, D) to (B, D)."""
+    return tokens[:, 0]
+
+
+def patch_mean(prefix_tokens: int) -> Read:
+    """A function that averages every image's tokens after `prefix_tokens`, (B, N, D) to (B, D)."""
+
+    def read(tokens: Tensor) -> Tensor:
+        if not 0 <= prefix_tokens < tokens.shape[1]:
+            raise ValueError(f"prefix_tokens={prefix_tokens} leaves no patch of {tokens.shape[1]} tokens")
+        return tokens[:, prefix_tokens:].mean(1)
+
+    return read
+
+
+def every_token(tokens: Tensor) -> Tensor:
+    """Every token of every image as a row of its own, (B, N, D) to (B·N, D): for models of equal tokens."""
+    return tokens.flatten(0, 1)
+
+
+def _similarities(x: Tensor) -> Tensor:
+    """x xᵀ of centred x (n, p), which keeps digits and is the same for HSIC₁, with zeros on the diagonal."""
+    x = x.double()
+    x = x - x.mean(0)
+    return (x @ x.T).fill_diagonal_(0)
+
+
+def _hsic_1(K: Tensor, L: Tensor) -> Tensor:
+    """The unbiased HSIC₁, (a, b), of all K (a, n, n) with all L (b, n, n), symmetric, of zero diagonals."""
+    n = K.shape[-1]
+    k, l = K.sum(-1), L.sum(-1)
+    trace = K.flatten(1) @ L.flatten(1).T  # of the products K L
+    totals = k.sum(-1)[:, None] * l.sum(-1)
+    return (trace + totals / ((n - 1) * (n - 2)) - 2 / (n - 2) * k @ l.T) / (n * (n - 3))
+
+
+def _checked(xs: Sequence[Tensor], ys: Sequence[Tensor], rows: int) -> tuple[list[Tensor], list[Tensor]]:
+    """Both sides checked, on one device that has float64, into which they are turned one by one."""
+    for name, side in (("x", xs), ("y", ys)):
+        for layer, x in enumerate(side):
+            check_features(x, _name(name, layer, len(side)), rows)
+    counts = sorted({len(x) for x in [*xs, *ys]})
+    if len(counts) > 1:
+        raise ValueError(f"x and y have {counts} rows: CKA compares features of the same images or tokens")
+    device = as_double(xs[0][:0]).device
+    return tuple([x.detach().to(device) for x in side] for side in (xs, ys))
+
+
+def _varies(x: Tensor, row: Tensor) -> bool:
+    return bool((x != row).any())
+
+
+def _name(name: str, layer: int, layers: int) -> str:
+    return name if layers == 1 else f"layer {layer} of {name}"
+
+
+def _no_variance(name: str) -> str:
+    return f"{name} is the same in every row: features without variance are neither like nor unlike others"
+
+
+# --- Do two models attend alike? Jensen-Shannon divergence between maps, with the heads paired in four ways.
+# Source: Li et al. 2024 (arXiv 2411.09702), appendix ---
+
+
+def jensen_shannon(p: Tensor, q: Tensor) -> Tensor:
+    """Jensen-Shannon divergence of distributions over the last axis, (..., N) each: (...), in nats, float64,
+    from 0 to ln 2.
+
+    With m = (p + q) / 2 it is H(m) - (H(p) + H(q)) / 2, where an entry of 0 adds nothing. Source: Lin 1991,
+    IEEE Transactions on Information Theory 37(1). Raises `ValueError` for unequal shapes and for what is no
+    distribution: not finite, negative, or not of sum 1.
+    """
+    if p.shape != q.shape or p.ndim == 0:
+        raise ValueError(f"p and q are of one shape, got {tuple(p.shape)} and {tuple(q.shape)}")
+    for name, each in (("p", p), ("q", q)):
+        check_probabilities(each.reshape(-1, each.shape[-1]), name)
+    return _divergence(p, q)
+
+
+def head_divergence(maps_a: Tensor, maps_b: Tensor, pairing: str) -> float:
+    """How far the heads of two layers are apart, in nats from 0 to ln 2, for the maps (B, H, N, N) of the
+    same images.
+
+    The divergence of every head of a from every head of b is first averaged over images and queries; then
+    heads are paired. `pairing`: "direct", head h with head h; "bipartite", one to one so that the mean is
+    least (heads left over where the numbers differ do not count); "minimum", every head of a with the nearest
+    of b, which several may share; "average", one divergence, of the maps averaged over heads. Raises
+    `ValueError` for another word, for what `check_maps` refuses, for maps of other images or tokens,
+    and for "direct" with different numbers of heads. Source: arXiv 2411.09702, appendix.
+    """
+    divergence = StreamingDivergence()
+    divergence.update(maps_a, maps_b)
+    return divergence.value(pairing)
+
+
+class StreamingDivergence:
+    """`head_divergence` of maps that come in batches; it keeps H x H numbers, and works on one pair of heads
+    at a time."""
+
+    def __init__(self):
+        self.images = 0
+        self._heads: Tensor | None = None  # sum over images of the mean over queries, (H_a, H_b)
+        self._averaged = 0.0  # the same for the maps averaged over heads
+
+    def update(self, maps_a: Tensor, maps_b: Tensor, layers: tuple[int, int] | None = None) -> None:
+        """Add the maps (B, H, N, N) of the same images. Raises `ValueError` as `head_divergence` does, naming
+        `layers`, a's and b's."""
+        where = "" if layers is None else f"layers {layers[0]} of a and {layers[1]} of b: "
+        for name, maps, layer in zip("ab", (maps_a, maps_b), layers or (None, None)):
+            check_maps(maps, layer, name)
+        if maps_a[:, 0].shape != maps_b[:, 0].shape:
+            shapes = f"{tuple(maps_a.shape)}, of b {tuple(maps_b.shape)}"
+            raise ValueError(f"{where}maps of a are {shapes}: images and tokens must be the same")
+        heads = maps_a.shape[1], maps_b.shape[1]
+        if self._heads is None:
+            self._heads = torch.zeros(heads, dtype=torch.float64)
+        if self._heads.shape != heads:
+            raise ValueError(f"{where}maps had {tuple(self._heads.shape)} heads, this batch has {heads}")
+        # One head at a time: (B, N, N) in float64 is all that is ever made.
+        entropies_b = [_entropy(as_double(q)) for q in maps_b.unbind(1)]
+        for h, p in enumerate(maps_a.unbind(1)):
+            p = as_double(p)
+            entropy = _entropy(p)
+            for g, (q, entropy_b) in enumerate(zip(maps_b.unbind(1), entropies_b)):
+                found = _from_entropies(p, as_double(q).to(p.device), entropy, entropy_b.to(p.device))
+                self._heads[h, g] += found.mean(-1).sum().item()
+        means = [sum(as_double(p) for p in maps.unbind(1)) / maps.shape[1] for maps in (maps_a, maps_b)]
+        self._averaged += _divergence(means[0], means[1].to(means[0].device)).mean(-1).sum().item()
+        self.images += len(maps_a)
+
+    def matrix(self) -> Tensor:
+        """The divergence of every head of a from every head of b, mean over images and queries: (H_a, H_b),
+        float64, nats."""
+        if self._heads is None:
+            raise ValueError("no maps were given yet: call update first")
+        return self._heads / self.images
+
+    def value(self, pairing: str) -> float:
+        """The divergence for one `pairing` of the heads, in nats. Raises `ValueError` as `head_divergence`
+        does."""
+        require_known("pairing", pairing, PAIRINGS)
+        matrix = self.matrix()
+        if pairing == "average":
+            return self._averaged / self.images
+        if pairing == "minimum":
+            return matrix.min(1).values.mean().item()
+        if pairing == "bipartite":
+            return matrix[linear_sum_assignment(matrix.numpy())].mean().item()
+        if matrix.shape[0] != matrix.shape[1]:
+            raise ValueError(f"'direct' needs equal numbers of heads, got {tuple(matrix.shape)}")
+        return matrix.diagonal().mean().item()
+
+
+def compare_layers(
+    a: nn.Module, b: nn.Module, images: Images, layers: Mapping[int, int] | None = None, batch_size: int = 50
+) -> list[StreamingDivergence]:
+    """The divergence of the maps of `a` and `b`, one for each pair of layers, over all images in one pass:
+    any pairing can be read off.
+
+    a, b: what `walks` takes. `layers`: {layer of a: layer of b}; without it layers are paired index
+    by index. Raises `ValueError` for layers that cannot be paired and as `StreamingDivergence.update` does.
+    """
+    pairs = _layer_pairs(len(vit_of(a).blocks), len(vit_of(b).blocks), layers)
+    divergences = [StreamingDivergence() for _ in pairs]
+    for of_a, of_b in walks((a, b), images, batch_size):
+        for divergence, (i, j) in zip(divergences, pairs):
+            divergence.update(of_a.layers[i].map, of_b.layers[j].map, (i, j))
+    return divergences
+
+
+class TinyLayer(NamedTuple):
+    """One attention layer, written out. maps: (1, H, N, N); values: (1, H, N, d); projection: (H·d, D)."""
+
+    maps: Tensor
+    values: Tensor
+    projection: Tensor
+
+    @property
+    def output(self) -> Tensor:
+        """What the layer adds to its tokens: (1, N, D)."""
+        return (self.maps @ self.values).transpose(1, 2).flatten(2) @ self.projection
+
+
+def three_models() -> dict[str, TinyLayer]:
+    """Three attention layers, "A", "B" and "C", with one and the same output: the same operation with other
+    maps.
+
+    B is A with its heads in another order, their values and projections with them. C is A with attention
+    moved: tokens 0 and 1 have equal values in every head, so that looking at one does what looking at the
+    other does, and C looks only at token 1.
+    """
+    H, N, d, D = 3, 5, 2, 6
+    generator = torch.Generator().manual_seed(0)
+    maps, values, projection = (
+        torch.randn(shape, generator=generator, dtype=torch.float64)
+        for shape in ((1, H, N, N), (1, H, N, d), (H * d, D))
+    )
+    maps = (2 * maps).softmax(-1)
+    values[:, :, 1] = values[:, :, 0]
+    order = [1, 2, 0]
+    moved = maps.clone()
+    moved[..., 1] += moved[..., 0]
+    moved[..., 0] = 0
+    return {
+        "A": TinyLayer(maps, values, projection),
+        "B": TinyLayer(
+            maps[:, order], values[:, order], projection.unflatten(0, (H, d))[order].flatten(0, 1)
+        ),
+        "C": TinyLayer(moved, values, projection),
+    }
+
+
+def _entropy(p: Tensor) -> Tensor:
+    return torch.special.entr(p).sum(-1)
+
+
+def _from_entropies(p: Tensor, q: Tensor, entropy_p: Tensor, entropy_q: Tensor) -> Tensor:
+    """Jensen-Shannon divergence where the entropies of p and q are known already; rounding may not make it
+    negative."""
+    return (_entropy((p + q) / 2) - (entropy_p + entropy_q) / 2).clamp(min=0)
+
+
+def _divergence(p: Tensor, q: Tensor) -> Tensor:
+    p, q = as_double(p), as_double(q)
+    return _from_entropies(p, q, _entropy(p), _entropy(q))
+
+
+def _layer_pairs(depth_a: int, depth_b: int, layers: Mapping[int, int] | None) -> list[tuple[int, int]]:
+    if layers is None and depth_a != depth_b:
+        raise ValueError(f"depths {depth_a} and {depth_b}: give layers={{layer of a: layer of b}}")
+    pairs = [(i, i) for i in range(depth_a)] if layers is None else list(layers.items())
+    if not pairs or any(not (0 <= i < depth_a and 0 <= j < depth_b) for i, j in pairs):
+        raise ValueError(f"layers={layers} of depths {depth_a} and {depth_b}")
+    return pairs
+
+
+# --- What every analysis refuses: values that are not finite, maps and probabilities that are none ---
+
+
+def check_maps(maps: Tensor, layer: int | None = None, name: str = "") -> None:
+    """Raise `ValueError` unless `maps` are attention maps (B, H, N, N): finite, not negative, rows that sum
+    to 1.
+
+    The message names the head, the image and the query of the first bad row, and the layer and the argument's
+    name where they are given.
+    """
+    where = "".join(f"{part}: " for part in (name, "" if layer is None else f"layer {layer}") if part)
+    square = maps.ndim == 4 and maps.shape[-1] == maps.shape[-2]
+    if not square or maps.numel() == 0 or not maps.is_floating_point():
+        got = f"got {tuple(maps.shape)} of {maps.dtype}"
+        raise ValueError(f"{where}maps are floating-point (B, H, N, N), not empty, {got}")
+    half = torch.finfo(maps.dtype).bits < 32
+    # A NaN or an infinity anywhere in a row shows in its sum.
+    sums = maps.sum(-1, dtype=torch.float32 if half else maps.dtype)
+    least = maps.amin(-1)
+    off = (sums - 1).abs() > (HALF_TOLERANCE if half else TOLERANCE)
+    _refuse_rows(~sums.isfinite(), sums, where, "sums to {:.6g}: look for NaN in the weights and the images")
+    _refuse_rows(least < 0, least, where, "has the entry {:.6g}: pass maps, after the softmax")
+    _refuse_rows(off, sums, where, "sums to {:.6g}, not to 1 (atlib.maps.keep_tokens renormalises)")
+
+
+def check_features(x: Tensor, name: str, rows: int = 2) -> None:
+    """Raise `ValueError`, naming the argument, unless x is (n, p), finite, with `rows` rows and a column."""
+    if x.ndim != 2:
+        raise ValueError(f"{name} is (rows, features), got {tuple(x.shape)}: flatten it to rows first")
+    if x.shape[1] == 0 or len(x) < rows:
+        raise ValueError(f"{name} is {tuple(x.shape)}: at least {rows} rows and one feature are needed")
+    if not x.isfinite().all():
+        row, column = (~x.isfinite()).nonzero()[0].tolist()
+        raise ValueError(f"{name} is {x[row, column].item()} in row {row}, feature {column}: leave it out")
+
+
+def check_scores(scores: Tensor, name: str) -> None:
+    """Raise `ValueError`, naming the argument, unless it is (n, C), not empty and without NaN."""
+    if scores.ndim != 2 or 0 in scores.shape:
+        raise ValueError(f"{name} is (images, classes), both at least 1, got {tuple(scores.shape)}")
+    if scores.isnan().any():
+        raise ValueError(f"{name} is NaN for image {scores.isnan().any(1).nonzero()[0].item()}")
+
+
+def check_labels(labels: Tensor, rows: int, classes: int | None = None, name: str = "labels") -> None:
+    """Raise `ValueError`, naming the argument, unless it is (rows,) class indices, below `classes`."""
+    if labels.shape != (rows,) or labels.is_floating_point() or labels.dtype == torch.bool:
+        got = f"{labels.dtype} {tuple(labels.shape)}"
+        raise ValueError(f"{name} must be class indices ({rows},), one for each row, got {got}")
+    wrong = labels < 0 if classes is None else (labels < 0) | (labels >= classes)
+    if wrong.any():
+        known = "from 0 on" if classes is None else f"0 to {classes - 1}, as the model has them"
+        raise ValueError(f"{name} holds {labels[wrong][0].item()}: class indices are {known}")
+
+
+def check_probabilities(p: Tensor, name: str) -> None:
+    """Raise `ValueError`, naming the argument, unless p is (n, C) with rows of probabilities."""
+    check_scores(p, name)
+    sums = p.sum(1, dtype=torch.float64)
+    half = p.is_floating_point() and torch.finfo(p.dtype).bits < 32
+    wrong = ((sums - 1).abs() > (HALF_TOLERANCE if half else TOLERANCE)) | (p.amin(1) < 0)
+    if wrong.any():
+        row = wrong.nonzero()[0].item()
+        total, least = sums[row].item(), p[row].min().item()
+        raise ValueError(f"{name}: row {row} sums to {total:.6g}, its least entry is {least:.6g}")
+
+
+def as_double(x: Tensor) -> Tensor:
+    """x in float64 and without gradients; on the CPU where its device has no float64 (Apple's GPUs)."""
+    return x.detach().to("cpu" if x.device.type == "mps" else x.device, torch.float64)
+
+
+def _refuse_rows(bad: Tensor, values: Tensor, where: str, problem: str) -> None:
+    """Raise `ValueError` for the first row of the maps that is `bad`; bad and values: (B, H, N)."""
+    if bad.any():
+        b, h, i = bad.nonzero()[0].tolist()
+        found = problem.format(values[b, h, i].item())
+        raise ValueError(f"{where}head {h}: the row of query {i} in image {b} {found}")

@@ -1,0 +1,382 @@
+"""The methods that attention transfer is compared with, in the same harness: distillation of features and of
+predictions, and the teacher's mean map of a group of images. With one group of all images that is the average
+over examples of arXiv 2411.09702."""
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from timm.models.eva import Eva
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+
+from atlib._util import in_eval_mode
+from atlib.attention import Instead, Walk, walk
+from atlib.attention_transfer import Transferred
+from atlib.checkpoint import count, read_tensors, write_tensors
+from atlib.pair import Normalisation, Pair, View, stated
+from atlib.plan import Plan
+from atlib.vit import Architecture, check_timm
+
+
+class Distillation(Pair):
+    """A student whose teacher speaks in training only: evaluated, the student is alone."""
+
+    @property
+    def needs_teacher(self) -> bool:
+        """False: after training, `.student` alone is the result."""
+        return False
+
+    def forward(self, images: Tensor) -> Transferred:
+        """Student logits (B, classes) and, in training, the unweighted transfer loss for images (B, 3,
+        height, width)."""
+        if not self.training:
+            logits = self.student(images)
+            return Transferred(logits, logits.new_zeros(()))
+        return self.transferred(images)
+
+    @abstractmethod
+    def transferred(self, images: Tensor) -> Transferred:
+        """What the kind of distillation computes in training."""
+
+
+class FeatureDistillation(Distillation):
+    """The student's residual stream is pulled to the teacher's, after each of `layers` (None for all; a
+    mapping {student's layer: teacher's} where the depths differ): squared error.
+
+    Where the widths differ, a linear layer for each pair of layers makes the student's stream as wide as the
+    teacher's; these are trained beside the student and are no part of `.student`. Narrow students gain little
+    from wide teachers this way (arXiv 2511.15572). Both need equal prefix tokens and patch grids.
+    normalisation: of the images that the pair is given (`atlib.pair.Pair`). Raises `ValueError` where they
+    differ, or the depths without a mapping, `Unwalkable` for models `walk` refuses. Source: the
+    feature-distillation baseline of arXiv 2411.09702 (81.3 % with ViT-L).
+    """
+
+    def __init__(
+        self,
+        teacher: VisionTransformer | Eva,
+        student: VisionTransformer | Eva,
+        layers: Iterable[int] | Mapping[int, int] | None = None,
+        *,
+        normalisation: Normalisation | None = None,
+    ):
+        check_timm(teacher)
+        check_timm(student)
+        tokens = [(vit.num_prefix_tokens, tuple(vit.patch_embed.grid_size)) for vit in (teacher, student)]
+        if tokens[0] != tokens[1]:
+            raise ValueError(f"(prefix tokens, patch grid) differ: teacher {tokens[0]}, student {tokens[1]}")
+        depths = [len(vit.blocks) for vit in (teacher, student)]
+        if depths[0] != depths[1] and not isinstance(layers, Mapping):
+            raise ValueError(f"depths {depths[0]} and {depths[1]}: give layers={{student's: teacher's}}")
+        super().__init__(student, teacher, normalisation=normalisation)
+        self.pairs = Plan(layers=layers).pairs_of(depths[1], depths[0])
+        self.layers = tuple(layer for layer, _ in self.pairs)
+        self.projectors = None
+        if student.embed_dim != teacher.embed_dim:
+            weight = next(student.parameters())
+            like = {"device": weight.device, "dtype": weight.dtype}
+            projectors = (nn.Linear(student.embed_dim, teacher.embed_dim, **like) for _ in self.pairs)
+            self.projectors = nn.ModuleList(projectors)
+
+    def transferred(self, images: Tensor) -> Transferred:
+        """Student logits and the squared error between the residual streams."""
+        last = max(of_teacher for _, of_teacher in self.pairs)
+        with self.frozen_teachers():
+            shown = self.for_teacher(images)
+            if last + 1 < len(self.teacher.blocks):
+                theirs = walk(self.teacher, shown, stop_after=last + 1).stream
+            else:
+                theirs = walk(self.teacher, shown, head=False).stream
+        own = walk(self.student, images)
+        streams = [own.stream[layer] for layer in self.layers]
+        if self.projectors is not None:
+            streams = [project(stream) for project, stream in zip(self.projectors, streams)]
+        return Transferred(own.logits, feature_mse(streams, [theirs[i].clone() for _, i in self.pairs]))
+
+
+class TokenDistillation(Distillation):
+    """The student's tokens after its last norm, through a linear layer of their own, are pulled to those of a
+    teacher of any width and depth, scaled to mean 0 and variance 1 each: squared error.
+
+    The linear layer is trained beside the student and is no part of `.student`. The two need equally many
+    tokens. tokens: gives the teacher's tokens (B, N, D) of images as the student is given them, for instance
+    stored ones; None: the teacher makes them in every step. normalisation: of the images that the pair is
+    given (`atlib.pair.Pair`). Source: Wei et al. 2022 (arXiv 2205.14141), section 3, whose loss is smooth L1
+    and whose students see no labels meanwhile; ours has the book's squared error, beside labels. Raises
+    `ValueError` where the numbers of tokens differ.
+    """
+
+    def __init__(
+        self,
+        teacher: VisionTransformer,
+        student: VisionTransformer,
+        tokens: Callable[[Tensor], Tensor] | None = None,
+        *,
+        normalisation: Normalisation | None = None,
+    ):
+        super().__init__(student, teacher, normalisation=normalisation)
+        self.projector = nn.Linear(student.embed_dim, teacher.embed_dim)
+        self._tokens = tokens or (lambda images: teacher.forward_features(self.for_teacher(images)))
+
+    def transferred(self, images: Tensor) -> Transferred:
+        """Student logits and the squared error of its projected tokens."""
+        with self.frozen_teachers():
+            theirs = self._tokens(images)
+        own = self.student.forward_features(images)
+        if own.shape[1] != theirs.shape[1]:
+            raise ValueError(f"{own.shape[1]} tokens of the student, {theirs.shape[1]} of the teacher")
+        target = F.layer_norm(theirs, theirs.shape[-1:]).clone()
+        return Transferred(self.student.forward_head(own), feature_mse([self.projector(own)], [target]))
+
+
+class LogitDistillation(Distillation):
+    """The student's class predictions are pulled to the teacher's, which knows the same classes; any two
+    classifiers will do.
+
+    Soft (`hard=False`): τ² · KL at `temperature` τ, for `Recipe(task_weight=0.9, transfer_weight=0.1)`. Hard:
+    cross-entropy with the teacher's top class, for `Recipe(task_weight=0.5, transfer_weight=0.5)`: with these
+    weights they are DeiT's two formulas. normalisation: of the images that the pair is given
+    (`atlib.pair.Pair`). Source: Touvron et al. 2021 (arXiv 2012.12877), equations 2 and 3; τ = 3. Raises
+    `ValueError` for a temperature not above 0.
+    """
+
+    def __init__(
+        self,
+        teacher: nn.Module,
+        student: nn.Module,
+        temperature: float = 3.0,
+        hard: bool = False,
+        *,
+        normalisation: Normalisation | None = None,
+    ):
+        super().__init__(student, teacher, normalisation=normalisation)
+        if not temperature > 0:
+            raise ValueError(f"temperature={temperature}: it must be above 0")
+        self.temperature, self.hard = temperature, hard
+
+    def transferred(self, images: Tensor) -> Transferred:
+        """Student logits and the distillation loss. Raises `ValueError` when the teacher predicts other
+        classes."""
+        with self.frozen_teachers():
+            theirs = self.teacher(self.for_teacher(images))
+        logits, theirs = self.student(images), theirs.clone()
+        if self.hard:
+            return Transferred(logits, hard_distillation(logits, theirs))
+        return Transferred(logits, soft_distillation(logits, theirs, self.temperature))
+
+
+# images (B, 3, height, width) -> the index of each one's group, int64 (B,)
+Groups = Callable[[Tensor], Tensor]
+
+
+def one_group(images: Tensor) -> Tensor:
+    """All images in one group: `Groups` for a map that is the same for all images."""
+    return torch.zeros(len(images), dtype=torch.long, device=images.device)
+
+
+class StoredMaps(Pair):
+    """A student whose maps are, for every image, those that are stored for its group: it needs no teacher any
+    more.
+
+    maps: a list over layers of (groups, H, N, N), which become buffers. group_of: see `Groups`.
+    normalisation: of the images that it is given (`atlib.pair.Pair`). Raises `Unwalkable` for a student that
+    `walk` refuses, and `ValueError` for another number of maps than it has layers.
+    """
+
+    not_walkable = "it is a student with stored maps: walk its .student"
+
+    def __init__(
+        self,
+        student: VisionTransformer | Eva,
+        maps: Iterable[Tensor],
+        group_of: Groups = one_group,
+        *,
+        normalisation: Normalisation | None = None,
+    ):
+        check_timm(student)
+        super().__init__(student, normalisation=normalisation)
+        self._group_of = group_of
+        for layer, of_layer in enumerate(maps := list(maps)):
+            # a copy of what inference mode made, so that a checkpoint can be read into it
+            self.register_buffer(f"maps_{layer}", of_layer.clone())
+        tokens = student.num_prefix_tokens + student.patch_embed.num_patches
+        own = [(block.attn.num_heads, tokens, tokens) for block in student.blocks]
+        if (stored := [tuple(of_layer.shape[1:]) for of_layer in maps]) != own:
+            both = f"{stored[0]} in {len(stored)} layers, the student's {own[0]} in {len(own)}"
+            raise ValueError(f"the maps are (heads, tokens, tokens) {both}")
+
+    @property
+    def needs_teacher(self) -> bool:
+        """True: the student works only with the maps that came from the teacher."""
+        return True
+
+    def forward(self, images: Tensor) -> Transferred:
+        """Student logits (B, classes) for images (B, 3, height, width); no transfer loss."""
+        logits = self.walk(images).logits
+        return Transferred(logits, logits.new_zeros(()))
+
+    def walk(self, images: Tensor) -> Walk:
+        """What happens inside the student for images (B, 3, height, width): the walk that `forward` takes its
+        logits from."""
+        groups, layers = self._group_of(images), range(len(self.student.blocks))
+        replace = {layer: Instead(map=getattr(self, f"maps_{layer}")[groups]) for layer in layers}
+        return walk(self.student, images, replace=replace)
+
+
+class MeanMapCopy(StoredMaps):
+    """A student whose maps are, for every image, the teacher's mean map over the reference images of the same
+    group.
+
+    By default all images are one group: every image gets the same map in each head, the average over examples
+    of arXiv 2411.09702 (appendix: 79.7 % with ViT-L). With groups of images that ask for the same place the
+    maps still say *where to look*, but no longer anything else about the image: a control that Copy can be
+    compared with. Compare ResMLP's static mixing (arXiv 2105.03404).
+
+    The means are made once, from the images that are named, and the teacher is not needed any more. So what
+    the student computes for an image depends neither on the rest of its batch nor on the number of processes.
+    (The paper's published code does not contain its average.)
+
+    `reference`: images (n, 3, height, width), or batches of them, such as training images without
+    augmentation. `group_of`: see `Groups`. `number`: of groups. normalisation: of all these images
+    (`atlib.pair.Pair`). Raises `ValueError` for a group without a reference image.
+    """
+
+    def __init__(
+        self,
+        teacher: VisionTransformer | Eva,
+        student: VisionTransformer | Eva,
+        reference: Tensor | Iterable[Tensor],
+        group_of: Groups = one_group,
+        number: int = 1,
+        *,
+        normalisation: Normalisation | None = None,
+    ):
+        # the teacher is run here alone, and is no part of the pair
+        told = stated(normalisation, [teacher])
+        maps = mean_maps(teacher, reference, group_of, number, normalisation=told)
+        super().__init__(student, maps, group_of, normalisation=told)
+
+
+def save_stored_maps(path: str | Path, model: StoredMaps, student: Architecture, more: Mapping = {}) -> Path:
+    """Write a student with the maps that it needs, all images in one group; more: as in
+    `atlib.checkpoint.save_vit`. Returns the path. Raises `ValueError` for maps of several groups: what says
+    an image's group is a function, and a file has none."""
+    if (groups := len(model.maps_0)) != 1:
+        raise ValueError(f"maps of {groups} groups: save model.state_dict(), a file cannot hold group_of=")
+    seen = None if model.normalisation is None else model.normalisation.describe()
+    header = {
+        **more,
+        "needs_teacher": True,
+        "stored_maps": True,
+        "student": student._asdict(),
+        "pair_normalisation": seen,
+    }
+    return write_tensors(Path(path), dict(model.state_dict()), header)
+
+
+def load_stored_maps(path: str | Path) -> StoredMaps:
+    """What `save_stored_maps` wrote, in eval mode. Raises `OSError` naming a file that cannot be read or is
+    another."""
+    tensors, header = read_tensors(Path(path))
+    if not header.get("stored_maps"):
+        raise OSError(f"{path} holds no stored maps: it was not written by save_stored_maps")
+    try:
+        architecture = Architecture.read(header["student"])
+        architecture.require_numbers(count(tensors))
+        student = architecture.build()
+        names = [f"maps_{layer}" for layer in range(len(student.blocks))]
+        told = Normalisation.read(header.get("pair_normalisation"))
+        model = StoredMaps(student, [tensors[name] for name in names], normalisation=told)
+        model.load_state_dict(tensors)
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise OSError(
+            f"{path} holds no student with its maps ({type(error).__name__}: {error}); it was left as it is"
+        ) from error
+    return model.eval()
+
+
+@torch.inference_mode()
+def mean_maps(
+    vit: VisionTransformer | Eva,
+    images: Tensor | Iterable[Tensor],
+    group_of: Groups = one_group,
+    number: int = 1,
+    batch: int = 500,
+    normalisation: Normalisation | None = None,
+) -> list[Tensor]:
+    """The mean map of every group and layer: a list over layers of (number, H, N, N).
+
+    `images`: (n, 3, height, width), of which `batch` are walked at a time, or batches of them, where there
+    are more than memory holds. normalisation: of these images; None: they are as the ViT shall see them.
+    The ViT runs in eval mode and is left in the mode it was in. Raises `ValueError` for a group without an
+    image or beyond `number`.
+    """
+    view = View.of(vit)
+    counts = torch.zeros(number, dtype=torch.long)
+    sums: list[Tensor] = []
+    for some in images.split(batch) if isinstance(images, Tensor) else images:
+        groups = group_of(some)
+        in_each = torch.bincount(groups.cpu(), minlength=number)
+        if len(in_each) > number:
+            raise ValueError(f"an image is in group {len(in_each) - 1}, and number={number}")
+        counts = counts + in_each
+        with in_eval_mode(vit):
+            maps = [seen.map for seen in walk(vit, view.show(some, normalisation), head=False).layers]
+        sums = sums or [p.new_zeros(number, *p.shape[1:]) for p in maps]
+        for total, p in zip(sums, maps):
+            total.index_add_(0, groups.to(p.device), p)
+    if (counts == 0).any():
+        raise ValueError(f"every group needs an image; images per group: {counts.tolist()}")
+    return [(total / counts.to(total.device)[:, None, None, None]).clone() for total in sums]
+
+
+# --- The losses of distillation ---
+
+
+def feature_mse(student: Sequence[Tensor], teacher: Sequence[Tensor]) -> Tensor:
+    """Squared error between residual streams (B, N, D), `Walk.stream` of some layers: mean over elements,
+    summed over layers.
+
+    The feature-distillation baseline of arXiv 2411.09702. Raises ValueError when the numbers of layers or the
+    shapes differ.
+    """
+    shapes = [[tuple(stream.shape) for stream in streams] for streams in (student, teacher)]
+    if not student or shapes[0] != shapes[1]:
+        raise ValueError(f"the student's residual streams are {shapes[0]}, the teacher's {shapes[1]}")
+    return sum(
+        F.mse_loss(of_student, of_teacher.detach()) for of_student, of_teacher in zip(student, teacher)
+    )
+
+
+def soft_distillation(student_logits: Tensor, teacher_logits: Tensor, temperature: float) -> Tensor:
+    """τ² · KL(teacher ‖ student) of class predictions softened by the temperature τ: a scalar, in nats; mean
+    over the batch.
+
+    logits: (B, classes). DeiT's soft distillation adds it with weight 0.1 to 0.9 · cross-entropy, τ = 3
+    (Touvron et al. 2021, arXiv 2012.12877, equation 2). Raises ValueError for a temperature that is not above
+    0.
+    """
+    if not temperature > 0:
+        raise ValueError(f"temperature={temperature}: it must be above 0")
+    _check_logits(student_logits, teacher_logits)
+    log_p_s = (student_logits / temperature).log_softmax(-1)
+    log_p_t = (teacher_logits.detach() / temperature).log_softmax(-1)
+    return temperature**2 * (log_p_t.exp() * (log_p_t - log_p_s)).sum(-1).mean()
+
+
+def hard_distillation(student_logits: Tensor, teacher_logits: Tensor) -> Tensor:
+    """Cross-entropy of the student with the teacher's most likely class as the label: a scalar, in nats; mean
+    over the batch.
+
+    logits: (B, classes). DeiT's hard distillation adds it with weight 1/2 to 1/2 · cross-entropy (arXiv
+    2012.12877, equation 3).
+    """
+    _check_logits(student_logits, teacher_logits)
+    return F.cross_entropy(student_logits, teacher_logits.argmax(-1))
+
+
+def _check_logits(student: Tensor, teacher: Tensor) -> None:
+    if student.shape != teacher.shape:  # (B, 1) would be broadcast
+        raise ValueError(f"logits are {tuple(student.shape)} and {tuple(teacher.shape)}: the same classes")

@@ -1,1 +1,0 @@
-"""What attention transfer is compared with: distillation of logits and features, and mean maps."""

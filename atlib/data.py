@@ -1,0 +1,436 @@
+"""What goes in: images with labels in memory, and data of torch's own kind, a map-style `Dataset` or the
+`DataLoader` of one."""
+
+import math
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import (
+    BatchSampler,
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    default_collate,
+)
+from torchvision import transforms
+from torchvision.transforms import v2
+
+from atlib.loading import (
+    Batch,
+    EvaluationData,
+    ShardSpec,
+    TrainingData,
+    as_is,
+    augmentation_seeds,
+    draw_below,
+    loader_of,
+    my_batches,
+    my_repeats,
+    rng_put_back,
+    seed_generators,
+)
+from atlib.pair import Normalisation
+
+# The target of an image whose class is not known: PyTorch's cross-entropy passes over it too.
+UNLABELLED = -100
+# (uint8 images (B, C, height, width), what is drawn for each: the seeds, int64 (B,)) -> other such images, or
+# several views of each, (B, views, C, height, width)
+Augment = Callable[[Tensor, Tensor], Tensor]
+
+
+class Images(Dataset):
+    """Images in memory with their targets. `images[i]` is one (image, target), `images.take([...])` a batch
+    of them.
+
+    pixels: uint8 (n, 3, height, width), or (n, 2, 3, height, width) with what the teacher sees second
+    (`pair`). targets: a tensor whose first axis is n (class indices, or what a pre-text task regresses). An
+    image comes out as float32, centred and scaled: (pixel / 255 - mean) / std, with one number each for all
+    channels or one a channel. `augment` changes the images that `epoch` hands out, by a seed of their own
+    (both of a pair by the same), and no others. Batches are made, and are, where the pixels are (`to`).
+    """
+
+    corrupt: Mapping[int, str] = {}  # pixels in memory are decoded already
+
+    def __init__(
+        self,
+        pixels: Tensor,
+        targets: Tensor,
+        classes: Sequence[str] = (),
+        mean: float | tuple[float, ...] = 0.5,
+        std: float | tuple[float, ...] = 0.25,
+        augment: Augment | None = None,
+    ):
+        if len(pixels) != len(targets):
+            raise ValueError(f"{len(pixels)} images, but {len(targets)} targets")
+        if pixels.dtype != torch.uint8 or pixels.ndim not in (4, 5):
+            raise ValueError(
+                f"pixels are uint8 (n, 3, height, width), got {pixels.dtype} {tuple(pixels.shape)}"
+            )
+        self.pixels, self.targets, self.classes = pixels, targets, tuple(classes)
+        self.mean, self.std, self.augment = mean, std, augment
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        images, targets = self.take([index])
+        return images[0], targets[0]
+
+    def take(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """The batch at `indices` as evaluation sees it: float32 (B, 3, height, width) and its targets."""
+        index = torch.as_tensor(indices)
+        return self._scaled(self.pixels[index]), self.targets[index]
+
+    __getitems__ = (
+        take  # a DataLoader then fetches a batch in one call, a hundred times faster than image by image
+    )
+
+    def loader(self, batch_size: int, *, seed: int | None = None) -> DataLoader:
+        """A DataLoader of (images, targets) as evaluation sees them: in order without a seed, shuffled anew
+        each epoch with one. Every image once."""
+        # Both generators are its own: evaluating in the middle of a training run shall not change the run.
+        sampler = None
+        if seed is not None:
+            sampler = RandomSampler(self, generator=torch.Generator().manual_seed(seed))
+        return DataLoader(
+            self, batch_size=batch_size, sampler=sampler, collate_fn=as_is, generator=torch.Generator()
+        )
+
+    def epoch(self, part: ShardSpec, workers: int = 0) -> Iterator[Batch]:
+        """One process's batches of one epoch, augmented. They are in memory: `workers` are not needed, and
+        not started."""
+        shares, device = zip(my_batches(len(self), part), my_repeats(len(self), part)), self.pixels.device
+        for (indices, weight), repeats in shares:
+            index = torch.as_tensor(indices, device=device)
+            pixels = self.pixels[index]
+            if self.augment is not None:
+                seeds = augmentation_seeds(part, index, torch.as_tensor(repeats, device=device))
+                # a pair as one image of six channels, so that both are cut and turned alike
+                made = self.augment(pixels.flatten(1, -3), seeds)
+                views = made.ndim == 5  # of single images, which are not put back into pairs
+                pixels = made if views else made.reshape(*pixels.shape[:-2], *made.shape[-2:])
+            yield Batch(self._scaled(pixels), self.targets[index], indices, weight)
+
+    @property
+    def normalisation(self) -> Normalisation:
+        """How the images come out: mean and standard deviation of each channel."""
+        return Normalisation(self.mean, self.std)
+
+    def _scaled(self, pixels: Tensor) -> Tensor:
+        mean, std = (
+            torch.as_tensor(value, device=pixels.device).reshape(-1, 1, 1) for value in (self.mean, self.std)
+        )
+        # A tensor: a GPU divides by a number through its inverse, which rounds otherwise, and then an image
+        # is not the one whose maps are stored (`MapCache`).
+        highest = torch.tensor(255.0, device=pixels.device)
+        return (pixels.float() / highest - mean) / std
+
+    def to(self, device: torch.device | str) -> "Images":
+        """The same images on a device, where training then takes and augments them. Those to be evaluated
+        stay on the CPU, where labels are compared."""
+        return self._but(pixels=self.pixels.to(device), targets=self.targets.to(device))
+
+    def with_augment(self, augment: Augment | None) -> "Images":
+        """The same images with another augmentation."""
+        return self._but(augment=augment)
+
+    def scaled_by(self, mean: float | tuple[float, ...], std: float | tuple[float, ...]) -> "Images":
+        """The same images, centred and scaled otherwise."""
+        return self._but(mean=mean, std=std)
+
+    def with_pixels(self, pixels: Tensor) -> "Images":
+        """Other pixels, uint8 (n, 3, height, width), under the same targets and the same treatment."""
+        return self._but(pixels=pixels)
+
+    def select(self, indices: Sequence[int]) -> "Images":
+        """The images at `indices`, in that order, under the same treatment."""
+        index = torch.as_tensor(indices, dtype=torch.long)
+        return self._but(pixels=self.pixels[index], targets=self.targets[index])
+
+    def _but(self, **changed) -> "Images":
+        kept = {
+            name: getattr(self, name) for name in ("pixels", "targets", "classes", "mean", "std", "augment")
+        }
+        return Images(**(kept | changed))
+
+
+def pair(images: Images, teacher_images: Images) -> Images:
+    """The same images for the student, and for its teacher others: `teacher_images[i]` beside `images[i]`.
+
+    Everything that trains and evaluates an `AttentionTransfer` takes them; labels and treatment are those of
+    `images`. With `generate(..., twin=...)`, what the two have in common is all that maps can tell the
+    student. Raises `ValueError` for another number or shape of images, and for another scaling.
+    """
+    if images.pixels.shape != teacher_images.pixels.shape or images.pixels.ndim != 4:
+        shapes = f"{tuple(images.pixels.shape)} and {tuple(teacher_images.pixels.shape)}"
+        raise ValueError(f"both must be (n, 3, height, width) of one shape, got {shapes}")
+    _check_scaling(images, teacher_images)
+    return images.with_pixels(torch.stack([images.pixels, teacher_images.pixels], dim=1))
+
+
+def with_unlabelled(images: Images, more: Images) -> Images:
+    """`images`, and after them those of `more` with their labels taken away (`UNLABELLED`): a task's loss
+    leaves them out, and what a teacher says of them is learned.
+
+    Classes and treatment are those of `images`. Raises `ValueError` for images of another shape or scaling,
+    and for targets that are not class indices.
+    """
+    if images.pixels.shape[1:] != more.pixels.shape[1:]:
+        raise ValueError(f"images of {tuple(images.pixels.shape[1:])} and {tuple(more.pixels.shape[1:])}")
+    _check_scaling(images, more)
+    if images.targets.ndim != 1 or images.targets.is_floating_point():
+        raise ValueError(
+            f"targets are {images.targets.dtype} {tuple(images.targets.shape)}, not class indices"
+        )
+    pixels = torch.cat([images.pixels, more.pixels])
+    targets = torch.cat([images.targets, images.targets.new_full((len(more),), UNLABELLED)])
+    return Images(pixels, targets, images.classes, images.mean, images.std, images.augment)
+
+
+def _check_scaling(images: Images, others: Images) -> None:
+    if (images.mean, images.std) != (others.mean, others.std):
+        raise ValueError(f"images are scaled by {images.normalisation} and {others.normalisation}")
+
+
+def crop_and_flip(padding: int = 4) -> Augment:
+    """The usual CIFAR augmentation: reflect-pad, random crop back to size, random horizontal flip.
+
+    What it returns raises `ValueError` for images that are not larger than the padding: they cannot be
+    reflected so far.
+    """
+
+    def augment(images: Tensor, seeds: Tensor) -> Tensor:
+        height, width = images.shape[-2:]
+        if padding >= min(height, width):
+            raise ValueError(f"padding={padding} reflects more than {height} x {width} pixels")
+        # instead of padding and cutting, every pixel is fetched from where it would have been: (B, side)
+        rows, columns = (
+            _reflected(draw_below(seeds, number, 2 * padding + 1) - padding, side)
+            for number, side in enumerate((height, width))
+        )
+        flipped = draw_below(seeds, 2, 2).bool()
+        columns = torch.where(flipped[:, None], columns.flip(1), columns)
+        cut = images.gather(2, rows[:, None, :, None].expand(images.shape))
+        return cut.gather(3, columns[:, None, None, :].expand(images.shape))
+
+    return augment
+
+
+def _reflected(first: Tensor, side: int) -> Tensor:
+    """Which of `side` pixels lie in the windows that begin at `first` (B,), where the image goes on beyond
+    its edges as its mirror image does: (B, side)."""
+    places = first[:, None] + torch.arange(side, device=first.device)
+    return side - 1 - (side - 1 - places.abs()).abs()
+
+
+def draw(count: int, size: int | None, seed: int, what: str) -> Sequence[int]:
+    """Which `size` of `count` images: a random choice by `seed`, or all in order (None). Raises `ValueError`
+    when there are too few."""
+    if count == 0:
+        raise ValueError(f"{what} has no images")
+    if size is None:
+        return range(count)
+    if not 1 <= size <= count:
+        raise ValueError(f"{what} has {count} images, {size} were asked for")
+    return np.random.default_rng([seed, 1]).permutation(count)[:size]
+
+
+# --- Data of torch's own kind ---
+
+# What a DataLoader is given: a list of items of its data set -> (images, targets)
+Collate = Callable[[list], tuple[Tensor, Tensor]]
+UNSCALED = 25.0  # a pixel that is normalised lies within some 5 of 0
+
+
+class TorchData:
+    """A torch `Dataset` of (image, label), in the order and the shares of this project.
+
+    An image is a float32 tensor (3, height, width), all of one size, as the data set's transforms leave it; a
+    label is a whole number, or a tensor, such as shares (classes,). collate: makes (images, targets) of a
+    list of items, where they are of another form; None: images and labels are stacked. workers: processes
+    that read. initialise: called with its number in each of them, before it reads.
+
+    While an item is read, the global generators of Python, NumPy and torch (on the CPU) start from a seed of
+    its own and are put back afterwards. So what random transforms draw hangs on run, pass and index, not on
+    workers or processes, nor on where a run is taken up again; in an evaluation it hangs on the index alone.
+    (For what a `collate` draws, that is so as long as a step's images are divided in the same way.)
+    """
+
+    corrupt: Mapping[int, str] = {}  # what cannot be read raises the data set's own error
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        collate: Collate | None = None,
+        workers: int = 0,
+        initialise: Callable[[int], None] | None = None,
+    ):
+        self.dataset, self.collate, self.workers, self.initialise = dataset, collate, workers, initialise
+        self.normalisation = normalisation_of(dataset)
+        if len(self):
+            images, _ = self.take([0])  # an item of another form is found out now
+            if UNSCALED < (largest := images.abs().max().item()) < math.inf:
+                says = f"an image has values up to {largest:.0f}: pixels of 0 to 1, normalised, are expected"
+                warnings.warn(says, stacklevel=2)
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def take(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """The batch at `indices`: float32 (B, 3, height, width) and its targets (B, ...). Raises `ValueError`
+        for items of another form, and what the data set raises, with a note of the index."""
+        return self._make([(index, index) for index in indices])
+
+    def loader(self, batch_size: int) -> DataLoader:
+        """A DataLoader of (images, targets) in order, every image once."""
+        batches = BatchSampler(range(len(self)), batch_size, drop_last=False)
+        return loader_of(self.take, batches, self.workers, initialise=self.initialise)
+
+    def epoch(self, part: ShardSpec, workers: int = 0) -> Iterator[Batch]:
+        """One process's batches of an epoch, read by `workers` processes ahead of time (0: by as many as this
+        was made with)."""
+
+        shares = [*zip(my_batches(len(self), part), my_repeats(len(self), part))]
+        wanted = (
+            [*zip(indices, augmentation_seeds(part, torch.tensor(indices), torch.tensor(repeats)).tolist())]
+            for (indices, _), repeats in shares
+        )
+        workers = workers or self.workers
+        pin_memory = workers > 0 and torch.cuda.is_available()
+        made = loader_of(self._make, wanted, workers, pin_memory, self.initialise)
+        for ((indices, weight), _), (images, targets) in zip(shares, made):
+            yield Batch(images, targets, indices, weight)
+
+    def _make(self, wanted: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
+        """The items at (index, seed of what their transforms draw); runs in a worker."""
+        with rng_put_back():  # once for all, since it takes longer than to read a small item
+            items = [self._item(index, seed) for index, seed in wanted]
+            if self.collate is not None:
+                seed_generators([wanted[0][1], 1])  # another stream than its first item's
+                return _collated(self.collate(items), len(items))
+        pairs = [_image_and_label(item, index) for item, (index, _) in zip(items, wanted)]
+        images, targets = (torch.stack(part) for part in zip(*pairs))
+        return images, targets
+
+    def _item(self, index: int, seed: int) -> Any:
+        seed_generators(seed)
+        try:
+            return self.dataset[index]
+        except Exception as error:
+            error.add_note(f"while item {index} of this {type(self.dataset).__name__} was read")
+            raise
+
+
+def as_data(data: Any, batch_size: int | None = None) -> TrainingData | EvaluationData:
+    """What training and evaluation take: data that have an `epoch`, or `loader` and `take`, as they are, and
+    a torch `Dataset` or `DataLoader` as `TorchData`.
+
+    Of a DataLoader its dataset, collate_fn, num_workers and worker_init_fn are used. Order and size of a
+    batch are a recipe's, and every image comes once in a pass; batch_size: in a training that of the recipe,
+    with which it is warned of what the loader has otherwise. Raises `ValueError` for data that are read as
+    they come, for a loader that chooses its images by a sampler, and for items of another form.
+    """
+    # torchvision's ImageFolder has a `loader`, too, and data sets of `datasets` have a `take`
+    if callable(getattr(data, "epoch", None)) or hasattr(data, "loader") and hasattr(data, "take"):
+        return data
+    dataset = data.dataset if isinstance(data, DataLoader) else data
+    if isinstance(dataset, IterableDataset):
+        raise ValueError(f"a {type(dataset).__name__} has no index: give one with __getitem__ and __len__")
+    if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
+        raise ValueError(f"data={data!r}: give a torch Dataset, or the DataLoader of one")
+    if not isinstance(data, DataLoader):
+        return TorchData(dataset)
+    _check_order(data)
+    if batch_size is not None:
+        _tell_replaced(data, batch_size)
+    collate = None if data.collate_fn is default_collate else data.collate_fn
+    return TorchData(dataset, collate, data.num_workers, data.worker_init_fn)
+
+
+def normalisation_of(dataset: Any) -> Normalisation | None:
+    """How the images of a torch `Dataset` are normalised: as its attribute `normalisation` says, else as the
+    one `Normalize` among torchvision's transforms in its `transform`; None where neither says it.
+
+    A `Subset` says what its data set does, and a `ConcatDataset` what all of its own do. Raises `ValueError`
+    where these differ.
+    """
+    if (stated := getattr(dataset, "normalisation", None)) is not None:
+        return stated
+    if isinstance(dataset, Subset):
+        return normalisation_of(dataset.dataset)
+    if isinstance(dataset, ConcatDataset):
+        parts = {normalisation_of(part) for part in dataset.datasets}
+        if len(parts - {None}) > 1:
+            several = "; ".join(sorted(map(str, parts - {None})))
+            raise ValueError(f"the parts of this ConcatDataset are normalised differently: {several}")
+        return parts.pop() if len(parts) == 1 else None
+    transform = getattr(dataset, "transform", None)
+    one_by_one = transform if isinstance(transform, nn.Sequential) else [transform]
+    steps = getattr(transform, "transforms", one_by_one)
+    normalise = [step for step in steps if isinstance(step, (transforms.Normalize, v2.Normalize))]
+    if len(normalise) != 1:
+        return None
+    # of a tensor in float32 the shortest decimal that it stands for, as it was written
+    mean, std = (
+        [float(str(number)) for number in np.asarray(value).flatten()]
+        for value in (normalise[0].mean, normalise[0].std)
+    )
+    return Normalisation(*(value[0] if len(value) == 1 else value for value in (mean, std)))
+
+
+def _check_order(loader: DataLoader) -> None:
+    """Raise `ValueError` for a loader whose batches are not its data set in order, or shuffled."""
+    sampler, count = loader.sampler, len(loader.dataset)
+    plain = type(sampler) is SequentialSampler or (
+        type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == count
+    )
+    if plain and type(loader.batch_sampler) is BatchSampler:
+        return
+    raise ValueError("the DataLoader chooses its batches itself: give its data set, or a Subset of it")
+
+
+def _tell_replaced(loader: DataLoader, batch_size: int) -> None:
+    replaced = []
+    if loader.batch_size != batch_size:
+        replaced.append(f"batch_size={loader.batch_size}: the recipe's is {batch_size}")
+    if type(loader.sampler) is SequentialSampler:
+        replaced.append("shuffle=False: images are shuffled anew in each pass")
+    if loader.drop_last:
+        replaced.append("drop_last=True: the last step of a pass has the images that are left")
+    if replaced:
+        warnings.warn(f"of the DataLoader this is not used: {'; '.join(replaced)}", stacklevel=4)
+
+
+def _image_and_label(item: Any, index: int) -> tuple[Tensor, Tensor]:
+    """An item as two tensors. Raises `ValueError` for one of another form."""
+    image, label = item
+    if not isinstance(image, Tensor) or image.dtype != torch.float32 or image.ndim not in (3, 4):
+        given = f"{image.dtype} {tuple(image.shape)}" if isinstance(image, Tensor) else type(image).__name__
+        raise ValueError(f"the image of item {index} is {given}, not float32 (3, height, width)")
+    if isinstance(label, Tensor):
+        return image, label.long() if label.ndim == 0 and not label.is_floating_point() else label
+    if isinstance(label, Integral):
+        return image, torch.tensor(int(label))
+    raise ValueError(f"the label of item {index} is {label!r}: give a whole number or a tensor")
+
+
+def _collated(batch: Any, count: int) -> tuple[Tensor, Tensor]:
+    """What a collate_fn made of so many items. Raises `ValueError` for another form."""
+    if isinstance(batch, (tuple, list)) and len(batch) == 2 and all(isinstance(p, Tensor) for p in batch):
+        images, targets = batch
+        fits = images.dtype == torch.float32 and images.ndim in (4, 5)
+        if fits and len(images) == len(targets) == count:
+            return images, targets
+        made = f"{images.dtype} {tuple(images.shape)} and targets {tuple(targets.shape)}"
+    else:
+        made = f"a {type(batch).__name__}"
+    raise ValueError(f"the collate_fn made {made} of {count} items, not float32 images and their targets")

@@ -1,0 +1,104 @@
+"""Accuracy of a model on a set of images."""
+
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from accelerate.utils import gather_object
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from atlib._util import in_eval_mode
+from atlib.data import as_data
+from atlib.loading import EvaluationData
+from atlib.objectives import check_labels, outputs
+from atlib.pair import check_normalisation, student_of
+
+
+class Evaluation(NamedTuple):
+    """accuracy: share of images whose largest logit is the label's; loss: mean cross-entropy in nats; count:
+    images."""
+
+    accuracy: float
+    loss: float
+    count: int
+
+
+# What an accuracy is measured on; of torch's own kinds as in `atlib.data`.
+Labelled = EvaluationData | Dataset | DataLoader
+
+
+def predict(model: nn.Module, images: Labelled, batch_size: int = 500) -> Tensor:
+    """Logits (n, classes) of all images in order, on the CPU. The model runs in eval mode and is left in the
+    mode it was in. Raises `ValueError` for images that are normalised otherwise than a pair was told."""
+    return _predicted(model, as_data(images), batch_size)[0]
+
+
+def evaluate(model: nn.Module, images: Labelled, batch_size: int = 500) -> Evaluation:
+    """Accuracy and loss of `model` on `images`: what `atlib.data` opens, or a torch `Dataset` of (image,
+    label), or its `DataLoader`, whose batch size gives way to `batch_size`.
+
+    Raises `ValueError` for a model without a class head, with fewer outputs than there are classes, or with
+    logits that are NaN or infinite, and for images without a label.
+    """
+    if getattr(student_of(model), "num_classes", None) == 0:
+        raise ValueError("the model has no class head (num_classes=0): build it with num_classes=")
+    return score(*_predicted(model, as_data(images), batch_size))
+
+
+def evaluate_together(model: nn.Module, images: Labelled, batch_size: int = 500) -> Evaluation:
+    """`evaluate`, with the images divided among the processes that Accelerate has started; on one process it
+    is `evaluate`.
+
+    Every process must call it, and gets the result for all images. Each image is counted once: none is
+    repeated to fill up a batch. Raises as `evaluate` does.
+    """
+    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+        return evaluate(model, images, batch_size)
+    images, parts = as_data(images), []
+    starts, world = range(0, len(images), batch_size), dist.get_world_size()
+    for place in range(dist.get_rank(), -(-len(starts) // world) * world, world):
+        # One that is left without images runs some that it does not count: where weights are divided, all
+        # processes are needed.
+        start = starts[place % len(starts)]
+        batch = images.take(range(start, min(start + batch_size, len(images))))
+        logits, labels = _predicted(model, images, batch_size, [batch])
+        if place < len(starts):
+            parts.append((start, logits, labels))
+    parts = sorted(gather_object(parts), key=lambda part: part[0])
+    return score(*(torch.cat(values) for values in list(zip(*parts))[1:]))
+
+
+def _predicted(
+    model: nn.Module, images: EvaluationData, batch_size: int, batches: list | None = None
+) -> tuple[Tensor, Tensor]:
+    """Logits (n, classes) and labels (n,) of all images, or of some batches of them."""
+    check_normalisation(model, images)
+    like = next(model.parameters())
+    logits, labels = [], []
+    with torch.no_grad(), in_eval_mode(model):
+        for batch, of_batch in images.loader(batch_size) if batches is None else batches:
+            logits.append(outputs(model, batch.to(like.device, like.dtype)).logits.float().cpu())
+            labels.append(of_batch.cpu())
+    return torch.cat(logits), torch.cat(labels)
+
+
+def score(logits: Tensor, labels: Tensor) -> Evaluation:
+    """Accuracy and loss of logits (n, classes), as `predict` gives them, against labels (n,). Raises as
+    `evaluate` does."""
+    check_labels(labels, logits.shape[1])
+    if labels.ndim != 1:
+        raise ValueError(f"labels are class indices (n,), got {tuple(labels.shape)}")
+    if labels.min() < 0:
+        raise ValueError(f"{(labels < 0).sum().item()} of {len(labels)} images have no label")
+    wrong = says_nothing(logits)
+    if wrong.any():  # their argmax would count as a prediction
+        raise ValueError(f"the model's logits of image {wrong.int().argmax().item()} are NaN or infinite")
+    accuracy = (logits.argmax(1) == labels).double().mean().item()
+    return Evaluation(accuracy, nn.functional.cross_entropy(logits, labels).item(), len(labels))
+
+
+def says_nothing(logits: Tensor) -> Tensor:
+    """Which rows of logits (n, classes) have no probabilities, bool (n,): those with NaN or infinity. Minus
+    infinity rules a class out, and may stand in a row with others."""
+    return ~logits.logsumexp(1).isfinite()

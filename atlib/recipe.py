@@ -1,0 +1,160 @@
+"""What a training run is made of, as frozen values; defaults are the built-in scale's."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from atlib._util import require_known
+from atlib.loading import steps_per_epoch
+
+# What stands for a value where a recipe is said in epochs, for data of any size.
+IN_EPOCHS = {"steps": "epochs", "warmup": "warmup_epochs", "lr": "base_lr"}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything `train` needs to know besides model, data and seed. Raises `ValueError` for a value that
+    cannot be meant."""
+
+    #: optimiser steps
+    steps: int = 1000
+    #: images per step, over all processes
+    batch_size: int = 128
+    #: peak learning rate
+    lr: float = 1e-3
+    #: the learning rate at the end
+    min_lr: float = 0.0
+    #: share of the steps in which lr rises linearly from 0
+    warmup: float = 0.1
+    #: passes over the images, in place of steps, which `on` computes for data of a known size
+    epochs: float | None = None
+    #: in place of warmup, likewise
+    warmup_epochs: float | None = None
+    #: lr per 256 images of a step, in place of lr, likewise
+    base_lr: float | None = None
+    #: AdamW's; biases, norms, positions and tokens are not decayed
+    weight_decay: float = 0.05
+    #: decays of the optimizer's running averages
+    betas: tuple[float, float] = (0.9, 0.999)
+    #: factor on lr per layer below the head, None for one lr everywhere
+    layer_decay: float | None = None
+    #: of the task's cross-entropy
+    label_smoothing: float = 0.1
+    #: factor on that cross-entropy: 1 but for DeiT's distillations, and 0 where no label is used
+    task_weight: float = 1.0
+    #: λ, the factor on the transfer loss
+    transfer_weight: float = 3.0
+    #: largest gradient norm, None for no clipping
+    clip: float | None = 1.0
+    #: "no", "bf16" or "fp16"
+    mixed_precision: str = "no"
+    #: a name that timm knows ("adamw", "lamb" ...; those without betas leave `betas` out)
+    optimizer: str = "adamw"
+    #: parts in which a step's images are computed one after the other, for less memory; the step is the same,
+    #: and a loss that is no mean over images refuses it (`require_whole_steps`)
+    accumulate: int = 1
+    #: decay of the running average of the weights, None for none
+    ema: float | None = None
+    #: alpha of its Beta distribution (arXiv 1710.09412), 0 for none; with cutmix too, a step uses one of both
+    mixup: float = 0.0
+    #: likewise (arXiv 1905.04899)
+    cutmix: float = 0.0
+    #: binary cross-entropy on each class in place of the softmax's (DeiT III, arXiv 2204.07118)
+    binary: bool = False
+    #: repeated augmentation: how often an image comes in an epoch
+    repeats: int = 1
+    #: compute activations a second time instead of keeping them
+    checkpoint_activations: bool = False
+    #: torch.compile
+    compile: bool = False
+    #: shares of the steps at which lr is divided by ten, in place of the half cosine down to min_lr
+    milestones: tuple[float, ...] | None = None
+    #: weight decay at the end, above 0, on a half cosine from `weight_decay`; None for one decay throughout
+    weight_decay_end: float | None = None
+
+    def __post_init__(self):
+        def require(fits: bool, name: str, needs: str) -> None:
+            if not fits:
+                raise ValueError(f"Recipe({name}={getattr(self, name)!r}): {name} must be {needs}")
+
+        # NaN fails every comparison
+        for name in ("steps", "batch_size", "accumulate", "repeats"):
+            count = getattr(self, name)
+            require(isinstance(count, int) and count >= 1, name, "a whole number above 0")
+        for name in ("lr", "epochs", "base_lr", "clip", "weight_decay_end"):
+            value = getattr(self, name)
+            missing = value is None and name != "lr"
+            require(missing or 0 < value < math.inf, name, "finite and above 0")
+        for name in ("min_lr", "weight_decay", "task_weight", "transfer_weight", "mixup", "cutmix"):
+            require(0 <= getattr(self, name) < math.inf, name, "at least 0")
+        for name in ("warmup", "label_smoothing"):
+            require(0 <= getattr(self, name) < 1, name, "at least 0 and below 1")
+        require(len(self.betas) == 2 and all(0 <= b < 1 for b in self.betas), "betas", "two below 1")
+        require(self.layer_decay is None or 0 < self.layer_decay <= 1, "layer_decay", "above 0, at most 1")
+        require(self.ema is None or 0 < self.ema < 1, "ema", "above 0 and below 1")
+        shares = (0.5,) if self.milestones is None else self.milestones
+        fits = len(shares) > 0 and all(0 < share < 1 for share in shares)
+        require(fits, "milestones", "shares of the run, such as (8/9, 26/27)")
+        require(self.mixed_precision in ("no", "bf16", "fp16"), "mixed_precision", "'no', 'bf16' or 'fp16'")
+        require(self.accumulate <= self.batch_size, "accumulate", "at most batch_size")
+        if self.warmup_epochs is not None:
+            fits = 0 <= self.warmup_epochs < (self.epochs or 0)
+            require(fits, "warmup_epochs", f"at least 0 and below epochs={self.epochs!r}")
+        # what starts undecayed has no group of weights that are decayed
+        decays = self.weight_decay > 0 or self.weight_decay_end is None
+        require(decays, "weight_decay", "above 0 where weight_decay_end is given")
+        if self.optimizer != "adamw":
+            from timm.optim import list_optimizers  # takes seconds, and most recipes need no look
+
+            require_known("optimizer", self.optimizer, list_optimizers())
+
+    def on(self, images: int) -> "Recipe":
+        """The same in steps and absolute rates, for a data set of so many training images: the last step of
+        an epoch may be smaller, and the rate is in proportion to the batch (Goyal et al. 2017)."""
+        absolute: dict[str, Any] = {}
+        if self.epochs is not None:
+            steps = round(self.epochs * steps_per_epoch(images, self.batch_size))
+            absolute |= {"steps": max(1, steps), "epochs": None}
+            if self.warmup_epochs is not None:
+                absolute |= {"warmup": self.warmup_epochs / self.epochs, "warmup_epochs": None}
+        if self.base_lr is not None:
+            absolute |= {"lr": self.base_lr * self.batch_size / 256, "base_lr": None}
+        return replace(self, **absolute)
+
+    def changed(self, values: Mapping[str, Any]) -> "Recipe":
+        """With other values: steps, warmup and lr in place of epochs, warmup_epochs and base_lr. New steps
+        leave the warm-up its share. Raises `ValueError` where both of such a pair are given."""
+        instead: dict[str, Any] = {}
+        if "steps" in values and self.epochs is not None and self.warmup_epochs is not None:
+            instead |= {"warmup": self.warmup_epochs / self.epochs, "warmup_epochs": None}
+        for name, other in IN_EPOCHS.items():
+            if name in values and other in values:
+                raise ValueError(f"{name} and {other} exclude each other: give one of them")
+            if name in values:
+                instead[other] = None
+        return replace(self, **(instead | values))
+
+    def require_whole_steps(self, why: str) -> None:
+        """Raise `ValueError` where a step is computed in parts: for losses that are no sum of their parts."""
+        if self.accumulate > 1:
+            raise ValueError(f"accumulate={self.accumulate}, not 1: {why}")
+
+    def describe(self) -> dict:
+        """The recipe as plain JSON values, for a record."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+    @classmethod
+    def described(cls, values: Mapping[str, Any]) -> "Recipe":
+        """The recipe that `describe` has described; what a record says beside it, such as its plan, is left
+        out."""
+        known = {field.name: values[field.name] for field in fields(cls) if field.name in values}
+        return cls(**{n: tuple(value) if isinstance(value, list) else value for n, value in known.items()})
+
+
+# Masked auto-encoding, AdamW as in He et al. 2022 (arXiv 2111.06377), appendix A: β2 = 0.95, weight decay
+# 0.05.
+MAE = Recipe(steps=2000, lr=1e-3, betas=(0.9, 0.95), label_smoothing=0.0)
+# What the book's students start from; each scale has its own steps, and what is tuned replaces the rest.
+STUDENT = Recipe(steps=1000)

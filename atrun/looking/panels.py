@@ -1,0 +1,85 @@
+"""What stands beside the maps of a model on one image: its features, and a gradient."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from atlib._util import in_eval_mode
+from atlib.attention import Instead, Seen, walk
+
+OUTLIER = 2.0  # a patch whose norm is above so many medians is an outlier
+
+
+class Panels(NamedTuple):
+    """Of each layer that is kept: the features are the residual stream after it, where the walk sees one.
+
+    similarity is one more row of a token (`features_of`); the others are of patches alone.
+    """
+
+    #: Lengths of all tokens' features, (layers, N), float32; None where no stream is seen.
+    norms: Tensor | None
+    #: The patches' first three principal components as colours, (layers, P, 3), uint8; None likewise.
+    components: Tensor | None
+    #: What the maps' gradients give to each patch (`gradients`), (layers, P), float32.
+    gradient: Tensor
+
+
+def cosines(features: Tensor) -> Tensor:
+    """The cosines between the features (N, D) of all tokens, (N, N), float64; negative ones as 0."""
+    directions = nn.functional.normalize(features.double(), dim=-1)
+    return (directions @ directions.mT).clamp(0, 1)
+
+
+def components(features: Tensor) -> Tensor:
+    """The first three principal components of features (P, D) as red, green and blue, each from its smallest
+    to its largest value: (P, 3), uint8, as DINOv2 shows its features (arXiv 2304.07193). A component's sign
+    is chosen: its largest number is positive."""
+    centred = features.double() - features.double().mean(0)
+    U, S, _ = torch.linalg.svd(centred, full_matrices=False)
+    three = nn.functional.pad(U * S, (0, 3))[:, :3]
+    three = three * three.gather(0, three.abs().argmax(0, keepdim=True)).sign()
+    low, high = three.amin(0), three.amax(0)
+    return (255 * (three - low) / (high - low).clamp(min=1e-12)).round().to(torch.uint8)
+
+
+def outliers(norms: Tensor) -> Tensor:
+    """Which patches have norms (..., P) above twice their median: truths. Darcet et al. 2024 (arXiv
+    2309.16588) choose a bound for each model by its histogram."""
+    return norms > OUTLIER * norms.median(-1, keepdim=True).values
+
+
+def gradients(
+    vit: nn.Module, images: Tensor, seen: Sequence[Seen], layers: Sequence[int]
+) -> dict[int, Tensor]:
+    """How much more of the model's answer each key would give if it were looked at more: {layer: (N,)}, the
+    positive part of the gradient of a score for a layer's map, mean over its heads and queries.
+
+    images: (1, 3, height, width); seen: the layers of a walk. The score is the largest logit of a model with
+    a class head, else half the squared length of its output. LeGrad (Bousselham et al. 2025, arXiv
+    2404.03214) has this of the last layer; for the ones before it takes a score of each one's features.
+    """
+    leaves = {layer: seen[layer].map.detach().clone().requires_grad_() for layer in layers}
+    given = {i: layer.given for i, layer in enumerate(seen) if layer.given is not None} | leaves
+    found: dict[int, Tensor] = {}
+    for layer, leaf in leaves.items():
+
+        def reduce(leaf: Tensor, layer: int = layer) -> None:
+            found[layer] = leaf.grad[0].clamp(min=0).double().mean((0, 1)).cpu()
+            leaf.grad = None  # one layer's gradient exists at a time
+
+        leaf.register_post_accumulate_grad_hook(reduce)
+    with torch.enable_grad(), in_eval_mode(vit):
+        output = walk(vit, images, replace={i: Instead(map=map) for i, map in given.items()}).logits
+        score = output.float().square().sum() / 2
+        if _has_classes(vit) and output.ndim == 2:
+            score = output.amax()
+        score.backward(inputs=list(leaves.values()))
+    return found
+
+
+def _has_classes(vit: nn.Module) -> bool:
+    """Whether a model says that its outputs are classes."""
+    kind = type(vit).__name__
+    return getattr(vit, "num_classes", 0) > 0 or "Classification" in kind or "Classifier" in kind

@@ -1,0 +1,63 @@
+"""All panels of one layer and query as a picture in a file."""
+
+import io
+from collections.abc import Mapping
+
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+
+from atrun.looking.panels import outliers
+from atrun.looking.preparation import Prepared
+from atrun.looking.rows import Rows
+
+
+def panels_of(rows: Rows, layer: int, query: int | None) -> dict[str, np.ndarray]:
+    """What a figure shows of a model: {title: (rows, columns), or colours (rows, columns, 3)}.
+
+    layer: one that is kept, -1 for the last; query: a token whose rows are kept, None for the first prefix
+    token, or without one the middle of those that are kept. Raises `ValueError` for others.
+    """
+    kept, queries = [layer for layer, _ in rows.layers], rows.queries.tolist()
+    layer = kept[-1] if layer == -1 else layer
+    if query is None:
+        query = queries[0 if rows.tokens.prefix else len(queries) // 2]
+    if layer not in kept or query not in queries:
+        raise ValueError(f"layer {layer}, query {query}: keep it; layers {kept}, queries {queries}")
+    of_layer, at, first = rows.arrays(), queries.index(query), len(rows.tokens.prefix)
+    found = {name: of_layer[f"layer {layer}/{name}"][at, first:] for name in rows.beside}
+    panels = {"gradient": of_layer[f"layer {layer}/gradient"]}
+    if rows.panels.norms is not None:
+        norms = of_layer[f"layer {layer}/norms"][first:]
+        count = int(outliers(norms).sum())
+        panels |= {"components": of_layer[f"layer {layer}/components"] / 255}
+        panels |= {f"norms, {count} outliers": norms}
+    return {
+        f"{name}, layer {layer}" if name == "mean" else name: values.unflatten(0, rows.tokens.grid).numpy()
+        for name, values in (found | panels).items()
+    }
+
+
+def drawn(
+    pictures: Mapping[str, Mapping[str, tuple[Rows, Prepared]]], layer: int, query: int | None, kind: str
+) -> bytes:
+    """A row for each picture and model: the photograph, then `panels_of`, each on a scale of its own from 0
+    to its largest. kind: "png" or "svg"."""
+    lines = [
+        (f"{model}, {picture}", prepared.photograph, panels_of(rows, layer, query))
+        for picture, models in pictures.items()
+        for model, (rows, prepared) in models.items()
+    ]
+    columns = 1 + max(len(panels) for *_, panels in lines)
+    figure = Figure(figsize=(1.9 * columns, 2.2 * len(lines)), layout="constrained")
+    axes = figure.subplots(len(lines), columns, squeeze=False)
+    for axis in axes.flat:
+        axis.axis("off")
+    for line, (title, photograph, panels) in zip(axes, lines):
+        for axis, (name, values) in zip(line, {title: np.asarray(photograph), **panels}.items()):
+            axis.imshow(values, cmap="magma", vmin=0)
+            axis.set_title(name, fontsize=8)
+    buffer = io.BytesIO()
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "look"}):
+        figure.savefig(buffer, format=kind, dpi=150, metadata={"Date": None} if kind == "svg" else None)
+    return buffer.getvalue()
