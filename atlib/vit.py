@@ -192,7 +192,7 @@ def _of_name(name: str, overrides: Mapping) -> torch.nn.Module:
     if not _is_in_timm(name):
         modules = {each.__module__.rpartition(".")[2] for each in VITS} | {"deit"}
         names = [*PRESETS, *chain.from_iterable(timm.list_models(module=module) for module in modules)]
-        close = difflib.get_close_matches(name, names, n=5) or sorted(PRESETS)
+        close = difflib.get_close_matches(name, names, n=5, cutoff=0.5) or sorted(PRESETS)
         raise ValueError(
             f"no ViT is called {name!r}. Close names: {', '.join(close)}. Presets of the book:"
             f" {', '.join(PRESETS)}."

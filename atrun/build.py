@@ -117,7 +117,7 @@ def require_size(model: nn.Module, images, name: str) -> None:
     if taken is not None and taken != (offered := tuple(images.take([0])[0].shape[-2:])):
         raise ValueError(
             f"the images of {name} come as {offered[0]} x {offered[1]} pixels, and the model takes {taken[0]}"
-            f" x {taken[1]}: take a model for their size (model.img_size={offered[0]}), or other data"
+            f" x {taken[1]}: model.img_size={offered[0]}"
         )
 
 
@@ -162,15 +162,10 @@ def coco_images(
     """
     if folder is None:
         raise ValueError(
-            f"data {COCO!r} needs data_path, a folder that you have, with the folder {split} of images and"
-            f" the file annotations/instances_{split}.json, as https://cocodataset.org gives them:"
-            " --data_path FOLDER"
+            f"data {COCO!r} needs --data_path FOLDER, with {split} and annotations/instances_{split}.json"
         )
     if find_spec("pycocotools") is None:
-        raise ValueError(
-            f"data {COCO!r} needs pycocotools, which reads masks and measures precision: pip install"
-            " 'attention-transfer[detection]'"
-        )
+        raise ValueError(f"data {COCO!r} needs pycocotools: pip install 'attention-transfer[detection]'")
     from atrun.data.coco import CocoObjects
 
     images, file = Path(folder) / split, Path(folder) / "annotations" / f"instances_{split}.json"
@@ -198,10 +193,7 @@ def preparation_of(path: str | Path) -> tuple[bool, Augmentation | None]:
     try:
         return "augmentation" in header, None if said is None else Augmentation(**said)
     except (TypeError, ValueError) as error:
-        raise OSError(
-            f"{path} does not say how its images are prepared ({type(error).__name__}: {error}); it was left"
-            " as it is"
-        ) from error
+        raise OSError(f"{path} does not say how its images are prepared ({error})") from error
 
 
 def known_size(config: RunConfig) -> tuple[int, int] | None:
@@ -226,9 +218,7 @@ def _photographs(config: RunConfig, reading: Rows):
     augmentation: Augmentation | Views | None = reading.augmentation
     if isinstance(config.task, Contrast):
         if reading.augmentation is None:
-            raise ValueError(
-                f"{config.method} compares views of an image, and this run has no augmentation to make them"
-            )
+            raise ValueError(f"{config.method} compares views, and this run has no augmentation to make them")
         augmentation = Views(reading.augmentation, looks_of(config, reading.augmentation.scale))
     chosen = {
         "path": reading.data_path,
@@ -385,10 +375,8 @@ def with_weights(config: RunConfig, student: VisionTransformer | Eva) -> VisionT
     if heads[0] != heads[1] or other:
         what = f"heads ({heads[0]} and {heads[1]})" if heads[0] != heads[1] else ", ".join(sorted(other))
         raise ValueError(
-            f"the student cannot start from {config.student_weights}: their {what} differ, so that the same"
-            " weights would be another function; build the student like them, with the settings model and"
-            " model.NAME (such as --model.act_layer gelu_tanh), and let it differ from its teacher, if need"
-            " be, with --plan.mismatched true"
+            f"the student cannot start from {config.student_weights}: their {what} differ; build it like them"
+            " (--model.act_layer gelu_tanh), and --plan.mismatched true lets it differ from its teacher"
         )
     return start_from(student, weights.vit, f"these weights ({config.student_weights})")
 
@@ -492,16 +480,15 @@ def start_from(
     if unfit:
         more = f"; and {len(unfit) - 3} more" if len(unfit) > 3 else ""
         raise ValueError(
-            f"the student cannot start from {source}: {'; '.join(unfit[:3])}{more}. Choose the model of these"
-            f" weights with the setting model, or its size, such as model.embed_dim={teacher.embed_dim}"
+            f"the student cannot start from {source}: {'; '.join(unfit[:3])}{more}. Its size:"
+            f" model.embed_dim={teacher.embed_dim}"
         )
     missing, unused = student.load_state_dict(weights, strict=False)
     wrong = [name for name in (*missing, *unused) if name.split(".")[0] not in ("head", "norm", "fc_norm")]
     if wrong:
         more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
         raise ValueError(
-            f"the student cannot start from {source}, it is built otherwise:"
-            f" {', '.join(wrong[:5])}{more}; choose the model of these weights with the setting model"
+            f"the student cannot start from {source}, it is built otherwise: {', '.join(wrong[:5])}{more}"
         )
     return student
 

@@ -1,6 +1,5 @@
 """From what was asked on the command line to a checked run, before data or weights are touched."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
@@ -242,13 +241,14 @@ def _weights(name_or_path: str, what: str) -> str:
     if is_file(name_or_path):
         path = Path(name_or_path)
         if not path.exists():
-            raise FileNotFoundError(_no_weights(name_or_path, what))
+            raise FileNotFoundError(
+                f"the {what} {name_or_path} does not exist: `python -m atlib pretrain` makes one, `hf"
+                " download OWNER/NAME --local-dir FOLDER` fetches one"
+            )
         if is_run(path):
             run, path = path, result_path(path, read_config(path, trust_data=True).method)
             if not path.exists():
-                raise FileNotFoundError(
-                    f"the run in {run} has left no {path.name}: `python -m atlib resume {run}` goes on"
-                )
+                raise FileNotFoundError(f"{path} is missing: `python -m atlib resume {run}` goes on")
         return str(path.resolve())
     _require_vit(name_or_path)
     check_activation(name_or_path)
@@ -259,27 +259,6 @@ def _weights(name_or_path: str, what: str) -> str:
             f" timm.list_pretrained('{name_or_path.split('.')[0]}*'), or a file of weights"
         )
     return name_or_path
-
-
-def _no_weights(name_or_path: str, what: str) -> str:
-    """What to do about weights that is neither a timm name nor a file: a hub's name is not downloaded."""
-    from atrun.teachers.load import SUFFIXES
-
-    hub = name_or_path.removeprefix("hf-hub:").removeprefix("hf_hub:")
-    is_path = Path(name_or_path).suffix in SUFFIXES
-    if hub != name_or_path or re.fullmatch(r"[\w-]+/[\w.-]+", name_or_path) and not is_path:
-        owner, _, model = hub.partition("/")
-        inside_timm = f", or name timm's model, {model}" if owner == "timm" else ""
-        return (
-            f"the {what} {name_or_path} is no file here, and looks like a name on the Hugging Face Hub, from"
-            " which atlib downloads timm's weights alone: fetch that repository (`hf download"
-            f" {hub} --local-dir FOLDER`) and name its file of weights, FOLDER/model.safetensors; its"
-            f" preprocessor_config.json beside that says how images are normalised{inside_timm}"
-        )
-    return (
-        f"the {what} {name_or_path} does not exist: `python -m atlib pretrain` makes one, and"
-        " timm.list_pretrained('vit_*') lists the names of those that timm publishes"
-    )
 
 
 @cache

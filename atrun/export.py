@@ -18,7 +18,6 @@ from timm.models.deit import VisionTransformerDistilled
 from torch import Tensor, nn
 
 from atlib._util import write_atomically
-from atlib.baselines import StoredMaps
 from atlib.checkpoint import normalisation_said, read_header, save_vit
 from atlib.objectives import outputs
 from atlib.pair import Normalisation, Pair, attach, student_of
@@ -29,7 +28,6 @@ from atrun.config import is_run, read_config
 from atrun.runner import load_result, weights_of
 
 TOLERANCE = 1e-4  # of outputs by another engine, which sums in another order, relative to the largest
-LARGEST_ONNX = 2**31 - 2**20  # bytes: a file of protobuf holds 2 GiB
 
 
 class Exportable(NamedTuple):
@@ -57,15 +55,11 @@ def open_to_export(path: Path, normalisation: Normalisation | None = None) -> Ex
     """
     header = read_header(path)
     if "detector" in header:
-        raise ValueError(
-            f"{path} holds a detector, which neither form is for; the ViT of its run is in"
-            f" {path.with_name('student.safetensors')}"
-        )
+        raise ValueError(f"{path} holds a detector: export {path.with_name('student.safetensors')}, its ViT")
     said = header.get("architecture") or header.get("student")
     if said is None:
         raise OSError(
-            f"{path} does not say its architecture, so it is no file of atlib's: `python -m atlib teacher"
-            f" {path}` says what it is, and atlib.load_teacher with atlib.checkpoint.save_vit makes one of it"
+            f"{path} does not say its architecture: atlib.load_teacher and save_vit write one that does"
         )
     model, architecture = load_result(path), Architecture.read(said)
     classes, count = None, student_of(model).num_classes
@@ -86,14 +80,12 @@ def write_timm_folder(model: Exportable, folder: Path) -> Path:
     ViT that timm does not build by a name.
     """
     if isinstance(model.model, Pair):
-        beside = "stored maps" if isinstance(model.model, StoredMaps) else "its teacher's maps"
         raise ValueError(
-            f"this student needs {beside} for every image, and no model of timm's has them: export it to a"
-            " file that ends in .onnx, with all that it needs in it; or train by distill, whose student needs"
-            " nothing"
+            "this student needs maps for every image, which no model of timm's has: export it to a file that"
+            " ends in .onnx, or train by distill, whose student needs none"
         )
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise ValueError(f"--out {folder}: there is something already; name a new folder")
+        raise ValueError(f"--out {folder}: there is something already, name a new folder")
     name, arguments = _timm_call(model.architecture, model.model)
     about = {
         "architecture": name,
@@ -130,8 +122,7 @@ def write_onnx(model: Exportable, path: Path) -> Path:
 
     Its metadata say, as JSON, "classes" and "preparation" (timm's data config). A pair has its teacher, or
     its stored maps, in it. Whole or not at all, and after onnx's reference evaluator was seen to compute what
-    torch does. Raises `ImportError` without the extra `onnx`, and `ValueError` for a model that torch cannot
-    export, or of more than 2 GiB.
+    torch does. Raises `ImportError` without the extra `onnx`, and what torch and protobuf raise.
     """
     try:
         import onnxscript  # noqa: F401  what torch exports with
@@ -140,34 +131,20 @@ def write_onnx(model: Exportable, path: Path) -> Path:
         raise ImportError(
             "a file of ONNX needs the packages onnx and onnxscript: pip install 'attention-transfer[onnx]'"
         ) from error
-    parts = student_of(model.model), *getattr(model.model, "teachers", ()), *model.model.buffers()
-    size = sum(_bytes_of(part) for part in parts)
-    if size > LARGEST_ONNX:
-        raise ValueError(
-            f"the weights are {size / 2**30:.1f} GiB, and one file of ONNX holds 2: export to a folder of"
-            " timm's, which has no such limit, or read the run's own file with atlib.checkpoint"
-        )
     plain, height, width = _Outputs(model.model), *model.preparation["input_size"][1:]
     output = "logits" if student_of(model.model).num_classes else "features"
     # torch advises on its own inner workings, which no code here can change
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
-        try:
-            program = torch.onnx.export(
-                plain,
-                (torch.zeros(2, 3, height, width),),
-                input_names=["images"],
-                output_names=[output],
-                dynamic_shapes=({0: "batch"},),
-                dynamo=True,
-                verbose=False,
-            )
-        except Exception as error:  # whatever torch, or one of three packages, meets first
-            said = (str(error).strip().splitlines() or [""])[0]
-            raise ValueError(
-                f"torch cannot export this {type(model.model).__name__} to ONNX ({type(error).__name__}:"
-                f" {said}): a ViT alone can be exported to a folder of timm's"
-            ) from error
+        program = torch.onnx.export(
+            plain,
+            (torch.zeros(2, 3, height, width),),
+            input_names=["images"],
+            output_names=[output],
+            dynamic_shapes=({0: "batch"},),
+            dynamo=True,
+            verbose=False,
+        )
     written = program.model_proto
     facts = {"classes": list(model.classes)} if model.classes else {}
     for name, value in (facts | {"preparation": model.preparation}).items():
@@ -204,10 +181,7 @@ def _preparation(path: Path, model: nn.Module, normalisation: Normalisation | No
         raise ValueError(f"{path} says that its images have {known}: leave --mean and --std out")
     known = known or normalisation
     if known is None:
-        raise ValueError(
-            f"{path} does not say how its images are normalised: say it with --mean and --std, such as --mean"
-            " 0.5 --std 0.25 for images of this book's own worlds"
-        )
+        raise ValueError(f"{path} does not say how its images are normalised: --mean and --std say it")
     size = getattr(getattr(student_of(model), "patch_embed", None), "img_size", None)
     if size is None:
         raise ValueError(f"{path} holds a {type(student_of(model)).__name__}, which takes no one image size")
@@ -239,19 +213,10 @@ def _is_distilled(vit: nn.Module) -> bool:
 
 def _check_read_by_timm(folder: Path, vit: nn.Module) -> None:
     """Raise `ValueError` unless timm reads the folder as the same ViT."""
-    try:
-        read = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
-    except Exception as error:  # whatever timm meets first
-        raise ValueError(
-            f"timm does not build this {type(vit).__name__} by its name ({type(error).__name__}: {error}):"
-            " export it to a file that ends in .onnx"
-        ) from error
+    read = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
     own, its = vit.state_dict(), read.state_dict()
     if own.keys() != its.keys() or not all(torch.equal(own[name], its[name]) for name in own):
-        raise ValueError(
-            f"timm reads other weights than those of this {type(vit).__name__}: export it to a file that"
-            " ends in .onnx"
-        )
+        raise ValueError(f"timm reads other weights than this {type(vit).__name__}'s: export it to .onnx")
     images = _images_like(read.pretrained_cfg, 3)
     with torch.no_grad():
         found = read(images)
@@ -268,15 +233,7 @@ def _require_same(model: nn.Module, images: Tensor, found: Tensor, tolerance: fl
     expected = model(images)
     far = (found - expected).abs().max() / expected.abs().max() if found.shape == expected.shape else None
     if far is None or not far <= tolerance:
-        raise ValueError(
-            f"what {by} computes of the exported model differs from what torch does, by {far} of the largest"
-            " output: nothing was written"
-        )
-
-
-def _bytes_of(part: nn.Module | Tensor) -> int:
-    tensors = [part] if isinstance(part, Tensor) else part.state_dict().values()
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        raise ValueError(f"{by} computes other outputs, by {far} of the largest: nothing was written")
 
 
 def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
@@ -300,10 +257,7 @@ def export_command(arguments: argparse.Namespace) -> int:
     if (mean is None) != (std is None):
         raise ValueError("--mean and --std belong together: give both, or leave both out")
     if out.suffix.lower() in (".safetensors", ".pt", ".pth", ".bin"):
-        raise ValueError(
-            f"--out {out}: name a folder, which timm reads, or a file that ends in .onnx. A run's weights are"
-            " a .safetensors already"
-        )
+        raise ValueError(f"--out {out}: name a folder, which timm reads, or a file that ends in .onnx")
     told = None if mean is None else Normalisation(*(v if len(v) > 1 else v[0] for v in (mean, std)))
     model = open_to_export(weights_of(arguments.path, arguments.averaged), told)
     if told is not None:

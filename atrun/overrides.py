@@ -6,13 +6,11 @@ finer errors, and refuses a field that may be either a list or a mapping, as `Pl
 """
 
 import argparse
-import ast
 import difflib
 import inspect
-import textwrap
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields
-from itertools import takewhile
 from typing import Any, NamedTuple, get_args, get_type_hints
 
 from jsonargparse import ArgumentParser
@@ -58,7 +56,8 @@ def read(texts: Mapping[str, str], kinds: Mapping[str, Any]) -> dict[str, Any]:
         if text.lower() == "none" and (kinds[name] is Any or type(None) in get_args(kinds[name])):
             text = "null"  # as YAML, in which values are read, writes it
         # A parser for each: one that knows `model` takes `model.depth` for a part of its value.
-        parser = _parser({name: kinds[name]})
+        parser = ArgumentParser(exit_on_error=False)
+        parser.add_argument(f"--{name}", type=kinds[name], default=argparse.SUPPRESS)
         try:
             values[name] = parser.parse_args([f"--{name}={text}"])[name]
         except argparse.ArgumentError as error:
@@ -86,36 +85,21 @@ def said_of(of: type) -> dict[str, Setting]:
 def _comments(of: type) -> dict[str, str]:
     """The comments above what a class declares; none where its source was not installed with it."""
     try:
-        lines = textwrap.dedent(inspect.getsource(of)).splitlines()
+        source = inspect.getsource(of)
     except OSError:
         return {}
-    (written,) = ast.parse("\n".join(lines)).body
-    assert isinstance(written, ast.ClassDef)
-    found = {}
-    for node in written.body:
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            before = reversed(lines[: node.lineno - 1])
-            above = [*takewhile(lambda line: line.startswith("#:"), map(str.strip, before))]
-            found[node.target.id] = " ".join(line.removeprefix("#:").strip() for line in reversed(above))
-    return found
+    above = re.findall(r"((?:^ +#: .*\n)+) +(\w+):", source, re.MULTILINE)
+    return {name: " ".join(re.findall(r"#: (.*)", comments)) for comments, name in above}
 
 
 def help_text(sections: Mapping[str, Mapping[str, Setting]]) -> str:
     """What each setting means, its type, and its value where nothing says it, section by section:
     {title: {name: what is said of it}}."""
-    return "\n".join(f"{title}:\n{_lines(of)}" for title, of in sections.items())
-
-
-def _lines(of: Mapping[str, Setting]) -> str:
-    parser = ArgumentParser(exit_on_error=False)
-    for name, one in of.items():
-        default = argparse.SUPPRESS if one.default is MISSING else one.default
-        parser.add_argument(f"--{name}", type=one.kind, default=default, help=one.says)
-    return parser.format_help().partition("exit.\n")[2]
-
-
-def _parser(kinds: Mapping[str, Any]) -> ArgumentParser:
-    parser = ArgumentParser(exit_on_error=False)
-    for name, kind in kinds.items():
-        parser.add_argument(f"--{name}", type=kind, default=argparse.SUPPRESS)
-    return parser
+    texts = []
+    for title, settings in sections.items():
+        parser = ArgumentParser(exit_on_error=False)
+        for name, one in settings.items():
+            default = argparse.SUPPRESS if one.default is MISSING else one.default
+            parser.add_argument(f"--{name}", type=one.kind, default=default, help=one.says)
+        texts.append(f"{title}:\n" + parser.format_help().partition("exit.\n")[2])
+    return "\n".join(texts)

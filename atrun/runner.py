@@ -59,17 +59,12 @@ def check_folder(folder: Path) -> None:
     """Raise `ValueError` where a folder holds a run already, or what one has left, or where it cannot be made
     and written to. Nothing stays written."""
     if config_path(folder).exists():
-        raise ValueError(
-            f"{folder} holds a run already: `python -m atlib resume {folder}` goes on with it; for a new one"
-            " choose another --out"
-        )
+        raise ValueError(f"{folder} holds a run already: `python -m atlib resume {folder}`, or another --out")
     left = [path for pattern in LEFT_BEHIND for path in sorted(folder.glob(pattern))]
     if left:
         more = f" and {len(left) - 1} more" if len(left) > 1 else ""
         raise ValueError(
-            f"{folder} holds {left[0].relative_to(folder)}{more} of a run whose config.json is missing: put"
-            f" that back and `python -m atlib resume {folder}` goes on with it; for a new run choose another"
-            " --out"
+            f"{folder} holds {left[0].relative_to(folder)}{more} of a run without its config.json"
         )
     made = []  # what is not there is made, and taken away again
     try:
@@ -81,10 +76,7 @@ def check_folder(folder: Path) -> None:
         probe.write_bytes(b"")
         probe.unlink()
     except OSError as error:
-        raise ValueError(
-            f"--out {folder}: {'it is a file' if folder.is_file() else f'it cannot be written to ({error})'};"
-            " name a folder that is there and may be written to, or one that can be made"
-        ) from error
+        raise ValueError(f"--out {folder} cannot be written to ({error})") from error
     finally:
         for parent in reversed(made):
             parent.rmdir()
@@ -110,9 +102,8 @@ def start(config: RunConfig, folder: Path, images=None, log: Callable[[dict], No
         trained_on, task = config.reading.training_split, config.task
         if isinstance(task, Labelled) and task.evaluation_split in trained_on.split("+"):
             warnings.warn(
-                "the run is evaluated on images that it trains on: its training split"
-                f" {trained_on!r} holds its evaluation split {task.evaluation_split!r}; name"
-                " another evaluation_split, or take that accuracy for what it is",
+                f"the run is evaluated on images that it trains on: its training split {trained_on!r} holds"
+                f" its evaluation split {task.evaluation_split!r}",
                 stacklevel=2,
             )
     with _locked(folder):
@@ -142,10 +133,7 @@ def resume(
     config = read_config(folder, trust_data)
     if on_corrupt is not None:
         if is_generated(config.data):
-            raise ValueError(
-                f"--on-corrupt would change nothing: the images of {config.data} are generated, not"
-                " decoded; leave it out"
-            )
+            raise ValueError(f"--on-corrupt would change nothing: the images of {config.data} are generated")
         config.require_use(["on_corrupt"])
         before, config = config, config.changed(on_corrupt=on_corrupt)
     if is_finished(folder, config):
@@ -164,10 +152,7 @@ def is_finished(folder: Path, config: RunConfig) -> bool:
     try:
         read_record(record_path(folder))
     except OSError as error:
-        raise OSError(
-            f"{error}. Move it away, then `python -m atlib resume {folder}` writes it again from the last"
-            " checkpoint"
-        ) from error
+        raise OSError(f"{error}. Move it away: `python -m atlib resume {folder}` writes it again") from error
     return not missing_results(folder, config)
 
 
@@ -217,9 +202,7 @@ def weights_of(run_or_file: Path, averaged: bool = False) -> Path:
         raise FileNotFoundError(f"{run_or_file} does not exist: name a run's folder or a file of weights")
     if run_or_file.is_file():
         if averaged:
-            raise ValueError(
-                f"--averaged chooses among a run's weights, {run_or_file} is a file: leave one out"
-            )
+            raise ValueError(f"--averaged is for a run's folder, {run_or_file} is a file")
         return run_or_file
     config = read_config(run_or_file, trust_data=True)  # its data are not opened
     if averaged and config.recipe.ema is None:
@@ -240,10 +223,7 @@ def is_main_process() -> bool:
 def load_result(path: Path) -> nn.Module:
     """The model in a file that a run has left, after Copy teacher and student as one. Raises `OSError`."""
     if not path.exists():
-        raise FileNotFoundError(
-            f"{path} does not exist: `python -m atlib resume {path.parent}` goes on with the run, or writes"
-            " its weights again where it is finished"
-        )
+        raise FileNotFoundError(f"{path} does not exist: `python -m atlib resume {path.parent}` writes it")
     header = read_header(path)
     if "stored_maps" in header:
         return load_stored_maps(path)
@@ -262,8 +242,7 @@ def _make_ready(config: RunConfig, images, folder: Path) -> Ready:
         if tested_on.classes != images.classes:
             raise ValueError(
                 f"{config.data} {config.task.evaluation_split} has categories {tested_on.classes}, and"
-                f" {config.reading.training_split} has {images.classes}: both files must name the same, in"
-                " one order"
+                f" {config.reading.training_split} has {images.classes}"
             )
         return Ready(images, tested_on, built)
     outputs = built.student.overrides["num_classes"]
@@ -272,8 +251,7 @@ def _make_ready(config: RunConfig, images, folder: Path) -> Ready:
     if tested_on is not None and tested_on.targets.max() >= outputs:
         raise ValueError(
             f"{config.data} {config.task.evaluation_split} has label {tested_on.targets.max().item()}, the"
-            f" model {outputs} classes, those of the training images: choose another evaluation_split, or set"
-            " model.num_classes"
+            f" model {outputs} classes: choose another evaluation_split, or set model.num_classes"
         )
     if tested_on is not None and is_main_process():
         both = config.reading.training_split, config.task.evaluation_split
@@ -293,8 +271,7 @@ def _check_classes(config: RunConfig, images, tested_on) -> None:
             f"classes that {trained_on} lacks, {unknown[:5]}" if unknown else "the classes in another order"
         )
         raise ValueError(
-            f"{what} has {named}: {len(tested_on.classes)} there and {len(images.classes)} in {trained_on};"
-            " give both the same classes, or choose another evaluation_split"
+            f"{what} has {named}: {len(tested_on.classes)} there and {len(images.classes)} in {trained_on}"
         )
     labels = getattr(images, "targets", None)
     if labels is None or config.reading.data_size is not None or labels.ndim != 1:
@@ -304,8 +281,7 @@ def _check_classes(config: RunConfig, images, tested_on) -> None:
         count = torch.isin(tested_on.targets, torch.tensor(lacking)).sum().item()
         raise ValueError(
             f"{what} has {count} images of {len(lacking)} classes without an image in {trained_on}, such as"
-            f" {names}: they cannot be learned; put images of them into {trained_on}, or take them out of"
-            f" {tested}"
+            f" {names}: they cannot be learned"
         )
 
 

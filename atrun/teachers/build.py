@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import timm
 import torch
+from timm.models.beit import Beit
 from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
@@ -144,7 +145,7 @@ def encoder_for(weights: Weights, native: Architecture) -> Encoder:
             state = {ours: weights.tensors[name] for ours, name in taken.items()}
             unused = [name for name in weights.tensors if name not in taken.values()]
             return Encoder(Layout("timm's names"), state, taken, unused)
-        if type(model).__module__.endswith(("vision_transformer", "deit")):
+        if not isinstance(model, Eva | Beit):
             return find_encoder(weights)
     with contextlib.redirect_stdout(None):  # timm prints which biases of DINOv3 it leaves out
         state = sys.modules[type(model).__module__].checkpoint_filter_fn(dict(weights.tensors), model)

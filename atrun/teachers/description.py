@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from matplotlib.backend_bases import FigureCanvasBase
 from matplotlib.figure import Figure
 from PIL import Image
 from timm.data import create_transform, resolve_model_data_config
@@ -56,25 +55,6 @@ def picture(vit: VisionTransformer | Eva, images: Sequence[str | Path] | Tensor)
     rows = torch.stack([(batch * std + mean).clamp(0, 1), *panels], 1)  # the image, then its layers
     titles = ["image", *(f"layer {layer}" for layer in chosen)]
     return image_grid(rows.flatten(0, 1), titles, columns=len(titles))
-
-
-def picture_file(out: str | Path) -> Path:
-    """Where a picture will really be: a name without a suffix gets ".png".
-
-    Raises `ValueError` for a folder, for a place below a file, and for a suffix that Matplotlib does not
-    write.
-    """
-    path, kinds = Path(out), sorted(FigureCanvasBase.get_supported_filetypes())
-    files = [each for each in path.parents if each.exists() and not each.is_dir()]
-    if path.is_dir():
-        why = f"it is a folder: name a file, such as {path / 'maps.png'}"
-    elif files:
-        why = f"{files[0]} is a file, not a folder"
-    elif path.suffix and path.suffix[1:].lower() not in kinds:
-        why = f"its name must end with one of {', '.join(f'.{kind}' for kind in kinds)}"
-    else:
-        return path if path.suffix else picture_file(path.with_name(f"{path.name}.png"))
-    raise ValueError(f"the picture cannot be written to {path}: {why}")
 
 
 def _facts(teacher: Teacher) -> dict[str, str]:
@@ -153,8 +133,7 @@ def _opened(images: Sequence[str | Path] | Tensor) -> list[Image.Image]:
     if isinstance(images, Tensor):
         if images.ndim != 4 or images.shape[1] != 3 or images.dtype != torch.uint8 or len(images) == 0:
             raise ValueError(
-                "images are files, or pixels (n, 3, height, width) of uint8, at least one; got"
-                f" {tuple(images.shape)} of {images.dtype}"
+                f"images are (n, 3, height, width), uint8, got {tuple(images.shape)} {images.dtype}"
             )
         return [to_pil_image(image) for image in images]
     if isinstance(images, str | Path) or not images:

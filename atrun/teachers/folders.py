@@ -172,7 +172,7 @@ def _architecture(
         "patch_size": list(patch),
         "in_chans": channels,
         "embed_dim": width,
-        "depth": len([name for name in state if re.fullmatch(r"blocks\.\d+\.norm1\.weight", name)]),
+        "depth": said.get("num_hidden_layers", 12),  # not as many as there are: some may be missing
         "num_heads": said.get("num_attention_heads", heads),
         "mlp_ratio": mlp_ratio_of(len(first), width),
         "num_classes": 0,

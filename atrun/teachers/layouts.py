@@ -130,7 +130,7 @@ def find_encoder(weights: Weights) -> Encoder:
     if TORCHVISION.mark not in tensors:
         prefix, renames = prefix_of(tensors), RENAMES
     bare = {name.removeprefix(prefix) for name in tensors}
-    if any(name.endswith(("relative_position_bias_table", ".q_bias")) for name in bare):
+    if any(name.endswith(("relative_position_bias_table", ".q_bias", ".fc1_g.weight")) for name in bare):
         raise ValueError(
             "weights of a BEiT or an EVA: name the model with architecture=, such as 'beit_base_patch16_224'"
         )

@@ -92,20 +92,18 @@ def report(
     the teacher's evaluation does it. The picture has a row for each: the image, and where the class token
     looks in the first, the middle and the last layer, mean over heads (without a class token: the mean of all
     queries). Other arguments and errors are those of `load_teacher`, but weights that are not finite and
-    layers that cannot be walked are reported, without a picture, and not refused. `ValueError` for an `out`
-    that cannot be a picture.
+    layers that cannot be walked are reported, without a picture, and not refused.
     """
     # imported here: code that only loads a teacher draws nothing
-    from atrun.teachers.description import described, picture, picture_file
+    from atrun.teachers.description import described, picture
 
     if (images is None) != (out is None):
         raise ValueError("images= and out= belong together: images to look at, and the file for the picture")
-    out = None if out is None else picture_file(out)
     teacher = _read(name_or_path, image_size, heads, architecture)
     lines = described(teacher)
     # What cannot be walked or computed has no maps.
     if images is not None and "components" in lines and "not finite" not in lines:
-        out.parent.mkdir(parents=True, exist_ok=True)
+        Path(out).parent.mkdir(parents=True, exist_ok=True)
         picture(teacher.vit, images).savefig(out)
         lines["picture"] = str(out)
     width = max(map(len, lines))

@@ -78,10 +78,9 @@ def test_it_learns_no_maps(recipe, tmp_path, capsys):
     asked += ["--teacher", "vit_tiny_patch16_224.augreg_in21k", *SHORT]
     assert command.main(asked) != 0
     said = " ".join(capsys.readouterr().err.split())
-    assert "'resnet18' is a ResNet, no ViT of the known classes" in said and "Traceback" not in said
-    assert "vit_*" in said, "the way out"
+    assert "'resnet18' is a ResNet" in said and "Traceback" not in said
 
 
 def test_it_has_no_maps_to_draw():
-    with pytest.raises(ValueError, match="maps_every=1 draws where a ViT looks, and 'resnet18' is a ResNet"):
+    with pytest.raises(ValueError, match="maps_every=1"):
         configure("find-scratch", WORLD, changes={"model": "resnet18", "maps_every": "1"})

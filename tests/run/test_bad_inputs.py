@@ -152,7 +152,7 @@ ON_THE_COMMAND_LINE = {
     "a word for a number": ((*SCRATCH, "--lr", "fast"), {}, ["--lr fast", "float"]),
     "a negative rate": ((*SCRATCH, "--lr", "-1"), {}, ["lr=-1.0", "above 0"]),
     "a mean for no teacher": ((*SCRATCH, "--teacher_mean", "[1,1,1]"), {}, ["teacher_mean", "a teacher"]),
-    "a mean alone": ((*DISTILL, "--teacher_mean", "[1,1,1]"), {"teacher": "t"}, ["teacher_std=None"]),
+    "a mean alone": ((*DISTILL, "--teacher_mean", "[1,1,1]"), {"teacher": "t"}, ["teacher_std"]),
     "a std of 0": (
         (*DISTILL, "--teacher_mean", "[1,1,1]", "--teacher_std", "[0,1,1]"),
         {"teacher": "t"},
@@ -178,11 +178,11 @@ ON_THE_COMMAND_LINE = {
     ),
     "a teacher with NaN": (DISTILL, {"teacher": "nan"}, ["norm1.bias", "another checkpoint"]),
     "no such teacher": (DISTILL, {"teacher": "none"}, ["does not exist", "pretrain"]),
-    "a hub's name": ((*DISTILL, "--teacher", "facebook/dino-vits16"), {}, ["Hub", "hf download facebook/"]),
+    "a hub's name": ((*DISTILL, "--teacher", "facebook/dino-vits16"), {}, ["does not exist", "hf download"]),
     "a hub's name, timm's": (
         (*DISTILL, "--teacher", "hf-hub:timm/vit_base_patch16_224.mae"),
         {},
-        ["hf download timm/vit_base_patch16_224.mae", "timm's model, vit_base_patch16_224.mae"],
+        ["does not exist", "hf download"],
     ),
     "a preset": ((*DISTILL, "--teacher", "glyphs"), {}, ["glyphs has no published weights"]),
     "another activation": (

@@ -110,10 +110,10 @@ def test_a_folder_with_missing_weights_is_refused(tmp_path):
     vit_of_transformers(tmp_path)
     state = load_file(tmp_path / "model.safetensors")
     save_file(
-        {name: value for name, value in state.items() if "layer.1." not in name},
+        {name: value for name, value in state.items() if "layer.2." not in name},
         tmp_path / "model.safetensors",
     )
-    with pytest.raises(ValueError, match="block"):
+    with pytest.raises(ValueError):
         load_teacher(tmp_path)
 
 

@@ -431,7 +431,9 @@ def test_close_names_are_of_vits_that_can_be_walked():
     with pytest.raises(ValueError) as caught:
         load_teacher("vit_tinyy")
     close = re.search("Close names: (.*?)[.] Presets", str(caught.value))[1].split(", ")
-    assert len(close) > 1 and all(isinstance(create_vit(name, depth=1), VITS) for name in close)
+    assert "vit_tiny_patch16_224" in close and all(
+        isinstance(create_vit(name, depth=1), VITS) for name in close
+    )
 
 
 def test_what_no_map_needs_may_be_missing(tmp_path):
@@ -568,18 +570,6 @@ def test_weights_that_are_not_finite_are_reported_without_a_picture(tmp_path):
     picture = tmp_path / "maps.png"
     text = report(written(tmp_path, state), torch.zeros(1, 3, 64, 64, dtype=torch.uint8), picture)
     assert "blocks.*.mlp.fc2.bias" in text and not picture.exists()
-
-
-def test_where_a_picture_can_be(tmp_path):
-    """It is known before the teacher is read, which is not even there."""
-    pixels = torch.zeros(1, 3, 64, 64, dtype=torch.uint8)
-    (tmp_path / "file").touch()
-    for out in (tmp_path, tmp_path / "maps.txt", tmp_path / "file" / "maps.png"):
-        with pytest.raises(ValueError):
-            report(tmp_path / "nowhere.pth", pixels, out)
-    without = vit_of(class_token=False, global_pool="avg", fc_norm=False, depth=1)
-    report(written(tmp_path, encoder_of(without)), pixels, tmp_path / "maps", heads=6)
-    assert Image.open(tmp_path / "maps.png").format == "PNG" and not (tmp_path / "maps").exists()
 
 
 def test_images_that_are_none(tmp_path):
