@@ -224,15 +224,19 @@ def _find(line: Line, handed: Handed, roster: Sequence[Student]) -> None:
 def remark_what_is_shared(lines: Sequence[Line], everybody: Sequence[Handed], edition: Edition) -> None:
     """Note where two submissions share the name, or typed numbers that should be different for each."""
     names = {name: task["typed"] for name, task in edition.tasks.items() if "typed" in task}
-    typed = [{name: value.value for name, value in handed.reading.typed.items()} for handed in everybody]
-    for (line, own), (other, others) in combinations(list(zip(lines, typed)), 2):
+    readings = [handed.reading for handed in everybody]
+    same_uploads = getattr(edition.cases(), "same_uploads", None)
+    for (line, own), (other, others) in combinations(list(zip(lines, readings)), 2):
         student, second = line.result.student.lower(), other.result.student.lower()
         if student and student == second:
             if not (line.id and line.id == other.id):
                 _both(line, other, "the same STUDENT as")
             continue
-        for name in (name for name in names if alike(own.get(name), others.get(name))):
-            _both(line, other, f"{names[name]} is the same, although the images are others, as in")
+        for task in own.typed.keys() & others.typed.keys():
+            if alike(own.typed[task].value, others.typed[task].value):
+                _both(line, other, f"{names[task]} is the same, although the images are others, as in")
+        if same_uploads and (shared := same_uploads(own.uploads, others.uploads)):
+            _both(line, other, f"{shared}, as in")
 
 
 def _both(line: Line, other: Line, says: str) -> None:

@@ -406,6 +406,16 @@ def test_public_weights_are_known_in_whichever_order_and_scale():
     for weights in (public, renamed, {name: 1.02 * value for name, value in renamed.items()}):
         with pytest.raises(AssertionError, match="model solution"):
             a2.model_of(save(weights), "Ada")
+    noisy = {
+        name: value.float() + 0.2 * value.float().std() * torch.randn(value.shape)
+        if value.ndim > 1
+        else value
+        for name, value in sorted(renamed.items())
+    }
+    shared = [a2.same_uploads({a2.FILE: save(public)}, {a2.FILE: save(w)}) for w in (renamed, noisy)]
+    assert all("student.safetensors is the same" in said for said in shared), "by a peer too"
+    for other in (save(mutants.blurred(public)), save(mutants.fresh(public)), b"no file", b""):
+        assert not a2.same_uploads({a2.FILE: save(public)}, {a2.FILE: other}), "another student's own"
     assert a2.model_of(save(public), "model solution")
     assert a2.model_of(save(mutants.blurred(public)), "Ada"), "another student's own"
 
