@@ -146,9 +146,11 @@ def _stands_alone(statement: ast.stmt) -> bool:
     nothing that is a function, are left out by what needs them, not here."""
     if not isinstance(statement, ast.Expr):
         return True
-    called = getattr(statement.value, "func", None)
-    alone = isinstance(called, ast.Name) and not (statement.value.args or statement.value.keywords)
-    return isinstance(called, ast.Attribute) or alone or _is_setting(statement)
+    call = statement.value
+    if not isinstance(call, ast.Call):
+        return False
+    alone = isinstance(call.func, ast.Name) and not (call.args or call.keywords)
+    return isinstance(call.func, ast.Attribute) or alone or _is_setting(statement)
 
 
 def _is_setting(statement: ast.stmt) -> bool:
