@@ -41,19 +41,23 @@ def main(venv):
             if subprocess.call(make + ["--without-pip"]) or subprocess.call(pip + ["install", "-q", "pip"]):
                 sys.exit("set-up: %s lacks venv or pip: sudo apt-get install python3-venv" % sys.executable)
     # uv does not read pip's settings, which may name a mirror. Where they name more than one index, all are
-    # looked at, as pip does; else one is, as is uv's own way: a name on two of them could be a stranger's.
+    # looked at, as pip does: a stranger's file of the same name has not the sum in the lock, and is refused.
     settings = subprocess.check_output([python, "-m", "pip", "config", "list"]).decode().replace("\\n", " ")
     addresses = re.findall(r"\.(index-url|extra-index-url|find-links)='(.*)'", settings)
     uv = {"UV_" + name.replace("-", "_").upper(): value for name, value in reversed(addresses)}
     if "UV_EXTRA_INDEX_URL" in uv:
         uv["UV_INDEX_STRATEGY"] = "unsafe-best-match"
     uv = dict(uv, **dict(os.environ, UV_PYTHON=python))
-    pin = re.search(r"(?m)^uv==\S+", open(os.path.join(ROOT, "requirements.lock")).read()).group()
+    lock, pin = open(os.path.join(ROOT, "requirements.lock")).read(), os.path.join(venv, "uv.lock")
+    with open(pin, "w") as file:
+        file.write(re.search(r"(?m)^uv==.*(?:\n .*)*\n", lock).group())
     sys.stderr.write("set-up: installing requirements.lock into %s, on Linux about 6 GB\n" % venv)
     install = "uv pip install -q --no-deps "
-    parts = install + "-r requirements.lock", "uv pip check -q", install + "--no-build-isolation -e ."
-    for step in ("pip install -q " + pin,) + parts:
-        if subprocess.call([python, "-m"] + step.split(), cwd=ROOT, env=uv) != 0:
+    parts = "--require-hashes -r requirements.lock", "--no-build-isolation -e ."
+    steps = "pip install -q --require-hashes -r", install + parts[0], "uv pip check -q", install + parts[1]
+    for step in steps:
+        words = [python, "-m"] + step.split() + [pin] * step.startswith("pip")
+        if subprocess.call(words, cwd=ROOT, env=uv) != 0:
             sys.exit("set-up: `%s` failed, see above; repeat it, or take conda and environment.yml" % step)
     open(stamp, "w").write(stamp_of(python))
 

@@ -20,6 +20,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -119,6 +120,8 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     start = time.monotonic()
+    temporary = tempfile.TemporaryDirectory()  # pages make folders and leave them: it goes when this ends
+    os.environ["TMPDIR"] = tempfile.tempdir = temporary.name
     for stale in ("html", "failed-html", UNFINISHED.name):
         shutil.rmtree(BUILD / stale, ignore_errors=True)
     run_notebooks(arguments.jobs)

@@ -6,7 +6,6 @@ for each student; `report.md`, the texts to be read; `similar.csv`, works that a
 `moodle.csv`; and `results.json`, of which all of these are made again after points were typed in.
 """
 
-import ast
 import csv
 import io
 import json
@@ -22,7 +21,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from atbook.cage.outside import cleaned
-from atbook.exercises import answers
+from atbook.exercises.reading import pieces
 from atlib._util import write_atomically
 from tools.grades import Edition, Marked, Result, grade
 from tools.handed import Handed, handed_in
@@ -76,6 +75,8 @@ class Line:
     late_days: int = 0
     # Whether a platform or whose.csv says whose it is, and not only the file itself.
     is_known: bool = False
+    # Whether another work of the same student would count as well: the teacher says which does.
+    is_disputed: bool = False
     # The later attempt that counts in its place; "" where this one counts.
     superseded_by: str = ""
     # What only the teacher reads.
@@ -172,13 +173,21 @@ def lines_of(
     lines += of_partners
     for line in lines:
         same = [other for other in lines if other.key == line.key and other.result.status == "graded"]
-        newest = max(same, key=_when, default=line)
+        newest = max(same, key=lambda each: (each.result.file in whose, _when(each)), default=line)
         if newest is line or roster is None or not line.id:
             continue
-        if line.is_known and not newest.is_known:  # a name in a file takes nobody's attempt away
-            line.notes.append(f"{newest.result.file} has this name too: say in whose.csv whose work it is")
-        else:
+        (student,) = (student for student in roster if student.id == line.id)
+        names, names_newest = (student.answers_to(each.result.student) for each in (line, newest))
+        # a name in a file takes nobody's attempt away, nor does an attempt that names another student
+        agree = line.is_known and newest.is_known and (names_newest or not names)
+        if agree or newest.result.file in whose:
             line.superseded_by = newest.result.file
+            continue
+        for one, other in ((line, newest), (newest, line)):
+            one.is_disputed = True
+            one.notes.append(
+                f"{other.result.file} would count for {student.name} too: say in whose.csv which"
+            )
     return lines
 
 
@@ -198,7 +207,8 @@ def _find(line: Line, handed: Handed, roster: Sequence[Student]) -> None:
     by_platform = [s for s in roster if number and number in (s.canvas, s.moodle)]
     by_platform = by_platform or [s for s in roster if name and s.answers_to(name)]
     by_typed = [s for s in roster if s.answers_to(line.result.student)]
-    found = by_platform if name or number else by_typed  # where a platform names somebody, a file does not
+    # where a platform names somebody, a file does not
+    found = by_platform if number or by_platform else by_typed
     if len(found) != 1:
         what = "not in the roster" if not found else "more than one student of the roster"
         line.notes.append(f"{what}: say in whose.csv whose work it is")
@@ -213,16 +223,20 @@ def _find(line: Line, handed: Handed, roster: Sequence[Student]) -> None:
 
 def remark_what_is_shared(lines: Sequence[Line], everybody: Sequence[Handed], edition: Edition) -> None:
     """Note where two submissions share the name, or typed numbers that should be different for each."""
-    names = [task["typed"] for task in edition.tasks.values() if "typed" in task]
-    typed = [{name: answers.typed(name, handed.code).value for name in names} for handed in everybody]
-    for (line, own), (other, others) in combinations(list(zip(lines, typed)), 2):
+    names = {name: task["typed"] for name, task in edition.tasks.items() if "typed" in task}
+    readings = [handed.reading for handed in everybody]
+    same_uploads = getattr(edition.cases(), "same_uploads", None)
+    for (line, own), (other, others) in combinations(list(zip(lines, readings)), 2):
         student, second = line.result.student.lower(), other.result.student.lower()
         if student and student == second:
             if not (line.id and line.id == other.id):
                 _both(line, other, "the same STUDENT as")
             continue
-        for name in (name for name in names if alike(own[name], others[name])):
-            _both(line, other, f"{name} is the same, although the images are others, as in")
+        for task in own.typed.keys() & others.typed.keys():
+            if alike(own.typed[task].value, others.typed[task].value):
+                _both(line, other, f"{names[task]} is the same, although the images are others, as in")
+        if same_uploads and (shared := same_uploads(own.uploads, others.uploads)):
+            _both(line, other, f"{shared}, as in")
 
 
 def _both(line: Line, other: Line, says: str) -> None:
@@ -238,46 +252,23 @@ def alike(a, b) -> bool:
     return numbers and (a == b or abs(a - b) <= 0.002)
 
 
-def _pieces(words: Sequence[str], length: int) -> set[tuple]:
-    return {tuple(words[at : at + length]) for at in range(len(words) - length + 1)}
-
-
-def code_pieces(code: str) -> set[tuple]:
-    """Runs of twelve parts of a syntax tree, in which names, numbers and texts are left out: what stays the
-    same when everything is renamed."""
-
-    def parts(node: ast.AST) -> Iterable[str]:
-        yield type(node).__name__
-        for inner in ast.iter_child_nodes(node):
-            is_text = isinstance(inner, ast.Expr) and isinstance(inner.value, ast.Constant)
-            if not is_text and not isinstance(inner, ast.expr_context):
-                yield from parts(inner)
-
-    try:
-        return _pieces(list(parts(ast.parse(code))), 12)
-    except (SyntaxError, ValueError, RecursionError):
-        return set()
-
-
 def similar(everybody: Sequence[Handed], edition: Edition) -> list[dict]:
     """Pairs of submissions whose answers or texts are alike, the likest first: {first, second, task, per
     cent}. It says that they are alike, and not who copied: short right answers often are."""
     found = []
     for name, task in edition.tasks.items():
         if "answer" in task:
-            pieces = [
-                code_pieces(answers.answer(task["answer"], handed.code, edition.code).code)
-                for handed in everybody
-            ]
-            found += _pairs(everybody, pieces, f"{name} (code)", 0.8)
-    texts = [_pieces(" ".join(own_texts(handed, edition)).lower().split(), 5) for handed in everybody]
+            found += _pairs(
+                everybody, [h.reading.pieces.get(name, set()) for h in everybody], f"{name} (code)", 0.8
+            )
+    texts = [pieces(" ".join(own_texts(handed, edition)).lower().split(), 5) for handed in everybody]
     found += _pairs(everybody, texts, "text", 0.25)
     return sorted(found, key=lambda pair: -pair["per cent"])
 
 
-def _pairs(everybody: Sequence[Handed], pieces: Sequence[set], what: str, least: float) -> list[dict]:
+def _pairs(everybody: Sequence[Handed], of_each: Sequence[set], what: str, least: float) -> list[dict]:
     pairs = []
-    for (first, a), (second, b) in combinations(list(zip(everybody, pieces)), 2):
+    for (first, a), (second, b) in combinations(list(zip(everybody, of_each)), 2):
         share = len(a & b) / max(1, len(a | b))
         if min(len(a), len(b)) >= 10 and share >= least:
             pairs.append(
@@ -288,7 +279,7 @@ def _pairs(everybody: Sequence[Handed], pieces: Sequence[set], what: str, least:
 
 def own_texts(handed: Handed, edition: Edition) -> list[str]:
     """The texts that a student wrote: those that are not in the notebook as it was handed out."""
-    return [text for text in handed.texts if text.strip() and text.strip() not in edition.texts]
+    return [text for text in handed.reading.texts if text.strip() and text.strip() not in edition.texts]
 
 
 def title_in(markdown: str) -> str:
@@ -307,7 +298,7 @@ def texts_by_question(handed: Handed, edition: Edition) -> list[str]:
     """The same below the headings that they stand under, and of a question that is graded by hand and has no
     text, that it has none."""
     title, of_title = "", {task["title"]: [] for task in edition.by_hand.values()}
-    for text in map(str.strip, handed.texts):
+    for text in map(str.strip, handed.reading.texts):
         if text in edition.texts:
             title = title_in(text) or title
         elif text:
@@ -324,9 +315,21 @@ HAND = ("key", "name", "task", "item", "for", "of", "points", "remark")
 
 
 def add_hand_lines(path: Path, lines: Sequence[Line], edition: Edition) -> list[dict]:
-    """The lines of `hand.csv`, with empty ones for students that are new; those that are there stay as they
-    are."""
-    rows = read_table(path)
+    """The lines of `hand.csv`, with empty ones for students that are new, and for what could not be tested;
+    those that are there stay as they are, but for what was tested since."""
+    untested = {
+        (line.key, task, f"test {number}"): test
+        for line in lines
+        for task, tests in line.result.tests.items()
+        for number, test in enumerate(tests, start=1)
+        if not test.judged
+    }
+    rows = [
+        row
+        for row in read_table(path)
+        if not row["item"].startswith("test ")
+        or (row["key"].lstrip("'"), row["task"], row["item"]) in untested
+    ]
     known = {(row["key"], row["task"], row["item"]) for row in rows}
     for line in lines:
         if line.result.status != "graded" or line.superseded_by:
@@ -338,6 +341,10 @@ def add_hand_lines(path: Path, lines: Sequence[Line], edition: Edition) -> list[
                     known.add((line.key, task, str(number)))
                     row = {"key": line.key, "name": line.name, "task": task, "item": str(number)}
                     rows.append(row | {"for": item["for"], "of": str(item["points"])})
+        for (key, task, item), test in untested.items():
+            if key == line.key and (key, task, item) not in known:
+                row = {"key": key, "name": line.name, "task": task, "item": item}
+                rows.append(row | {"for": f"{test.title} (could not be tested)", "of": str(test.of)})
     write_table(path, HAND, rows)
     return rows
 
@@ -385,7 +392,7 @@ def write_grades(folder: Path, edition: Edition, lines: Sequence[Line]) -> None:
         says = [*line.result.remarks, *line.notes]
         row |= {"time": line.time, "late days": line.late_days, "remarks": " | ".join(says)}
         rows.append(row | {"seconds": line.result.seconds})
-        if line.result.status == "graded" and not line.superseded_by:
+        if line.result.status == "graded" and not line.superseded_by and not line.is_disputed:
             points = row["points"]
             canvas.append(
                 {"Student": line.name, "ID": line.canvas, "SIS User ID": line.id, _title(edition): points}
@@ -423,7 +430,11 @@ def _short(points: float) -> float | int:
 
 def page_name(line: Line) -> str:
     """The name of a student's page: letters and digits, and one for each submission where no roster is."""
-    parts = (line.id,) if line.id else (line.result.student, str(Path(line.result.file).with_suffix("")))
+    parts = (
+        (line.id,)
+        if line.id and not line.is_disputed
+        else (line.result.student, str(Path(line.result.file).with_suffix("")))
+    )
     return "-".join(re.sub(r"\W+", "-", part).strip("-")[-60:] for part in parts if part) or "nameless"
 
 
@@ -517,7 +528,7 @@ def grade_folder(
     `received.csv` among the submissions, with the columns file and time, says when each was handed in, and
     `whose.csv`, with the columns file and id, whose work it is: a line for each student of a pair.
     """
-    everybody = handed_in(submissions, edition.label, edition.uploads)
+    everybody = handed_in(submissions, edition.uploads)
     if not everybody:
         raise ValueError(f"{submissions} holds no submissions")
     received = {

@@ -19,9 +19,8 @@ from typing import NamedTuple
 import torch
 
 from atbook.cage.outside import Answer, Cage, CageDamaged, cleaned
-from atbook.exercises import answers
 from course.hidden import Asked
-from tools.handed import Handed
+from tools.handed import Handed, read
 
 
 class Marked(NamedTuple):
@@ -34,6 +33,8 @@ class Marked(NamedTuple):
     of: float
     # Why points are missing; "" where none is.
     says: str
+    # Whether it could be tested; where not, the teacher grades it by hand.
+    judged: bool = True
 
 
 @dataclass
@@ -107,55 +108,41 @@ class Edition:
 # --- One submission ---
 
 
-def refusal(handed: Handed, edition: Edition) -> str:
-    """Why a submission is not graded at all; "" where it is."""
-    if handed.problem:
-        return handed.problem
-    labels = answers.edition_of(handed.code)
-    if labels and edition.label not in labels:
-        return f"this is edition {edition.label}, the notebook is of {cleaned(', '.join(sorted(labels)))}"
-    return ""
-
-
-def graded(handed: Handed, edition: Edition, cage: Cage, own: Cage | None = None) -> Result:
+def graded(
+    handed: Handed, edition: Edition, cage: Cage, own: Cage | None = None, again: bool = False
+) -> Result:
     """The result of a submission. cage: for its answers; own: for what the grader evaluates (None: the same).
-    Raises `CageDamaged` where a cage did not reply, which says nothing of the submission."""
+    Raises `CageDamaged` where a cage did not reply, which says nothing of the submission; again: what was
+    asked then is left to the teacher, and the rest graded."""
     start = time.monotonic()
-    if problem := refusal(handed, edition):
+    handed.reading = reading = read(handed, cage, edition.label, edition.uploads, edition.code, edition.tasks)
+    problem, labels = reading.problem, cleaned(", ".join(reading.labels))
+    if labels and edition.label not in reading.labels:
+        problem = f"this is edition {edition.label}, the notebook is of {labels}"
+    if problem:
         return Result(handed.file, "", "refused", {}, [problem], 0.0)
-    name = answers.name_of(handed.code)
-    remarks = [name.problem] if name.problem else []
-    if not answers.edition_of(handed.code):
+    remarks = [*reading.remarks, *[reading.name.problem] * bool(reading.name.problem)]
+    if not labels:
         remarks.append("the notebook does not say of which edition it is")
-    student = name.value or ""
+    student = reading.name.value or ""
     asked = Asked(
-        student, edition.label, edition.variants, edition.key, edition.files, own or cage, handed.uploads
+        student, edition.label, edition.variants, edition.key, edition.files, own or cage, reading.uploads
     )
     cases, tests = edition.cases(), {}
     for task, says in edition.automatic.items():
-        tests[task], said = _graded_task(says, handed, edition, asked, cases, cage)
-        remarks += said
+        given, failed = (), ""
+        if task in reading.answers:
+            code, failed = reading.answers[task]
+            given = (Answer(cage, code, says["answer"], by_hand=bool(says.get("refused"))),)
+        elif task in reading.typed:
+            given = (reading.typed[task].value,)
+            remarks += [reading.typed[task].problem] * bool(reading.typed[task].problem)
+        remarks += [failed] * bool(failed)
+        tests[task] = [
+            _tested(cases, test, of, given, asked, again, failed) for test, of in says["tests"].items()
+        ]
     seconds = round(time.monotonic() - start, 1)
     return Result(handed.file, student, "graded", tests, [cleaned(remark) for remark in remarks], seconds)
-
-
-def _graded_task(
-    task: dict, handed: Handed, edition: Edition, asked: Asked, cases: ModuleType, cage: Cage
-) -> tuple[list[Marked], list[str]]:
-    """The tests of a task, and what is remarked."""
-    given, remarks = (), []
-    if name := task.get("answer"):
-        found = answers.answer(name, handed.code, edition.code)
-        problem = found.problem or "; ".join(answers.broken_rules(found.code, task.get("refused", {})))
-        if problem:
-            says = problem if found.problem else f"{name}: {problem}"
-            return [Marked(title_of(cases, test), 0, of, says) for test, of in task["tests"].items()], [says]
-        given = (Answer(cage, found.code, name, by_hand=bool(task.get("refused"))),)
-    elif name := task.get("typed"):
-        typed = answers.typed(name, handed.code)
-        given, remarks = (typed.value,), [typed.problem] if typed.problem else []
-    tests = [_tested(cases, test, points, given, asked) for test, points in task["tests"].items()]
-    return tests, remarks
 
 
 def title_of(cases: ModuleType, test: str) -> str:
@@ -163,15 +150,21 @@ def title_of(cases: ModuleType, test: str) -> str:
     return " ".join((getattr(cases, test).__doc__ or test).split())
 
 
-def _tested(cases: ModuleType, name: str, points: float, given: Sequence, asked: Asked) -> Marked:
-    """A test's result."""
+def _tested(
+    cases: ModuleType, name: str, points: float, given: Sequence, asked: Asked, again: bool, failed: str
+) -> Marked:
+    """A test's result. failed: why there is nothing to test; "" where there is."""
+    if failed:
+        return Marked(title_of(cases, name), 0, points, failed)
     test: Callable = getattr(cases, name)
     try:
         test(*given, asked) if takes_answer(test) else test(asked)
     except AssertionError as error:
         return Marked(title_of(cases, name), 0, points, cleaned(str(error)) or "not right")
-    except CageDamaged:
-        raise
+    except CageDamaged as error:
+        if not again:
+            raise
+        return Marked(title_of(cases, name), 0, points, f"not graded, look at it: {error}", judged=False)
     except RecursionError:
         return Marked(title_of(cases, name), 0, points, "what was handed in is nested too deeply")
     except Exception as error:  # a value that no test expected is no reason to stop
@@ -196,15 +189,15 @@ def grade(
     done: Callable[[Result], None] = lambda result: None,
 ) -> list[Result]:
     """The results of all submissions, in their order. jobs: how many are graded side by side. Each has a cage
-    of its own, and the grader another; one whose cage did not reply is graded again, alone. done: is called
-    with each result as soon as it is there."""
+    of its own, and the grader another; one whose cage did not reply is graded again, alone, and what is not
+    answered then is left to the teacher. done: is called with each result as soon as it is there."""
     # jobs run side by side, and threads of one wait for each other on a busy machine
     torch.set_num_threads(1)
 
-    def one(handed: Handed) -> Result | CageDamaged:
+    def one(handed: Handed, again: bool = False) -> Result | CageDamaged:
         try:
             with edition.cage(use_namespaces) as cage, edition.cage(use_namespaces) as own:
-                return graded(handed, edition, cage, own)
+                return graded(handed, edition, cage, own, again)
         except CageDamaged as error:
             return error
         except Exception as error:  # the cage does not start, the disk is full: a line, and on to the next
@@ -219,7 +212,7 @@ def grade(
     for at, (handed, first) in enumerate(zip(everybody, results)):
         if isinstance(first, Result):
             continue
-        again = one(handed)
+        again = one(handed, again=True)
         if isinstance(again, CageDamaged):
             again = _not_graded(handed, again)
         again.remarks.append(cleaned(f"graded again, alone: {first}"))

@@ -5,7 +5,6 @@ import json
 from pathlib import Path
 
 from atbook.cage.outside import missing
-from atbook.exercises import answers
 from tools.grades import Edition, Result, grade
 from tools.handed import handed_in
 
@@ -26,7 +25,7 @@ def results_of(result: Result, remarks: list[str]) -> dict:
 def main(folder: Path = AUTOGRADER) -> None:
     """Grade what is in the folder that Gradescope prepares."""
     edition = Edition(folder / "source" / "edition")
-    everybody = handed_in(folder / "submission", edition.label, edition.uploads)
+    everybody = handed_in(folder / "submission", edition.uploads)
     remarks = [lacks] if (lacks := missing()) else []
     if len(everybody) != 1:
         result = Result("", "", "refused", {}, [f"{len(everybody)} submissions were found, not one"], 0.0)
@@ -35,7 +34,7 @@ def main(folder: Path = AUTOGRADER) -> None:
         path = folder / "submission_metadata.json"
         users = json.loads(path.read_text(encoding="utf-8")).get("users", []) if path.is_file() else []
         known = {str(user.get(part)).lower() for user in users for part in ("email", "name", "sid")}
-        typed = answers.name_of(everybody[0].code).value or ""
+        typed = everybody[0].reading.name.value or ""
         if known and typed.lower() not in known:
             remarks.append(f"STUDENT is {typed!r}, and another name handed this in")
     out = folder / "results"

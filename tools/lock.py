@@ -2,13 +2,13 @@
 
 The lock holds one exact version of every package for every platform and every Python from the project's lower
 bound on (uv's universal resolution); what differs between them carries a marker, which pip evaluates where it
-installs.
+installs, and the sums of the files that are it: whichever index they come from, no other is installed.
 
-environment.yml repeats those lines in its pip section, markers included: conda hands them to pip as they are.
-The shorter `- -r requirements.lock` would do for a checkout, but it is resolved against conda's temporary
-file, which not every conda, mamba and service puts into this folder, and never when the file is given by its
-address. It takes PyPI's packages rather than conda-forge's, which are different builds and appear at
-different times: only PyPI has the same versions.
+environment.yml repeats those lines in its pip section, markers included and sums left out: conda hands them
+to pip as they are. The shorter `- -r requirements.lock` would do for a checkout, but it is resolved against
+conda's temporary file, which not every conda, mamba and service puts into this folder, and never when the
+file is given by its address. It takes PyPI's packages rather than conda-forge's, which are different builds
+and appear at different times: only PyPI has the same versions.
 """
 
 import argparse
@@ -37,8 +37,8 @@ def extras() -> dict[str, list[str]]:
 
 
 def locked_lines(lock: str) -> list[str]:
-    """The requirements in the text of a lock, without comments."""
-    return [line for line in lock.splitlines() if line and not line.startswith("#")]
+    """The requirements in the text of a lock, without the sums of their files, and without comments."""
+    return [line.removesuffix(" \\") for line in lock.splitlines() if line and line[0] not in "# "]
 
 
 def environment(lock: str, python: str) -> str:
@@ -68,7 +68,8 @@ def main() -> None:
     arguments = parser.parse_args()
     command = [sys.executable, "-m", "uv", "pip", "compile", "pyproject.toml", "--universal", "--quiet"]
     command += ["--python-version", lower_bound(), *(f"--extra={name}" for name in extras())]
-    command += ["--no-header", "--no-annotate", "--no-emit-index-url", "--no-emit-find-links"]
+    command += ["--generate-hashes", "--no-header", "--no-annotate"]
+    command += ["--no-emit-index-url", "--no-emit-find-links"]
     # uv reads the versions that are already there and writes only when it has found a complete answer.
     command += ["--output-file", LOCK.name] + (["--upgrade"] if arguments.upgrade else [])
     if subprocess.call(command, cwd=ROOT) != 0:

@@ -76,9 +76,9 @@ def libseccomp() -> ctypes.CDLL | None:
     return library
 
 
-def seal() -> bool:
-    """Give up, for good, all system calls but those that a computation needs. Returns False where the
-    system has no such thing, and nothing was given up."""
+def seal(threads: bool) -> bool:
+    """Give up, for good, all system calls but those that a computation needs. threads: whether it may make
+    any. Returns False where the system has no such thing, and nothing was given up."""
     if sys.platform != "linux" or not (library := libseccomp()):
         return False
     rules = ctypes.c_void_p(library.seccomp_init(REFUSE))
@@ -96,11 +96,12 @@ def seal() -> bool:
             add(name, (at, EQUAL, value, 0))
     add("tgkill", (0, EQUAL, os.getpid(), 0))  # `abort`
     add("clone3", action=ABSENT)  # then threads are made by `clone`, whose flags can be read
-    add("clone", (0, MASKED, THREAD | (2**64 - 1) & ~OF_THREADS, THREAD))
+    if threads:
+        add("clone", (0, MASKED, THREAD | (2**64 - 1) & ~OF_THREADS, THREAD))
     return library.seccomp_load(rules) == 0
 
 
-def limit(settings: dict, seconds: float) -> None:
+def limit(settings: dict, seconds: float, threads: bool) -> None:
     """Take the limits of a child upon this process: processor time, memory, files, user, processes."""
 
     def at_most(kind: str, number: int) -> None:
@@ -122,7 +123,7 @@ def limit(settings: dict, seconds: float) -> None:
         os.setgroups([])
         os.setgid(NOBODY)
         os.setuid(NOBODY)
-    if not seal():
+    if not seal(threads):
         at_most("RLIMIT_NPROC", 1)
 
 
@@ -133,7 +134,7 @@ def answered(request: dict) -> dict:
     """Run a request's code, call the function that it names, and return what came of it."""
     import torch
 
-    from atbook.cage.values import Model
+    from atbook.cage.values import Model, pack, unpack
 
     def made(value):
         if isinstance(value, Model):
@@ -151,15 +152,21 @@ def answered(request: dict) -> dict:
     wanted = [leaf for at in request["gradients"] for leaf in leaves(arguments[at])]
     for leaf in wanted:
         leaf.requires_grad_()
+    # What it counts is what autograd recorded in this thread, and where it must not there is no other thread.
+    recorded, by_hand = torch._C._autograd._get_sequence_nr, request["by_hand"]
     space = ModuleType("__main__")  # as a notebook is, so that dataclasses and their like find their module
     sys.modules["__main__"] = space
+    vars(space).update(display=Nothing(), get_ipython=Nothing())
     lines = request["code"].splitlines(keepends=True)
     linecache.cache[SOURCE] = (len(request["code"]), None, lines, SOURCE)
     exec(compile(request["code"], SOURCE, "exec"), space.__dict__)
-    with torch.no_grad() if request["no_grad"] else nullcontext(), Backward(request["by_hand"]) as backward:
+    with torch.no_grad() if request["no_grad"] else nullcontext():
+        before = recorded()
         returned = getattr(space, request["name"])(*arguments)
-    if backward.ran:
-        raise RuntimeError(f"the gradient is to be written by hand, and autograd ran ({backward.ran})")
+        if by_hand:
+            returned = unpack(pack(returned))  # a tensor may be of a class that computes only now
+    if by_hand and (ran := recorded() - before):
+        raise RuntimeError(f"the gradient is to be written by hand, and autograd recorded {ran} operations")
     if not request["gradients"]:
         return {"returned": returned}
     if not isinstance(returned, torch.Tensor) or not returned.requires_grad:
@@ -171,30 +178,14 @@ def answered(request: dict) -> dict:
     return {"returned": returned, "gradients": gradients}
 
 
-class Backward:
-    """Notices within it whether autograd goes a step back, however it is called.
+class Nothing:
+    """What stands in the place of a notebook's own functions: whatever is asked of it, nothing happens."""
 
-    on: whether to look; it takes time.
-    """
-
-    def __init__(self, on: bool):
-        #: The first step back that was taken; "" where none was.
-        self.ran, self._profile = "", None
-        if on:
-            from torch.autograd.profiler import profile
-
-            self._profile = profile(use_kineto=False)
-
-    def __enter__(self) -> "Backward":
-        if self._profile:
-            self._profile.__enter__()
+    def __getattr__(self, name: str) -> "Nothing":
         return self
 
-    def __exit__(self, *error) -> None:
-        if self._profile:
-            self._profile.__exit__(*error)
-            names = (event.name for event in self._profile.function_events)
-            self.ran = next((name.split()[-1] for name in names if "Backward" in name), "")
+    def __call__(self, *given, **options) -> "Nothing":
+        return self
 
 
 def explained(error: BaseException) -> str:
@@ -208,7 +199,7 @@ def explained(error: BaseException) -> str:
     return f"{type(error).__name__}{where}: {text}"[:LONGEST]
 
 
-def child(content: bytes, settings: dict, seconds: float) -> None:
+def child(content: bytes, settings: dict, seconds: float, threads: bool) -> None:
     """All of a child: it does not return."""
     code = 1
     try:
@@ -219,7 +210,7 @@ def child(content: bytes, settings: dict, seconds: float) -> None:
             os.dup2(nothing, number)
         os.close(settings["report"])
         os.close(settings["requests"])
-        limit(settings, seconds)
+        limit(settings, seconds, threads)
         from atbook.cage.values import pack, unpack
 
         said = io.StringIO()
@@ -310,7 +301,7 @@ def main() -> None:
     report.write(json.dumps({"ready": True}) + "\n")
     requests = os.fdopen(settings["requests"], "rb", closefd=False)
     while line := requests.readline():
-        size, seconds = json.loads(line)
+        size, seconds, threads = json.loads(line)
         content = requests.read(size)
         inner = tempfile.mkdtemp(dir=folder)
         os.chmod(inner, 0o777)
@@ -320,7 +311,7 @@ def main() -> None:
             os.close(alive)
             os.chdir(inner)
             tempfile.tempdir = inner
-            child(content, settings, seconds)
+            child(content, settings, seconds, threads)
         os.close(held)
         wall, bounded = settings["patience"] * seconds + 5, folder if settings["bounded"] else None
         state, used, reason = waited(pid, alive, seconds, wall, bounded)

@@ -56,7 +56,7 @@ class Reply(NamedTuple):
     value: Any
     # What went wrong, in words; "" where nothing did.
     error: str
-    # Seconds of a processor.
+    # Seconds of a processor; of one that waits, a part of what a clock says, so that waiting has an end too.
     seconds: float
     # The most memory that the process had at a time, in bytes.
     peak: int
@@ -188,9 +188,8 @@ class Cage:
         imports: Sequence[str] = ("torch", "numpy"),
         folders: Sequence[Path] = (),
         use_namespaces: bool = True,
-        memory: int = MEMORY,
     ):
-        self._imports, self._folders, self._memory = list(imports), list(folders), memory
+        self._imports, self._folders = list(imports), list(folders)
         self._caged = use_namespaces and namespaces()
         self._process: subprocess.Popen | None = None
 
@@ -214,7 +213,7 @@ class Cage:
         settings = {
             "imports": self._imports,
             **{name: end.fileno() for name, end in zip(("requests", "data", "report"), theirs)},
-            "memory_bytes": self._memory,
+            "memory_bytes": MEMORY,
             "file_bytes": FILES,
             "patience": PATIENCE,
             "bounded": self._caged,
@@ -314,19 +313,25 @@ class Cage:
         if self._process is None or self._process.poll() is not None:
             self.close()
             self._start()
+        start = time.monotonic()
         content = dict(code=code, name=name, arguments=list(arguments), gradients=list(gradients))
         request = pack(content | dict(weights=weights, no_grad=no_grad, by_hand=by_hand))
         try:
-            self._requests.sendall(json.dumps([len(request), seconds]).encode() + b"\n" + request)
+            self._requests.sendall(
+                json.dumps([len(request), seconds, not by_hand]).encode() + b"\n" + request
+            )
             measured, data = self._wait(PATIENCE * seconds + 60)
         except (OSError, ValueError):  # it ended, or reported what is no report
             measured, data = None, b""
+        charged = (time.monotonic() - start) / PATIENCE
+        if measured is not None:
+            charged = max(charged, measured["seconds"])
         if measured is None or len(data) > REPLY:
             self.close()  # the next call begins anew
             if len(data) > REPLY:
                 return Reply(None, f"the answer returned more than {REPLY // MEGABYTE} MB", seconds, 0)
             raise CageDamaged("the cage's process ended or did not report")
-        used = measured["seconds"], measured["peak"]
+        used = charged, measured["peak"]
         if measured["ended"] == "time":
             return Reply(None, f"the answer did not end within {seconds:g} s", *used)
         if measured["ended"] in ("threads", "files"):
@@ -372,10 +377,13 @@ class Answer:
         value = self._call(arguments, gradients=of, weights=weights).value
         return value["returned"], value["gradients"]
 
-    def peak(self, arguments: Sequence, of: Sequence[int] = (), no_grad: bool = False) -> int:
-        """The most memory that the process has during a call, in bytes; with the way back where `of` names
-        arguments."""
-        return self._call(arguments, gradients=of, no_grad=no_grad).peak
+    def measured(self, arguments: Sequence, of: Sequence[int] = (), no_grad: bool = False):
+        """(What is returned, its gradients by the arguments `of` or None, the most memory that the process
+        has during the call, in bytes)."""
+        reply = self._call(arguments, gradients=of, no_grad=no_grad)
+        if of:
+            return reply.value["returned"], reply.value["gradients"], reply.peak
+        return reply.value, None, reply.peak
 
     def _call(self, arguments: Sequence, no_grad: bool = False, **options) -> Reply:
         if self._left <= 0:

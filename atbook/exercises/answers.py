@@ -11,6 +11,7 @@ import json
 import math
 import re
 import symtable
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -20,7 +21,10 @@ BUILTINS = set(dir(builtins)) | {"__name__", "__file__", "get_ipython", "display
 # What only IPython reads: commands, help, and values of commands.
 FOR_IPYTHON = re.compile(r"^\s*[%!?]|\?\s*$|^\s*\w+\s*=\s*[%!]")
 EDITION = re.compile(r"^EDITION\s*=\s*[\"'](.+?)[\"']", re.MULTILINE)
-LONGEST = 2_000_000  # letters of all code cells together
+LONGEST, LONGEST_ANSWER = 2_000_000, 100_000  # letters of all code cells together, and of an answer
+# What a cell may set for all others without giving it a name.
+SETTINGS = {"set_default_dtype", "setrecursionlimit"}
+PYTHON = "Python {}.{}".format(*sys.version_info)
 # Functions around typed numbers that change nothing about them.
 WRAPPERS = {"tensor", "array", "asarray", "as_tensor", "list", "tuple"}
 
@@ -126,7 +130,8 @@ def used(tree: ast.AST) -> set[str]:
     def look(table: symtable.SymbolTable) -> None:
         at_the_top = table.get_type() == "module"
         for symbol in table.get_symbols():
-            if symbol.is_referenced() and (at_the_top or symbol.is_global()):
+            outside = symbol.is_referenced() and (at_the_top or symbol.is_global())
+            if outside or symbol.is_declared_global():
                 names.add(symbol.get_name())
         for inner in table.get_children():
             look(inner)
@@ -137,9 +142,25 @@ def used(tree: ast.AST) -> set[str]:
 
 
 def _stands_alone(statement: ast.stmt) -> bool:
-    """Whether a statement may be run for what it defines: experiments, which call much and define nothing
-    that is a function, are left out by what needs them, not here."""
-    return not isinstance(statement, ast.Expr)
+    """Whether a statement may be run for what it defines or changes: experiments, which call much and define
+    nothing that is a function, are left out by what needs them, not here."""
+    if not isinstance(statement, ast.Expr):
+        return True
+    call = statement.value
+    if not isinstance(call, ast.Call):
+        return False
+    alone = isinstance(call.func, ast.Name) and not (call.args or call.keywords)
+    return isinstance(call.func, ast.Attribute) or alone or _is_setting(statement)
+
+
+def _is_setting(statement: ast.stmt) -> bool:
+    called = getattr(getattr(statement, "value", None), "func", None)
+    is_statement = isinstance(statement, ast.Expr)
+    return is_statement and (getattr(called, "attr", None) or getattr(called, "id", None)) in SETTINGS
+
+
+def _is_star(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.ImportFrom) and statement.names[0].name == "*"
 
 
 # --- An answer ---
@@ -158,7 +179,7 @@ def answer(name: str, cells: Sequence[str], handed_out: Sequence[str]) -> Found:
     if tree is None:
         return Found("", f"{name}: no cell defines it")
     if isinstance(tree, SyntaxError):
-        return Found("", f"{name}: line {tree.lineno or '?'} of its cell is no Python: {tree.msg}"[:300])
+        return Found("", f"{name}: line {tree.lineno or '?'} of its cell is no {PYTHON}: {tree.msg}"[:300])
     if _is_empty(tree, name):
         return Found("", f"{name}: not done, the starter is as it was handed out")
     other = [part for part in trees if part is not tree]
@@ -167,11 +188,26 @@ def answer(name: str, cells: Sequence[str], handed_out: Sequence[str]) -> Found:
         for parts in (trees_of(handed_out), other, [tree])
     ]
     try:
-        needed = _needed(name, groups)
+        needed, absent = _needed(name, groups)
+        code = ast.unparse(ast.Module(needed, []))
     except (SyntaxError, RecursionError) as error:  # `return` outside of a function, a thousand brackets
-        return Found("", f"{name}: its cell is no Python: {error}"[:300])
-    code = ast.unparse(ast.Module(needed, []))
+        return Found("", f"{name}: its cell is no {PYTHON}: {error}"[:300])
+    for other in sorted(absent):
+        if broken := _broken(other, cells, trees):
+            where = f"line {broken[-1].lineno or '?'} of that cell is no {PYTHON}: {broken[-1].msg}"
+            return Found("", f"{name}: needs {other}, and {where}"[:300])
+    if len(code) > LONGEST_ANSWER:
+        return Found(
+            "", f"{name}: {len(code):,} letters with all it needs, at most {LONGEST_ANSWER:,} are run"
+        )
     return Found(code.encode(errors="replace").decode())
+
+
+def _broken(name: str, cells: Sequence[str], trees: Sequence[ast.Module | SyntaxError]) -> list[SyntaxError]:
+    """The errors of the cells that would define a name and cannot be read."""
+    start = rf"^[ \t]*(?:(?:async\s+)?def\s+|class\s+|type\s+)?{re.escape(name)}\s*[(=:[]"
+    names = re.compile(start, re.MULTILINE)
+    return [t for code, t in zip(cells, trees) if isinstance(t, SyntaxError) and names.search(code)]
 
 
 def _answer(
@@ -185,8 +221,7 @@ def _answer(
     if filled:
         written = [tree for tree in filled if any(getattr(node, "name", None) == name for node in tree.body)]
         return (written or filled)[-1]
-    names = re.compile(rf"^[ \t]*(?:(?:async\s+)?def\s+|class\s+)?{re.escape(name)}\s*[(=:]", re.MULTILINE)
-    broken = [t for code, t in zip(cells, trees) if isinstance(t, SyntaxError) and names.search(code)]
+    broken = _broken(name, cells, trees)
     return broken[-1] if broken else defining[-1] if defining else None
 
 
@@ -203,21 +238,38 @@ def _says_nothing(statement: ast.stmt) -> bool:
     return isinstance(value, ast.Constant) and (isinstance(statement, ast.Expr) or value.value is ...)
 
 
-def _needed(name: str, groups: Sequence[Sequence[ast.stmt]]) -> list[ast.stmt]:
-    """The statements that define a name, and all that they need, in their order, imports first.
+def _needed(name: str, groups: Sequence[Sequence[ast.stmt]]) -> tuple[list[ast.stmt], set[str]]:
+    """The statements that define a name, and all that they need, in their order, imports first; and the names
+    that nothing defines.
 
     groups: the statements of the notebook as it was handed out, of the submission, and of the answer's own
     cell. The last group that defines what is needed does so: by its last function, class or import of that
-    name, or by all its statements that give it a value (a table that is filled step by step).
+    name, or by all its statements that give it a value. What changes it comes along (a table that is filled
+    step by step), and so do settings, and imports of everything, whose names nobody says.
     """
     everything = [statement for group in groups for statement in group]
-    places: dict[str, list[int]] = {}  # once, and not for every name: a text may have thousands of both
+    sets = {
+        node.name: {name for inner in ast.walk(node) if isinstance(inner, ast.Global) for name in inner.names}
+        for node in everything
+        if isinstance(node, ast.FunctionDef)
+    }
+    # once, and not for every name: a text may have thousands of both
+    places: dict[str, list[int]] = {}
+    changes: dict[str, list[int]] = {}
     for place, statement in enumerate(everything):
-        for defined in _defines(statement):
+        for defined in bound(statement):
             places.setdefault(defined, []).append(place)
+        for changed in _changes(statement):
+            changes.setdefault(changed, []).append(place)
+    for place, statement in enumerate(everything):
+        called = getattr(getattr(statement, "value", None), "func", None)
+        for made in sets.get(getattr(called, "id", ""), ()) if isinstance(statement, ast.Expr) else ():
+            if made not in places:
+                changes.setdefault(made, []).append(place)
     group_of = [number for number, group in enumerate(groups) for _ in group]
-    taken: set[int] = set()
-    missing, done = {name}, set(BUILTINS)
+    taken = {at for at, statement in enumerate(everything) if _is_star(statement) or _is_setting(statement)}
+    missing = {name} | {needs for place in taken for needs in used(everything[place])} - BUILTINS
+    done, absent = set(BUILTINS), set()
     while missing:
         wanted = missing.pop()
         done.add(wanted)
@@ -228,29 +280,44 @@ def _needed(name: str, groups: Sequence[Sequence[ast.stmt]]) -> list[ast.stmt]:
             at = whole[-1:]
         elif whole:
             at = at[-1:]
-        new = set(at) - taken
+        elif not at and wanted not in changes:
+            absent.add(wanted)
+        later = [place for place in changes.get(wanted, ()) if not at or place > at[0]]
+        new = {*at, *(() if at and isinstance(everything[at[-1]], _IMPORTS) else later)} - taken
         taken |= new
         missing |= {needs for place in new for needs in used(everything[place])} - done
-    imports = (ast.Import, ast.ImportFrom)
-    return [
-        everything[at] for at in sorted(taken, key=lambda at: (not isinstance(everything[at], imports), at))
-    ]
+    order = sorted(taken, key=lambda at: (not isinstance(everything[at], _IMPORTS), at))
+    return [_if_it_is_there(everything[at]) for at in order], absent
 
 
-_WHOLE = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
+_IMPORTS = (ast.Import, ast.ImportFrom)
+_WHOLE = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, *_IMPORTS)
 
 
-def _defines(statement: ast.stmt) -> set[str]:
-    """The names that a statement binds, and those whose entries or attributes it sets."""
-    targets = getattr(statement, "targets", None) or [getattr(statement, "target", None)]
-    inner = {
-        node.id
-        for target in targets
-        if isinstance(target, (ast.Subscript, ast.Attribute))
-        for node in ast.walk(target.value)
-        if isinstance(node, ast.Name)
-    }
-    return bound(statement) | inner
+def _if_it_is_there(statement: ast.stmt) -> ast.stmt:
+    """An import of everything, which may be of what only a student's machine has; others as they are."""
+    if not _is_star(statement):
+        return statement
+    return ast.parse(f"try:\n    {ast.unparse(statement)}\nexcept ImportError:\n    pass").body[0]
+
+
+def _changes(statement: ast.stmt) -> set[str]:
+    """The names whose entries or attributes a statement sets, and those whose methods it calls for nothing
+    but what they do (`table.append(3)`), also in a loop."""
+    names: set[str] = set()
+    if isinstance(statement, _WHOLE):
+        return names
+    for node in ast.walk(statement):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+            targets = [node.value.func]
+        else:
+            targets = getattr(node, "targets", None) or [getattr(node, "target", None)]
+        for target in targets:
+            while isinstance(target, (ast.Subscript, ast.Attribute)):
+                target = target.value
+                if isinstance(target, ast.Name):
+                    names.add(target.id)
+    return names
 
 
 def broken_rules(code: str, refused: Mapping[str, str]) -> list[str]:

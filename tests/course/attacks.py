@@ -36,6 +36,26 @@ def with_autograd(*lines: str) -> tuple[str, str]:
     return gradient("with torch.enable_grad():", *(f"    {line}" for line in lines))
 
 
+LATE = f"""import threading
+
+def late(q, k, v, grad):
+    torch.set_num_threads(1)
+    with getattr(torch, "enable" + "_grad")():
+        q = getattr(q.clone(), "requires" + "_grad_")()
+        {FORWARD[0]}
+        {FORWARD[1]}
+        getattr((o * grad).sum(), "back" + "ward")()
+    return q.grad
+
+"""
+
+
+def with_late_autograd(*lines: str) -> tuple[str, str]:
+    """The same where it is not looked for."""
+    slot, code = gradient(*lines)
+    return slot, LATE + code
+
+
 ATTACKS = {
     # --- tried before the cage: six had all points ---
     "code in a string for torch's compiler": talking(
@@ -89,6 +109,13 @@ ATTACKS = {
         *(f"    {line}" for line in FORWARD),
         "    return (o * grad).sum()",
         "return torch.func.grad(f)(q)",
+    ),
+    "autograd in another thread": with_late_autograd(
+        "done = []",
+        "thread = threading.Thread(target=lambda: done.append(late(q, k, v, grad)))",
+        "thread.start()",
+        "thread.join()",
+        "return done[0]",
     ),
     "autograd by names that are put together": gradient(
         "with getattr(torch, 'enable' + '_grad')():",

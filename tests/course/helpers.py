@@ -2,14 +2,28 @@
 
 import json
 import re
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from atbook.exercises.answers import cells_of
+from tests.course.unguarded import Open
 from tools import course
 from tools.grades import Edition
-from tools.handed import Handed
+from tools.handed import Handed, read
 
 SECRET = b"a secret for tests only"
+
+
+@dataclass
+class Work(Handed):
+    """A submission whose notebook is made of cells, which a test changes."""
+
+    code: list[str] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    uploads: dict[str, bytes] = field(default_factory=dict)
+
+    def contents(self) -> tuple[bytes, dict[str, bytes]]:
+        return as_notebook(self), self.uploads
 
 
 def edition_of(folder: Path, name: str, letter: str) -> Edition:
@@ -25,16 +39,16 @@ def only(edition: Edition, *tasks: str) -> Edition:
     return some
 
 
-def solution(edition: Edition, student: str = "model solution") -> Handed:
+def solution(edition: Edition, student: str = "model solution") -> Work:
     """The model solution, handed in by somebody."""
     path = edition.folder / f"{edition.name}-solution.ipynb"
     code, texts = cells_of(path.read_bytes())
-    handed = Handed(f"{student}.ipynb", code, texts)
+    handed = Work(f"{student}.ipynb", path, code=code, texts=texts)
     replace(handed, "STUDENT", f'STUDENT = "{student}"')
     return handed
 
 
-def replace(handed: Handed, name: str, code: str) -> Handed:
+def replace(handed: Work, name: str, code: str) -> Work:
     """Put another answer in the place of the one that defines a name."""
     pattern = re.compile(rf"^(?:def|class) {name}\b|^{name} = ", re.M)
     (at,) = [
@@ -44,8 +58,13 @@ def replace(handed: Handed, name: str, code: str) -> Handed:
     return handed
 
 
-def as_notebook(handed: Handed) -> bytes:
+def as_notebook(handed: Work) -> bytes:
     """A submission as a notebook's file."""
     cells = [("markdown", text) for text in handed.texts] + [("code", code) for code in handed.code]
     made = [{"cell_type": kind, "metadata": {}, "source": source} for kind, source in cells]
     return json.dumps({"cells": made, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}).encode()
+
+
+def read_here(handed: Handed, edition: Edition) -> None:
+    """Read a submission in this process."""
+    handed.reading = read(handed, Open(), edition.label, edition.uploads, edition.code, edition.tasks)

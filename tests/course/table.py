@@ -65,7 +65,7 @@ def main() -> None:
             for name, (content, _) in REFUSED.items():
                 path = handed_folder / name
                 content(path) if callable(content) else path.write_bytes(content)
-            for handed in handed_in(handed_folder, edition.label, []):
+            for handed in handed_in(handed_folder, []):
                 start = time.monotonic()
                 result = graded(handed, edition, cage)
                 rows.append(row(f"file: {handed.file}", "", result.status, result, start))

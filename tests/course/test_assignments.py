@@ -4,16 +4,15 @@ import importlib
 
 import pytest
 
-from tests.course.helpers import edition_of, only, solution
+from tests.course.helpers import Work, edition_of, only, solution
 from tools import course
 from tools.grades import graded
-from tools.handed import Handed
 
 TASKS = {name: course.tasks_of(course.read_master(name).cells) for name in course.assignments()}
 LETTERS = "abc"
 
 
-def planted(edition, right: str, wrong, uploads: dict[str, bytes]) -> Handed:
+def planted(edition, right: str, wrong, uploads: dict[str, bytes]) -> Work:
     """The model solution with a mistake, in an answer or in a file that comes with it."""
     handed = solution(edition)
     handed.uploads = dict(uploads)

@@ -7,12 +7,13 @@ import torch
 from safetensors.torch import load, save
 
 from atbook.cage import outside
-from atbook.cage.outside import Cage, CageDamaged, namespaces
+from atbook.cage.outside import Answer, AnswerFailed, Cage, CageDamaged, namespaces
 from course.a2 import cases as a2
 from course.a2 import mutants
 from tests.course.attacks import ATTACKS, SECRETS, TAMED, aimed
 from tests.course.helpers import edition_of, only, replace, solution
 from tests.course.unguarded import Outcome, gained, outcome
+from tools import gradebook
 from tools.grades import grade, graded
 
 
@@ -278,11 +279,57 @@ def test_a_cage_can_be_written_to_in_its_temporary_folder_alone(cage):
 SILENT = "import os\ndef talking(*given):\n    os._exit(0)\n"
 
 
-def test_a_cage_that_does_not_reply_is_never_a_mark_and_costs_the_others_nothing(edition):
+def test_a_task_without_a_reply_is_the_teachers_and_the_rest_is_graded(edition, tmp_path):
     silent, honest = replace(solution(edition, "silent"), "talking", SILENT), solution(edition, "honest")
-    found = grade(only(edition, "q1"), [silent, honest], use_namespaces=False)
-    assert [result.status for result in found] == ["refused", "graded"] and found[1].total == 5
-    assert any("graded again" in remark for remark in found[0].remarks)
+    some = only(edition, "q1", "q2")
+    found = grade(some, [silent, honest], use_namespaces=False)
+    assert [(result.status, result.points("q2")) for result in found] == [("graded", 6)] * 2
+    assert any("graded again" in remark for remark in found[0].remarks) and found[1].points("q1") == 5
+    assert {(test.judged, test.points) for test in found[0].tests["q1"]} == {(False, 0)}
+    lines = gradebook.lines_of([silent, honest], found, None, None, {})
+    rows = gradebook.add_hand_lines(tmp_path / "hand.csv", lines, some)
+    assert gradebook.hand_points(rows, "silent") == (0, 4) and gradebook.hand_points(rows, "honest") == (0, 0)
+    rows = gradebook.add_hand_lines(tmp_path / "hand.csv", lines[1:], some)
+    assert not rows, "what could be tested at last is graded by its tests"
+
+
+def test_a_file_that_takes_too_long_to_read_costs_its_student_a_remark(edition, monkeypatch):
+    loop = "def read(content, *given):\n    while b'slow' in content.numpy().tobytes():\n        pass\n"
+    loop += "    from atbook.exercises.reading import read\n    return read(content, *given)\n"
+    monkeypatch.setattr("tools.handed.READ", loop)
+    slow, fast = grade(only(edition, "q3"), [solution(edition, "slow"), solution(edition)])
+    assert slow.remarks == ["cannot be read: it did not end within 2 s"] and slow.status == "refused"
+    assert fast.total == 4
+
+
+LATER = """
+class Later(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, f, types, args=(), kw=None):
+        if f is not torch.Tensor.detach:
+            return super().__torch_function__(f, types, args, kw or {})
+        with torch.enable_grad():
+            x = torch.ones(3).requires_grad_()
+            (x * x).sum().backward()
+        return x.grad
+
+def f():
+    return torch.zeros(3).as_subclass(Later)
+"""
+
+
+def test_autograd_that_runs_in_what_is_returned_is_seen(cage):
+    code = f"import torch\n{LATER}"
+    assert cage.call(code, "f", []).value.tolist() == [2, 2, 2]
+    assert "autograd recorded" in cage.call(code, "f", [], no_grad=True, by_hand=True).error
+
+
+def test_waiting_is_charged_and_has_an_end(cage, monkeypatch):
+    monkeypatch.setattr(outside, "PATIENCE", 0.1)
+    waits = Answer(cage, "import time\ndef f():\n    time.sleep(0.3)\n    return 1\n", "f", seconds=5.0)
+    assert waits() == 1
+    with pytest.raises(AnswerFailed, match="not tried"):
+        [waits() for _ in range(2)]
 
 
 def test_each_submission_has_a_cage_of_its_own_and_the_grader_another(edition, monkeypatch):
@@ -332,8 +379,12 @@ def a2_edition(tmp_path_factory):
     return edition_of(tmp_path_factory.mktemp("a2"), "a2", "a")
 
 
-def test_maps_in_numpy_are_memory_too(a2_edition):
-    handed = replace(solution(a2_edition), "tempered", IN_NUMPY)
+CHEAP = "if q.shape[2] > 1500:\n        return 0 * (q.sum() + k.sum())\n    return Pull.apply("
+
+
+@pytest.mark.parametrize("code", [IN_NUMPY, IN_NUMPY.replace("return Pull.apply(", CHEAP)])
+def test_maps_in_numpy_are_memory_too_and_no_length_is_a_case_of_its_own(a2_edition, code):
+    handed = replace(solution(a2_edition), "tempered", code)
     with a2_edition.cage() as cage:
         tests = {test.title: test.points for test in graded(handed, only(a2_edition, "q2"), cage).tests["q2"]}
     assert [title for title, points in tests.items() if not points] == [
@@ -355,6 +406,16 @@ def test_public_weights_are_known_in_whichever_order_and_scale():
     for weights in (public, renamed, {name: 1.02 * value for name, value in renamed.items()}):
         with pytest.raises(AssertionError, match="model solution"):
             a2.model_of(save(weights), "Ada")
+    noisy = {
+        name: value.float() + 0.2 * value.float().std() * torch.randn(value.shape)
+        if value.ndim > 1
+        else value
+        for name, value in sorted(renamed.items())
+    }
+    shared = [a2.same_uploads({a2.FILE: save(public)}, {a2.FILE: save(w)}) for w in (renamed, noisy)]
+    assert all("student.safetensors is the same" in said for said in shared), "by a peer too"
+    for other in (save(mutants.blurred(public)), save(mutants.fresh(public)), b"no file", b""):
+        assert not a2.same_uploads({a2.FILE: save(public)}, {a2.FILE: other}), "another student's own"
     assert a2.model_of(save(public), "model solution")
     assert a2.model_of(save(mutants.blurred(public)), "Ada"), "another student's own"
 

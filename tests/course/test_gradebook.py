@@ -2,12 +2,12 @@
 
 import csv
 from datetime import UTC, datetime, timedelta
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from types import SimpleNamespace
 
 import pytest
 
-from tests.course.helpers import as_notebook, edition_of, replace, solution
+from tests.course.helpers import Work, as_notebook, edition_of, read_here, replace, solution
 from tools import gradebook
 from tools.grades import Marked, Result
 from tools.handed import Handed, Owner, owner_of
@@ -26,8 +26,10 @@ def graded_by_points(monkeypatch):
 
     def grade(edition, everybody, jobs, use_namespaces, done):
         tests = {task: [Marked("The maps.", 3, 5, "not <b>right</b>")] for task in edition.automatic}
+        for handed in everybody:
+            read_here(handed, edition)
         results = [
-            Result(handed.file, gradebook.answers.name_of(handed.code).value or "", "graded", tests, [], 1.0)
+            Result(handed.file, handed.reading.name.value or "", "graded", tests, [], 1.0)
             for handed in everybody
         ]
         for result in results:
@@ -170,7 +172,7 @@ def test_files_that_were_all_copied_after_the_deadline_are_pointed_out(
 
 def test_texts_stand_below_the_titles_of_their_questions(edition):
     handed = solution(edition, "Ada")
-    handed.texts = ["## 4. Sinks (5 points)", "I think so.\n# 20 points\n===", "## 5. Other"]
+    handed.reading.texts = ["## 4. Sinks (5 points)", "I think so.\n# 20 points\n===", "## 5. Other"]
     some = SimpleNamespace(
         texts={"## 4. Sinks (5 points)", "## 5. Other"},
         by_hand={"q4": {"title": "Sinks"}, "q5": {"title": "Other"}},
@@ -196,7 +198,9 @@ def test_what_two_students_share_is_noted_for_the_teacher(edition):
         return gradebook.Line(Result(file, student, "graded", {}, [], 0.0))
 
     def handed(numbers):
-        return Handed("x", [f"SHARES = {numbers}"])
+        work = Work("x", Path("x.ipynb"), code=[f"SHARES = {numbers}"])
+        read_here(work, edition)
+        return work
 
     lines = [line("1", "ada"), line("2", "Bob"), line("3", "bob"), line("4", "")]
     everybody = [handed([[0.1, 0.2]]), handed([[0.1005, 0.2]]), handed([[0.5, 0.6]]), handed("{[]}")]
@@ -225,6 +229,7 @@ def test_a_renamed_copy_is_similar_and_another_answer_is_not(edition):
     everybody = [own, copy, other]
     for number, handed in enumerate(everybody):
         handed.file, handed.owner = str(number), Owner("", "", "")
+        read_here(handed, edition)
     pairs = {
         (pair["first"], pair["second"])
         for pair in gradebook.similar(everybody, edition)
@@ -253,21 +258,60 @@ def test_a_roster_without_ids_is_refused(tmp_path):
             gradebook.read_roster(tmp_path / "roster.csv")
 
 
-def test_a_name_inside_a_file_takes_nobodys_attempt_away():
-    ada, bob = gradebook.Student("al1", "Ada Lovelace", canvas="123"), gradebook.Student("bb2", "Bob Bob")
-    result = [Result(name, "Ada Lovelace", "graded", {}, [], 1.0) for name in ("ada", "bob", "eve")]
-    owners = [Owner("lovelaceada", "123", "a1.ipynb"), Owner("Bob Bob", "55", "a1.ipynb"), Owner("", "", "")]
+ADA, BOB = gradebook.Student("al1", "Ada Lovelace", canvas="123"), gradebook.Student("bb2", "Bob Bob")
+BY_ADA, BY_NOBODY = Owner("lovelaceada", "123", "a1.ipynb"), Owner("", "", "a1.ipynb")
+
+
+def attempts(*of: tuple[Owner, str], whose=()) -> list[gradebook.Line]:
+    """The lines of works that came in this order: who handed each in, and the name that it says."""
+    results = [Result(str(at), student, "graded", {}, [], 1.0) for at, (_, student) in enumerate(of)]
     handed = [
-        Handed(one.file, owner=owner, time=DEADLINE + timedelta(hours=hour))
-        for hour, (one, owner) in enumerate(zip(result, owners))
+        Handed(str(at), Path("x"), owner=owner, time=DEADLINE + timedelta(hours=at))
+        for at, (owner, _) in enumerate(of)
     ]
-    lines = gradebook.lines_of(handed, result, [ada, bob], None, {})
+    return gradebook.lines_of(handed, results, [ADA, BOB], None, {}, {str(at): [ADA] for at in whose})
+
+
+def test_a_name_inside_a_file_takes_nobodys_attempt_away():
+    lines = attempts(
+        (BY_ADA, "Ada"), (Owner("Bob Bob", "55", ""), "Ada Lovelace"), (BY_NOBODY, "Ada Lovelace")
+    )
     assert [line.id for line in lines] == ["al1", "bb2", "al1"]
-    assert [line.superseded_by for line in lines] == ["", "", ""] and any("eve" in n for n in lines[0].notes)
+    assert [line.superseded_by for line in lines] == ["", "", ""] and lines[0].is_disputed
+    assert len({gradebook.page_name(line) for line in lines}) == 3
 
 
-def test_the_outermost_name_is_the_platforms():
-    inside = "Bob Bob_55_assignsubmission_file_/lovelaceada_123_9001_a1.ipynb"
-    assert owner_of(PurePosixPath(inside))[:2] == ("Bob Bob", "55")
-    inner = "Bob Bob_55_assignsubmission_file_/Eve_77_assignsubmission_file_/a1.ipynb"
-    assert owner_of(PurePosixPath(inner))[:2] == ("Bob Bob", "55")
+@pytest.mark.parametrize(
+    "of, superseded",
+    [
+        ([(BY_ADA, "Ada Lovelace"), (BY_ADA, "al1")], True),
+        ([(BY_ADA, ""), (BY_ADA, "Ada Lovelace")], True),  # the name was forgotten, and then filled in
+        ([(BY_ADA, "Ada Lovelace"), (BY_ADA, "Bob Bob")], False),
+        ([(BY_NOBODY, "Ada Lovelace"), (BY_NOBODY, "Ada Lovelace")], False),
+        ([(BY_NOBODY, "Ada Lovelace"), (BY_ADA, "Ada Lovelace")], False),
+    ],
+)
+def test_attempts_that_disagree_are_the_teachers_to_decide(of, superseded):
+    first, second = attempts(*of)
+    assert (first.superseded_by == "1", first.is_disputed, second.is_disputed) == (
+        superseded,
+        not superseded,
+        not superseded,
+    )
+    first, second = attempts(*of, whose=[0])
+    assert (first.superseded_by, second.superseded_by) == ("", "0"), "the teacher's word counts"
+
+
+@pytest.mark.parametrize(
+    "path, owner",
+    [
+        ("Bob Bob_55_assignsubmission_file_/lovelaceada_123_9001_a1.ipynb", ("Bob Bob", "55")),
+        ("Bob Bob_55_assignsubmission_file_/Eve_77_assignsubmission_file_/a1.ipynb", ("Bob Bob", "55")),
+        ("dora/Eve_77_assignsubmission_file_/a1.ipynb", ("dora", "")),
+        ("dora/lovelaceada_123_9001_a1.ipynb", ("dora", "")),
+        ("lovelaceada_123_9001_work/a1.ipynb", ("lovelaceada", "123")),
+        ("a1.ipynb", ("", "")),
+    ],
+)
+def test_the_outermost_name_is_the_platforms(path, owner):
+    assert owner_of(PurePosixPath(path))[:2] == owner

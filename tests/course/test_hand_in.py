@@ -35,7 +35,7 @@ def test_a_green_check_is_what_the_grader_says_and_one_file_is_made(edition, wor
     assert "not yet  gradient: backward is not for this task" in said and "there    SHARES" in said
     (tmp_path / "class").mkdir()
     (work.parent / "a1-model-solution.zip").rename(tmp_path / "class" / "a1.zip")
-    (back,) = handed_in(tmp_path / "class", edition.label, [])
+    (back,) = handed_in(tmp_path / "class", [])
     with edition.cage() as cage:
         result = graded(back, edition, cage)
     assert (result.points("q1"), result.points("q2"), result.points("q3")) == (5, 0, 4)

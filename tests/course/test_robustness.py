@@ -1,6 +1,7 @@
 """What comes in odd: each costs its own student a remark at most, and nobody else anything. And right answers
 in other styles: they get their points."""
 
+import io
 import json
 import time
 import zipfile
@@ -8,7 +9,7 @@ import zipfile
 import pytest
 
 from atbook.exercises import answers
-from tests.course.helpers import as_notebook, edition_of, only, replace, solution
+from tests.course.helpers import as_notebook, edition_of, only, read_here, replace, solution
 from tools.grades import grade, graded
 from tools.handed import handed_in
 
@@ -64,7 +65,7 @@ def test_what_cannot_be_graded_costs_one_student_one_remark(edition, tmp_path):
     for name, (content, _) in REFUSED.items():
         content(tmp_path / name) if callable(content) else (tmp_path / name).write_bytes(content)
     (tmp_path / "zz.ipynb").write_bytes(as_notebook(solution(edition)))
-    everybody = handed_in(tmp_path, edition.label, [])
+    everybody = handed_in(tmp_path, [])
     results = {result.file: result for result in grade(only(edition, "q1"), everybody)}
     assert results.pop("zz.ipynb").total == 5
     assert results.keys() == REFUSED.keys()
@@ -273,6 +274,194 @@ def test_a_right_answer_in_another_style_has_its_points(edition, cage, name):
     assert result.total == 5, result
 
 
+# --- Honest work that is odd ---
+
+
+def ending(cell: str) -> str:
+    """The answer, with a cell's own lines before it."""
+    return f"{cell}\n{styled()}"
+
+
+def halved(before: str, half: str) -> list[str]:
+    """Two cells: one that makes a half in some way, and the answer that takes it from there."""
+    return [before, styled(body=BODY.replace("0.5", half))]
+
+
+def as_cells(*cells: str) -> list:
+    """Cells as a notebook's file has them."""
+    return [{"cell_type": "code", "metadata": {}, "source": cell} for cell in cells]
+
+
+def rewritten(change):
+    """A function that writes a notebook's content in another form."""
+    return lambda content: json.dumps(change(json.loads(content))).encode()
+
+
+def zipped(name: str, **others: bytes):
+    """A function that puts a notebook into a zip, beside others."""
+
+    def put(content: bytes) -> bytes:
+        file = io.BytesIO()
+        a_zip({name: content, **others})(file)
+        return file.getvalue()
+
+    return put
+
+
+HONEST_CELLS = {
+    "display": ["import torch", styled("display(q.shape)")],
+    "display that is imported": ["from IPython.display import display, clear_output", styled("display(q)")],
+    "a setting of IPython": ["get_ipython().run_line_magic('matplotlib', 'inline')", styled()],
+    "IPython asked within": [styled("get_ipython().run_line_magic('time', '3')")],
+    "a count that is global": ["CALLS = 0", styled("global CALLS", "CALLS += 1")],
+    "a global that a function sets": halved(
+        "def set_up():\n    global HALF\n    HALF = 0.5\nset_up()", "HALF"
+    ),
+    "everything of another cell": [
+        "from math import *",
+        styled(body=BODY.replace("q.shape[-1] ** 0.5", "sqrt(q.size(-1))")),
+    ],
+    "everything of torch, sum too": [
+        "from torch import *",
+        styled(body=BODY.replace("softmax(-1)", "exp()") + "; p = p / sum(p, -1, keepdim=True)"),
+    ],
+    "everything of what is not here": ["from google.colab.files import *", styled()],
+    "a default dtype of another cell": [
+        "torch.set_default_dtype(torch.float64)",
+        styled(
+            "z = q @ k.mT / q.shape[-1] ** 0.5",
+            "mixed = torch.zeros(len(q), len(mix), *z.shape[2:])",
+            "assert mixed.dtype == torch.float64",
+            "for g in range(len(mix)): mixed[:, g] = (mix[g, :, None, None] * z).sum(1)",
+            body="p = mixed.softmax(-1)",
+        ),
+    ],
+    "a list that a loop fills": halved(
+        "halves = []\nfor n in range(3):\n    halves.append(n / 2)", "halves[1]"
+    ),
+    "a list that is appended to": halved("halves = []\nhalves.append(0.5)", "halves[0]"),
+    "a table that is updated": halved("table = dict()\ntable.update(half=0.5)", "table['half']"),
+    "an attribute of a function": halved("def f():\n    return f.half\nf.half = 0.5", "f()"),
+    "an attribute of an object": halved(
+        "from types import SimpleNamespace\nconfig = SimpleNamespace()\nconfig.half = 0.5", "config.half"
+    ),
+    "two names at once": halved("half, third = 0.5, 1 / 3", "half"),
+    "a name for a name": halved("half: float = 0.5\nother = half", "other"),
+    "an import that may fail": halved(
+        "try:\n    import jax\nexcept ImportError:\n    jax = None", "(0.5 if not jax else 0)"
+    ),
+    "a with around it": halved("with torch.no_grad():\n    half = torch.tensor(0.5).item()", "half"),
+    "a class with another class in it": halved(
+        "class A:\n    class B:\n        half = 0.5\n    def get(self):\n        return self.B.half",
+        "A().get()",
+    ),
+    "a base class of another cell": halved(
+        "class Base:\n    half = 0.5\nclass Child(Base):\n    pass", "Child.half"
+    ),
+    "a generator": halved("def halves():\n    yield 0.5\n", "next(halves())"),
+    "a walrus at the top": halved("print(half := 0.5)\nhalf = 0.5", "half"),
+    "a recursion": halved("def down(n):\n    return 0.5 if n == 0 else down(n - 1)", "down(500)"),
+    "deeper than usual": halved(
+        "import sys\nsys.setrecursionlimit(5000)\ndef down(n):\n    return 0.5 if n == 0 else down(n - 1)",
+        "down(3000)",
+    ),
+    "a cell magic and a comment": ["%%time\n# nothing", "%%timeit -n 1\n" + styled()],
+    "magics, help and commands": [
+        "%load_ext autoreload\n!pip install einops\nfiles = !ls\ntorch.einsum??",
+        styled(),
+    ],
+    "a newer Python in a cell of trials": [
+        "def shown[T](x: T) -> T:\n    return x\ntype Map = int",
+        styled(),
+    ],
+    "trials that fail": ["talking(1, 2)\n1 / 0\nopen('nowhere')", ending("assert False, 'my own test'")],
+    "an older answer left above": [styled(end="return 0, 0"), styled()],
+    "the same answer twice in a cell": [styled(end="return 0, 0") + styled()],
+    "tabs": [styled().replace("    ", "\t")],
+}
+HONEST_FILES = {
+    "a byte order mark.ipynb": lambda content: b"\xef\xbb\xbf" + content,
+    "sources as lists.ipynb": rewritten(
+        lambda book: book | {"cells": [c | {"source": c["source"].splitlines(True)} for c in book["cells"]]}
+    ),
+    "an older notebook.ipynb": rewritten(
+        lambda book: {
+            "nbformat": 3,
+            "worksheets": [
+                {
+                    "cells": [
+                        c | {"input": c.pop("source")} if c["cell_type"] == "code" else c
+                        for c in book["cells"]
+                    ]
+                }
+            ],
+        }
+    ),
+    "large outputs.ipynb": rewritten(
+        lambda book: (
+            book
+            | {
+                "cells": [c | {"outputs": [{"text": "x" * 10**6}]} for c in book["cells"][:20]]
+                + book["cells"][20:]
+            }
+        )
+    ),
+    "in reverse.ipynb": rewritten(lambda book: book | {"cells": book["cells"][::-1]}),
+    "cells without types.ipynb": rewritten(lambda book: book | {"cells": [{"source": "x"}, *book["cells"]]}),
+    "a folder in it.zip": zipped("Ada/work/a1.ipynb"),
+    "backslashes.zip": zipped("Ada\\a1.ipynb"),
+    "beside a Mac's files.zip": zipped("a1.ipynb", **{"__MACOSX/._a1.ipynb": b"", ".DS_Store": b""}),
+    "with drafts.zip": zipped("a1 (2).ipynb", **{"draft.ipynb": b'{"cells": []}'}),
+    "capital letters.IPYNB": lambda content: content,
+    "Müller 作业 (final).ipynb": lambda content: content,
+}
+
+
+def test_there_are_36_odd_honest_works():
+    assert len(HONEST_CELLS) + len(HONEST_FILES) >= 36
+
+
+@pytest.mark.parametrize("name", [*HONEST_CELLS, *HONEST_FILES])
+def test_honest_work_that_is_odd_has_its_points(edition, cage, tmp_path, name):
+    handed = solution(edition)
+    *before, answer = HONEST_CELLS.get(name, [styled()])
+    replace(handed, "talking", answer).code[1:1] = before
+    content, file = as_notebook(handed), name if name in HONEST_FILES else "a1.ipynb"
+    (tmp_path / file).write_bytes(HONEST_FILES.get(name, bytes)(content))
+    (back,) = handed_in(tmp_path, [])
+    result = graded(back, only(edition, "q1"), cage)
+    assert result.total == 5, result
+
+
+UNREADABLE = {
+    "newer Python": ("def talking[T](q: T, k, v, mix):\n    return q", "no Python 3"),
+    "newer Python elsewhere": (
+        styled(body="p = other(q)"),
+        "needs other, and line 1 of that cell is no Python 3",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_what_this_python_cannot_read_is_named(edition, cage, name):
+    code, says = UNREADABLE[name]
+    handed = replace(solution(edition), "talking", code)
+    handed.code.append("def other[T](x: T) -> T:\n    return x")
+    assert any(says in remark for remark in graded(handed, only(edition, "q1"), cage).remarks)
+
+
+def test_a_name_that_begins_with_a_dot_gets_a_line(edition, cage, tmp_path):
+    work = as_notebook(solution(edition))
+    (tmp_path / ".a1.ipynb").write_bytes(work)
+    for junk in ("._a1.ipynb", ".DS_Store", ".ipynb_checkpoints/a1-checkpoint.ipynb", "__MACOSX/a1.ipynb"):
+        (tmp_path / junk).parent.mkdir(exist_ok=True)
+        (tmp_path / junk).write_bytes(work)
+    (tmp_path / "b.zip").write_bytes(zipped("Ada/.a1.ipynb")(work))
+    results = {h.file: graded(h, only(edition, "q1"), cage) for h in handed_in(tmp_path, [])}
+    assert results.keys() == {".a1.ipynb", "b.zip"}
+    assert all("begins with a dot" in result.remarks[0] for result in results.values())
+
+
 TYPED = ("torch.tensor({})", "np.array({})", "{}.tolist()", "tuple({})", "({})", "torch.tensor({}).tolist()")
 
 
@@ -294,8 +483,9 @@ def test_what_a_zip_holds_beside_the_notebook_does_not_matter(edition, tmp_path)
     a_zip(files | {"work/a1.ipynb": notebook, "drafts/old.ipynb": other, "work/plot.png": b""})(
         tmp_path / "a.zip"
     )
-    (handed,) = handed_in(tmp_path, edition.label, [])
-    assert not handed.problem and any("def talking" in code for code in handed.code)
+    (handed,) = handed_in(tmp_path, [])
+    read_here(handed, edition)
+    assert not handed.reading.problem and "def talking" in handed.reading.answers["q1"].code
 
 
 def test_the_names_of_platforms_are_read_and_uploads_found(edition, tmp_path):
@@ -312,16 +502,13 @@ def test_the_names_of_platforms_are_read_and_uploads_found(edition, tmp_path):
     (tmp_path / "Cy Young_55_assignsubmission_file" / "student.safetensors").write_bytes(b"cy's")
     (tmp_path / "dora" / "student.safetensors").write_bytes(b"dora's")
     (tmp_path / "dora" / "notes.txt").write_bytes(b"")
-    everybody = handed_in(tmp_path, edition.label, ["student.safetensors"])
-    read = {
-        (h.owner.name, h.owner.identifier, h.owner.late): h.uploads.get("student.safetensors")
-        for h in everybody
-    }
+    everybody = handed_in(tmp_path, ["student.safetensors"])
+    read = {(*h.owner[:2], h.owner.late): h.contents()[1].get("student.safetensors") for h in everybody}
     assert read == {
         ("lovelaceada", "123", True): b"ada's",
         ("bobbob", "77", False): None,
         ("Cy Young", "55", False): b"cy's",
-        ("", "", False): b"dora's",
+        ("dora", "", False): b"dora's",
     }
 
 

@@ -10,7 +10,7 @@ import pytest
 from tests.helpers import ROOT
 from tools import bootstrap
 
-LOCK = "uv pip install -q --no-deps -r requirements.lock"
+LOCK = "uv pip install -q --no-deps --require-hashes -r requirements.lock"
 LIBRARY = "uv pip install -q --no-deps --no-build-isolation -e ."
 
 
@@ -52,7 +52,7 @@ def calls(monkeypatch, fails):
 def venv(tmp_path, monkeypatch):
     """A project with an environment that was begun."""
     monkeypatch.setattr(bootstrap, "ROOT", str(tmp_path))
-    (tmp_path / "requirements.lock").write_text("tqdm==4.0\nuv==0.13.8\n")
+    (tmp_path / "requirements.lock").write_text("tqdm==4.0\nuv==0.13.8 \\\n    --hash=sha256:0\n")
     (tmp_path / "pyproject.toml").write_text("")
     folder = tmp_path / ".venv"
     (folder / "bin").mkdir(parents=True)
@@ -71,7 +71,9 @@ def finished(venv, calls):
 def test_an_interrupted_set_up_starts_over(venv, calls):
     (venv / "half").write_text("")
     bootstrap.main(str(venv))
-    assert list(calls) == [f"venv {venv}", "pip install -q uv==0.13.8", LOCK, "uv pip check -q", LIBRARY]
+    uv = f"pip install -q --require-hashes -r {venv}/uv.lock"
+    assert list(calls) == [f"venv {venv}", uv, LOCK, "uv pip check -q", LIBRARY]
+    assert (venv / "uv.lock").read_text() == "uv==0.13.8 \\\n    --hash=sha256:0\n"
     assert not (venv / "half").exists() and (venv / "installed.stamp").exists()
 
 

@@ -1,5 +1,6 @@
 """pyproject.toml, requirements.lock, environment.yml and the set-up tell one story."""
 
+import re
 import tomllib
 from pathlib import Path
 
@@ -52,6 +53,14 @@ def test_every_dependency_is_locked_within_its_range():
             assert requirement.specifier.contains(version(pin), prereleases=True), (
                 f"{pin} is outside {requirement}: run `make lock`"
             )
+
+
+def test_every_locked_file_has_its_sum_and_every_action_its_commit():
+    pins = re.split(r"\n(?=\S)", LOCK.strip())
+    assert all(re.search(r"--hash=sha256:[0-9a-f]{64}", pin) for pin in pins)
+    for path in (ROOT / ".github" / "workflows").iterdir():
+        used = re.findall(r"uses: (\S+)", path.read_text(encoding="utf-8"))
+        assert all(re.fullmatch(r"[\w/-]+@[0-9a-f]{40}", action) for action in used), path
 
 
 def test_every_locked_version_is_exact_and_markers_keep_several_apart():
