@@ -18,7 +18,7 @@ from atlib.data.sampler import TrainingData, steps_per_epoch
 from atlib.data.torch_data import as_data
 from atlib.pair import check_normalisation, student_of
 from atlib.train.checkpoint_manager import CheckpointManager
-from atlib.train.distributed import accelerate_as_it_was, agree, sigterm_noticed
+from atlib.train.distributed import accelerate_as_it_was, agree, stop_noticed
 from atlib.train.objectives import Loss, student_loss
 from atlib.train.recipe import Recipe
 from atlib.train.trainer import Preempted, Training
@@ -77,7 +77,7 @@ def train(
     Raises `ValueError` for a model without a classifier that is to learn labels, labels that it has no class
     for, no images, images that are normalised otherwise than a pair was told, and for a keeper whose run was
     started otherwise; `NonFiniteLoss` as soon as the loss or its gradient is not finite, the model then still
-    holding the last finite step's weights; `Preempted` after SIGTERM if there is a keeper;
+    holding the last finite step's weights; `Preempted` after SIGTERM or Ctrl-C if there is a keeper;
     `atlib.train.checkpoint_manager.CheckpointError` when a checkpoint cannot be written.
     """
     data = as_data(data, recipe.batch_size)
@@ -105,7 +105,7 @@ def train(
         ncols=80,
     )
     began = time.perf_counter()  # of the step: it includes waiting for images
-    with run.put_back_on_error(), sigterm_noticed(keeper is not None) as noticed, bar:
+    with run.put_back_on_error(), stop_noticed(keeper is not None) as noticed, bar:
         while position.step < end:
             part = run.part()
             for batch in data.epoch(part, workers):

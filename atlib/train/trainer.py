@@ -43,11 +43,11 @@ class NonFiniteLoss(RuntimeError):
 
 
 class Preempted(RuntimeError):
-    """SIGTERM came: the step in progress was finished, and the run kept at `checkpoint`, from which it goes
-    on."""
+    """SIGTERM or Ctrl-C came: the step in progress was finished, and the run kept at `checkpoint`, from which
+    it goes on."""
 
     def __init__(self, checkpoint: Path):
-        super().__init__(f"stopped by SIGTERM; everything up to here is kept in {checkpoint}")
+        super().__init__(f"stopped; everything up to here is kept in {checkpoint}")
         self.checkpoint = checkpoint
 
     def __reduce__(self):
