@@ -3,6 +3,7 @@
 import copy
 import os
 import signal
+import sys
 import threading
 import warnings
 from collections.abc import Iterator
@@ -109,21 +110,31 @@ def agree(accelerator: Accelerator, values: Tensor, stop: bool) -> tuple[Tensor,
 
 
 @contextmanager
-def sigterm_noticed(active: bool) -> Iterator[list]:
-    """Within the block SIGTERM, which a cluster sends before it takes a machine away, ends nothing: it is
-    noted in the list that is yielded.
+def stop_noticed(active: bool) -> Iterator[list]:
+    """Within the block SIGTERM, which a cluster sends before it takes a machine away, and the first Ctrl-C
+    end nothing: they are noted in the list that is yielded. A second Ctrl-C is a `KeyboardInterrupt`.
 
-    Not `active`, or in a thread that Python delivers no signals to, the signal keeps its meaning.
+    Not `active`, or in a thread that Python delivers no signals to, the signals keep their meaning.
     """
     noticed: list = []
     if not active or threading.current_thread() is not threading.main_thread():
         yield noticed
         return
-    previous = signal.signal(signal.SIGTERM, lambda *_: noticed.append(True))
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+
+    def note(number: int, frame: object) -> None:
+        noticed.append(number)
+        signal.signal(signal.SIGINT, before[signal.SIGINT] or signal.SIG_DFL)
+        if number == signal.SIGINT:
+            print("\nstopping after this step; Ctrl-C again stops at once", file=sys.stderr)
+
     try:
+        for number in before:
+            signal.signal(number, note)
         yield noticed
     finally:
-        signal.signal(signal.SIGTERM, previous or signal.SIG_DFL)
+        for number, handler in before.items():
+            signal.signal(number, handler or signal.SIG_DFL)
 
 
 # --- Weights that are divided among processes (FSDP2): what is trained then, and how the whole weights come

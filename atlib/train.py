@@ -28,8 +28,8 @@ from atlib.plan import Plan
 from atlib.processes import (
     accelerate_as_it_was,
     agree,
-    sigterm_noticed,
     start_processes,
+    stop_noticed,
     to_train,
     whole_weights,
 )
@@ -49,11 +49,11 @@ class NonFiniteLoss(RuntimeError):
 
 
 class Preempted(RuntimeError):
-    """SIGTERM came: the step in progress was finished, and the run kept at `checkpoint`, from which it goes
-    on."""
+    """SIGTERM or Ctrl-C came: the step in progress was finished, and the run kept at `checkpoint`, from which
+    it goes on."""
 
     def __init__(self, checkpoint: Path):
-        super().__init__(f"stopped by SIGTERM; everything up to here is kept in {checkpoint}")
+        super().__init__(f"stopped; everything up to here is kept in {checkpoint}")
         self.checkpoint = checkpoint
 
     def __reduce__(self):
@@ -113,7 +113,7 @@ def train(
     Raises `ValueError` for a model without a classifier that is to learn labels, labels that it has no class
     for, no images, images that are normalised otherwise than a pair was told, and for a keeper whose run was
     started otherwise; `NonFiniteLoss` as soon as the loss or its gradient is not finite, the model then still
-    holding the last finite step's weights; `Preempted` after SIGTERM if there is a keeper;
+    holding the last finite step's weights; `Preempted` after SIGTERM or Ctrl-C if there is a keeper;
     `atlib.checkpoint_manager.CheckpointError` when a checkpoint cannot be written.
     """
     data = as_data(data, recipe.batch_size)
@@ -143,7 +143,7 @@ def train(
         total=recipe.steps, desc=progress, initial=position.step, disable=hidden, mininterval=2.0, ncols=80
     )
     began = time.perf_counter()  # of the step: it includes waiting for images
-    with run.put_back_on_error(), sigterm_noticed(keeper is not None) as noticed, bar:
+    with run.put_back_on_error(), stop_noticed(keeper is not None) as noticed, bar:
         while position.step < end:
             part = ShardSpec(
                 seed,

@@ -56,7 +56,7 @@ COMMANDS = {
         "does a student follow its teacher's maps, or read them? a table of controls",
     ),
     "plot": ("atrun.plot", "losses and accuracies of runs as curves"),
-    "teacher": ("atrun.commands", "what a teacher is, and what of it can be transferred"),
+    "teacher": ("atrun.teacher_command", "what a teacher is, and what of it can be transferred"),
     "look": ("atrun.looking.commands", "a page of where every token of a model looks on a picture"),
 }
 
@@ -120,7 +120,7 @@ def _hint(error: Exception, command: str) -> str:
     from atrun.data.loading import CorruptImage
 
     if isinstance(error, CorruptImage):
-        return " (--on_corrupt skip leaves such images out; `python -m atlib resume DIR --on-corrupt skip`)"
+        return " (without --strict such images are left out; `python -m atlib resume DIR --on-corrupt skip`)"
     options = {
         "path": "--data_path FOLDER",
         "count": "--data_size NUMBER",

@@ -128,7 +128,7 @@ def held_out_images(
     data_path: str | None = None,
     image_column: str | None = None,
     label_column: str | None = None,
-    on_corrupt: str = "raise",
+    on_corrupt: str = "skip",
     workers: int = 0,
 ):
     """A split of a data set, treated as in evaluation. on_corrupt="skip" leaves out what cannot be decoded,

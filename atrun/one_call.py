@@ -24,13 +24,12 @@ from atlib.train import NonFiniteLoss, Preempted
 from atlib.vit import Architecture
 from atrun import generic
 from atrun.build import outputs_for, says_classes, training_images
-from atrun.commands import configured, note_hours, summary
+from atrun.commands import STRICT, configured, note_hours, settings_of, summary
 from atrun.config import RunConfig, config_path, read_config
 from atrun.configure import data_name, teacher_name
 from atrun.data.folders import pictures_below
 from atrun.data.splits import SPLIT_NAMES
 from atrun.method import Method, method_of_run
-from atrun.overrides import pairs
 from atrun.parts import Labelled
 from atrun.record import Record
 from atrun.report import Asked, run_report, table_report
@@ -289,8 +288,9 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
     parser.add_argument("--seeds", type=int, default=1, help="runs of each method (default: 1)")
     out = "the run's folder; of several runs, which are OUT/METHOD-SEED, that of their table"
     parser.add_argument("--out", type=Path, metavar="DIR", required=True, help=out)
+    parser.add_argument("--strict", action="store_true", help=STRICT)
     parser.epilog = (
-        "Settings of a run are further options, --epochs 20: `python -m atlib train --help` lists them."
+        "Settings of a run are further options, --epochs 20: `python -m atlib train --settings` lists them."
     )
     parser.set_defaults(run=transfer_command, takes_settings=True)
 
@@ -298,7 +298,7 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
 def transfer_command(arguments: argparse.Namespace) -> int:
     """`transfer`: one run, or the table of several."""
     student = None if arguments.student == "teacher" else arguments.student
-    asked = {"out": arguments.out, "settings": pairs(arguments.settings)}
+    asked = {"out": arguments.out, "settings": settings_of(arguments)}
     try:
         if len(arguments.methods) == arguments.seeds == 1:
             text = transfer(arguments.teacher, arguments.data, student, arguments.methods[0], **asked).report

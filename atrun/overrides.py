@@ -50,7 +50,7 @@ def read(texts: Mapping[str, str], kinds: Mapping[str, Any]) -> dict[str, Any]:
         if name not in kinds:
             close = difflib.get_close_matches(name, kinds)
             meant = f" Did you mean {' or '.join(f'--{other}' for other in close)}?" if close else ""
-            raise ValueError(f"unknown setting --{name}.{meant} --help lists them all")
+            raise ValueError(f"unknown setting --{name}.{meant} `train --settings` lists them all")
         if not isinstance(text, str):
             raise ValueError(f"{name}={text!r}: settings are texts, as on the command line, {str(text)!r}")
         if text.lower() == "none" and (kinds[name] is Any or type(None) in get_args(kinds[name])):

@@ -262,8 +262,9 @@ class Rows(Files):
     label_column: str | None = None
     #: read rows as they come instead of by index
     streaming: bool = False
-    #: what to do about an image that cannot be decoded: "raise", or "skip", also in the evaluation
-    on_corrupt: str = "raise"
+    #: what to do about an image that cannot be decoded: "skip", say it, count it and go on, also in the
+    #: evaluation, or "raise"
+    on_corrupt: str = "skip"
     #: None: images are taken as they are
     augmentation: Augmentation | None = None
 

@@ -88,7 +88,7 @@ def start(config: RunConfig, folder: Path, images=None, log: Callable[[dict], No
 
     Of several processes only the first writes. The config is written before the first step, so that a run
     that is killed can go on; where data, teacher or model do not fit together nothing is written. Raises
-    `ValueError` for a folder with another run, and `Preempted` after a SIGTERM, when all is saved.
+    `ValueError` for a folder with another run, and `Preempted` after SIGTERM or Ctrl-C, when all is saved.
     """
     if config.tensorboard:
         require_tensorboard()

@@ -144,7 +144,7 @@ ON_THE_COMMAND_LINE = {
     "one class": (SCRATCH, {"data": "one"}, ["a folder of its own", "pretrain"]),
     "images without folders": (SCRATCH, {"data": "flat"}, ["a folder of its own", "pretrain"]),
     "a class for validation alone": (SCRATCH, {"data": "extra"}, ["4 images", "'emu'", "train"]),
-    "an unreadable image": (SCRATCH, {"data": "broken"}, ["cannot be decoded", "--on_corrupt skip"]),
+    "an unreadable image": ((*SCRATCH, "--strict"), {"data": "broken"}, ["cannot be decoded", "--strict"]),
     "no such data set": ((*SCRATCH, "--data", "cifar11"), {}, ["'cifar11'", "'cifar10'"]),
     "no such recipe": (("--recipe", "mae-scratch-vit-bas"), {}, ["mae-scratch-vit-base"]),
     "no such split": ((*SCRATCH, "--evaluation_split", "tset"), {}, ["'tset'", "'validation'"]),

@@ -492,7 +492,7 @@ def folder_of_images(tmp_path):
 
 def test_photographs_from_a_folder(tmp_path, folder_of_images, capsys):
     out = tmp_path / "run"
-    request = photographs.asked(folder_of_images, out, "on_corrupt=skip", "training_split=train+validation")
+    request = photographs.asked(folder_of_images, out, "training_split=train+validation")
     assert command.main([*request, "--dry-run"]) == 0
     assert "21 training images" in capsys.readouterr().out and not out.exists()
     assert command.main(request) == 0
@@ -518,7 +518,7 @@ def test_a_corrupt_image_of_the_evaluation_does_not_end_a_run_for_good(tmp_path,
         shutil.copy(folder_of_images / "train" / kind / f"{number:02}.png", held / kind)
     (folder_of_images / "train" / "dog" / "99.png").rename(held / "dog" / "99.png")
     out, whole = tmp_path / "run", tmp_path / "whole"
-    assert command.main(photographs.asked(folder_of_images, out, "save_every=2")) == 2
+    assert command.main([*photographs.asked(folder_of_images, out, "save_every=2"), "--strict"]) == 2
     assert "`python -m atlib resume DIR --on-corrupt skip`" in capsys.readouterr().err
     started = read_config(out)
     assert command.main(["resume", str(out)]) == 2
@@ -527,7 +527,7 @@ def test_a_corrupt_image_of_the_evaluation_does_not_end_a_run_for_good(tmp_path,
     assert read_config(out) == started.changed(on_corrupt="skip")
     results = read_record(out / "record.json").results
     assert "validation_accuracy" in results and results["validation_images"] == 2
-    request = photographs.asked(folder_of_images, whole, "save_every=2", "on_corrupt=skip")
+    request = photographs.asked(folder_of_images, whole, "save_every=2")
     assert command.main(request) == 0
     assert same(weights(out), weights(whole)) and read_record(whole / "record.json").results == results
     capsys.readouterr()

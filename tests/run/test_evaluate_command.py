@@ -120,8 +120,10 @@ def test_data_are_read_as_asked(tmp_path, capsys):
     assert code == 2 and "--image_column NAME" in text
     code, *_, text = said(capsys, weights, "--data", data, *sets("image_column=y", "label_column=pix"))
     assert code == 2 and "in pix, labels may be in y" in text
-    code, *_, text = said(capsys, weights, "--data", data, *columns)
-    assert code == 2 and "image 2 " in text and "--on_corrupt skip" in text
+    asked = weights, "--data", data, *columns
+    code, *_, text = said(capsys, *asked, *sets("on_corrupt=raise"))
+    assert code == 2 and "image 2 " in text and "--strict" in text
+    assert said(capsys, *asked)[2] == "7", "left out, and counted"
     code, accuracy, count, loss, text = said(
         capsys, weights, "--data", data, *columns, *sets("on_corrupt=skip", "workers=1")
     )

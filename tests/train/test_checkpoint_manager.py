@@ -362,20 +362,31 @@ def test_a_loss_that_is_not_finite_names_the_checkpoint_and_the_images(glyphs64,
     assert all(str(part) in str(error) for part in ("step 5", error.checkpoint, error.indices))
 
 
-def test_sigterm_keeps_the_step_in_progress_and_says_where(glyphs64, tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_keeps_the_step_in_progress_and_says_where(glyphs64, tmp_path, number):
     whole, *_ = run(tiny, glyphs64, SHORT)
-    handler = signal.getsignal(signal.SIGTERM)
+    handler = signal.getsignal(number)
     with pytest.raises(Preempted) as caught:
         run(
             tiny,
             glyphs64,
             SHORT,
             tmp_path,
-            log=lambda entry: os.kill(os.getpid(), signal.SIGTERM) if entry["step"] == 6 else None,
+            log=lambda entry: os.kill(os.getpid(), number) if entry["step"] == 6 else None,
         )
     assert caught.value.checkpoint == tmp_path / "step-00000007" and steps(tmp_path) == [7]
-    assert signal.getsignal(signal.SIGTERM) is handler
+    assert signal.getsignal(number) is handler
     assert same(run(tiny, glyphs64, SHORT, tmp_path)[0], whole)
+
+
+def test_a_second_interrupt_stops_at_once(glyphs64, tmp_path):
+    def twice(entry):
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tiny, glyphs64, SHORT, tmp_path, log=twice)
+    assert steps(tmp_path) == []
 
 
 def test_a_damaged_later_checkpoint_never_costs_the_good_ones(tmp_path):

