@@ -4,10 +4,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from atfamily.map_cache import MapCache
     from atlib.attention import Instead, Seen, Unwalkable, Walk, walk
     from atlib.attention_transfer import AttentionTransfer
     from atlib.losses import attention_cross_entropy
-    from atlib.map_cache import MapCache
     from atlib.pair import Normalisation
     from atlib.plan import Plan
     from atlib.recipe import Recipe
@@ -33,7 +33,7 @@ _HOME = {
     "Instead": "atlib.attention",
     "Unwalkable": "atlib.attention",
     "attention_cross_entropy": "atlib.losses",
-    "MapCache": "atlib.map_cache",
+    "MapCache": "atfamily.map_cache",
     "Normalisation": "atlib.pair",
     "load_teacher": "atrun.teachers.load",
     "look": "atrun.looking.page",

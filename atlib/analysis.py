@@ -233,10 +233,10 @@ def linear_cka(x: Tensor, y: Tensor) -> float:
     the same in every row. Source: Kornblith et al. 2019 (arXiv 1905.00414), section 3.
     """
     (x,), (y,) = _checked([x], [y], 2)
-    for name, each in (("x", x), ("y", y)):
-        if not _varies(each, each[0]):
+    for name, side in (("x", x), ("y", y)):
+        if not _varies(side, side[0]):
             raise ValueError(_no_variance(name))
-    x, y = (each.double() - each.double().mean(0) for each in (x, y))
+    x, y = (side.double() - side.double().mean(0) for side in (x, y))
     # CKA does not see a scale, and its fourth power would leave float64.
     x, y = x / x.abs().max(), y / y.abs().max()
     n, p, q = len(x), x.shape[1], y.shape[1]
@@ -272,7 +272,7 @@ class _LayerPairs:
             before, now = [len(row) for row in first], [x.shape[1] for x in side]
             if before != now:
                 raise ValueError(f"{name} had features {before} (one number a layer), this batch has {now}")
-            varying[:] = [known or _varies(x, row) for known, x, row in zip(varying, side, first)]
+            varying[:] = [varied or _varies(x, row) for varied, x, row in zip(varying, side, first)]
         self._add(*sides)
         self.rows += len(sides[0][0])
 
@@ -284,9 +284,9 @@ class _LayerPairs:
             if not all(varying):
                 raise ValueError(_no_variance(_name(name, varying.index(False), len(varying))))
         xy, xx, yy = self._hsic()
-        for name, own in zip("xy", (xx, yy)):
-            if (own <= 0).any():
-                layer, least = _name(name, own.argmin().item(), len(own)), own.min().item()
+        for name, hsic in zip("xy", (xx, yy)):
+            if (hsic <= 0).any():
+                layer, least = _name(name, hsic.argmin().item(), len(hsic)), hsic.min().item()
                 raise ValueError(
                     f"HSIC of {layer} with itself is {least:.3g}: larger batches, or StreamingCKA"
                 )
@@ -398,7 +398,7 @@ def layer_cka(
     waiting, left, batches = [], len(images), 0
     for walked in walks((a,) if a is b else (a, b), images, batch_size):
         sides = zip(reads, (walked[0], walked[-1]))
-        waiting.append([[read(tokens).clone() for tokens in each.stream] for read, each in sides])
+        waiting.append([[read(tokens).clone() for tokens in seen.stream] for read, seen in sides])
         left -= len(walked[0].tokens)
         if left == 0 or len(images) - left >= batch_size * (batches + 1) and left >= pairs.least:
             pairs.update_layers(*([torch.cat(parts) for parts in zip(*side)] for side in zip(*waiting)))
@@ -481,8 +481,8 @@ def jensen_shannon(p: Tensor, q: Tensor) -> Tensor:
     """
     if p.shape != q.shape or p.ndim == 0:
         raise ValueError(f"p and q are of one shape, got {tuple(p.shape)} and {tuple(q.shape)}")
-    for name, each in (("p", p), ("q", q)):
-        check_probabilities(each.reshape(-1, each.shape[-1]), name)
+    for name, rows in (("p", p), ("q", q)):
+        check_probabilities(rows.reshape(-1, rows.shape[-1]), name)
     return _divergence(p, q)
 
 
@@ -531,8 +531,8 @@ class StreamingDivergence:
             p = as_double(p)
             entropy = _entropy(p)
             for g, (q, entropy_b) in enumerate(zip(maps_b.unbind(1), entropies_b)):
-                found = _from_entropies(p, as_double(q).to(p.device), entropy, entropy_b.to(p.device))
-                self._heads[h, g] += found.mean(-1).sum().item()
+                apart = _from_entropies(p, as_double(q).to(p.device), entropy, entropy_b.to(p.device))
+                self._heads[h, g] += apart.mean(-1).sum().item()
         means = [sum(as_double(p) for p in maps.unbind(1)) / maps.shape[1] for maps in (maps_a, maps_b)]
         self._averaged += _divergence(means[0], means[1].to(means[0].device)).mean(-1).sum().item()
         self.images += len(maps_a)
@@ -694,8 +694,8 @@ def check_labels(labels: Tensor, rows: int, classes: int | None = None, name: st
         raise ValueError(f"{name} must be class indices ({rows},), one for each row, got {got}")
     wrong = labels < 0 if classes is None else (labels < 0) | (labels >= classes)
     if wrong.any():
-        known = "from 0 on" if classes is None else f"0 to {classes - 1}, as the model has them"
-        raise ValueError(f"{name} holds {labels[wrong][0].item()}: class indices are {known}")
+        allowed = "from 0 on" if classes is None else f"0 to {classes - 1}, as the model has them"
+        raise ValueError(f"{name} holds {labels[wrong][0].item()}: class indices are {allowed}")
 
 
 def check_probabilities(p: Tensor, name: str) -> None:
@@ -719,5 +719,5 @@ def _refuse_rows(bad: Tensor, values: Tensor, where: str, problem: str) -> None:
     """Raise `ValueError` for the first row of the maps that is `bad`; bad and values: (B, H, N)."""
     if bad.any():
         b, h, i = bad.nonzero()[0].tolist()
-        found = problem.format(values[b, h, i].item())
-        raise ValueError(f"{where}head {h}: the row of query {i} in image {b} {found}")
+        wrong = problem.format(values[b, h, i].item())
+        raise ValueError(f"{where}head {h}: the row of query {i} in image {b} {wrong}")

@@ -166,10 +166,7 @@ class AttentionTransfer(Pair):
         if not self._sees_images:  # texts, clips
             return images, images
         if images.ndim == 5 and images.shape[1] != 2:
-            raise ValueError(
-                f"got images {tuple(images.shape)}: five dimensions are pairs, the student's image and the"
-                " teacher's, (B, 2, channels, height, width); give views one by one"
-            )
+            raise ValueError(f"images {tuple(images.shape)}: pairs are (B, 2, channels, height, width)")
         of_both = (images[:, 0], images[:, 1]) if images.ndim == 5 else (images, images)
         check_images(self.student, of_both[0])
         return of_both
@@ -191,10 +188,7 @@ class AttentionTransfer(Pair):
 
     def _check_student(self) -> None:
         if self.student is not self._built_with[0]:
-            raise ValueError(
-                f"the pair's student was replaced by a {type(self.student).__name__} after it was built:"
-                " build another pair"
-            )
+            raise ValueError("the pair's student was replaced after it was built: build another pair")
         trains = self.training and torch.is_grad_enabled() and not torch.compiler.is_compiling()
         if trains and not self._looked:
             self._looked = _refuse_ddp_around(self.student)
@@ -221,23 +215,19 @@ class AttentionTransfer(Pair):
             ).layers
         kept = [_constant(seen[layer], self._form.parts) for layer in layers]
         if shown.dtype != images.dtype:  # of a teacher in half precision, in the student's
-            kept = [_in_precision(layer, images.dtype) for layer in kept]
+            kept = [
+                Seen(*(x.to(images.dtype) if isinstance(x, Tensor) else x for x in layer)) for layer in kept
+            ]
         return [_on_tokens(layer, self.pairing.teacher_tokens) for layer in kept]
 
     def _given_layers(self, images: Tensor) -> list[Seen]:
         maps = self._maps(self.for_teacher(images))
         layers = [of_teacher for _, of_teacher in self.pairing.layers]
         if missing := [layer for layer in layers if layer not in maps]:
-            raise ValueError(
-                f"the plan transfers the teacher's layer {missing[0]}, and there are maps of layers"
-                f" {sorted(maps)} alone: store those too, or leave them out of the plan's layers="
-            )
+            raise ValueError(f"maps= has layers {sorted(maps)}, the plan transfers layer {missing[0]} too")
         tokens = self.pairing.teacher_tokens
         if tokens is not None and (wrong := [m for m in layers if maps[m].shape[-1] != tokens[-1] + 1]):
-            raise ValueError(
-                f"maps= has {maps[wrong[0]].shape[-1]} tokens in layer {wrong[0]}, and the teacher of this"
-                f" pair has {tokens[-1] + 1}: give maps of images of the size that it is built for"
-            )
+            raise ValueError(f"maps= has {maps[wrong[0]].shape[-1]} tokens, and the teacher {tokens[-1] + 1}")
         kept = [maps[layer] if tokens is None else keep_tokens(maps[layer], tokens) for layer in layers]
         return [Seen(None, None, None, 1.0, given=p) for p in kept]
 
@@ -427,15 +417,9 @@ def _check_served_by_maps(plan: Plan, pairing: Pairing, student: nn.Module) -> N
     if plan.what != "map":
         raise ValueError(f"maps= holds maps, and the plan transfers {plan.what!r}: run the teacher for that")
     if pairing.heads_differ and plan.unequal_heads == "aggregate":
-        raise ValueError(
-            "unequal_heads='aggregate' sums the teacher's logits, and maps= holds maps: take 'average', or"
-            " run the teacher"
-        )
+        raise ValueError("unequal_heads='aggregate' needs the teacher's logits, not maps=: take 'average'")
     if drops(student) and plan.share_drop_path:
-        raise ValueError(
-            "the student has stochastic depth, which the plan shares with the teacher, and maps= holds those"
-            " of the whole teacher: take share_drop_path=False, or run the teacher"
-        )
+        raise ValueError("maps= are of the whole teacher: take share_drop_path=False")
 
 
 def _form_of(plan: Plan, pairing: Pairing, teacher: Sizes, student: Sizes, given: bool) -> _Form:
@@ -479,10 +463,7 @@ def _refuse_ddp_around(student: nn.Module) -> bool:
             wrapper for wrapper in gc.get_objects() if issubclass(type(wrapper), DistributedDataParallel)
         )
         if any(wrapper.module is student for wrapper in holders):
-            raise ValueError(
-                "the student is in a DistributedDataParallel, which does not see its walk: build the pair"
-                " with the bare student, and wrap the pair"
-            )
+            raise ValueError("wrap the pair in DistributedDataParallel, not its student")
     return True
 
 
@@ -492,15 +473,6 @@ def _one_by_one(layers: list[Seen]) -> Iterator[Seen]:
     del layers
     while waiting:
         yield waiting.pop()
-
-
-def _in_precision(seen: Seen, dtype: torch.dtype) -> Seen:
-    cast = {name: part.to(dtype) for name, part in seen._asdict().items() if _is_float(part)}
-    return seen._replace(**cast)
-
-
-def _is_float(part: object) -> bool:
-    return isinstance(part, Tensor) and part.is_floating_point()
 
 
 def _constant(seen: Seen, parts: str) -> Seen:
@@ -520,10 +492,7 @@ def _on_tokens(seen: Seen, tokens: Sequence[int] | None) -> Seen:
         return seen
     count = next(x.shape[2] for name in "qkv" if (x := getattr(seen, name)) is not None)
     if tokens[-1] + 1 != count:  # the last patch is among them
-        raise ValueError(
-            f"these images make {count} tokens, and the pair was built for {tokens[-1] + 1}: give images of"
-            " the size that both ViTs are built for (img_size=)"
-        )
+        raise ValueError(f"these images make {count} tokens, and the pair was built for {tokens[-1] + 1}")
     return seen._replace(
         **{name: x[:, :, tokens] for name in "qkv" if (x := getattr(seen, name)) is not None},
         bias=None if seen.bias is None else seen.bias[..., tokens, :][..., tokens],

@@ -86,14 +86,15 @@ class FeatureDistillation(Distillation):
         with self.frozen_teachers():
             shown = self.for_teacher(images)
             if last + 1 < len(self.teacher.blocks):
-                theirs = walk(self.teacher, shown, stop_after=last + 1).stream
+                teacher_stream = walk(self.teacher, shown, stop_after=last + 1).stream
             else:
-                theirs = walk(self.teacher, shown, head=False).stream
-        own = walk(self.student, images)
-        streams = [own.stream[layer] for layer in self.layers]
+                teacher_stream = walk(self.teacher, shown, head=False).stream
+        seen = walk(self.student, images)
+        streams = [seen.stream[layer] for layer in self.layers]
         if self.projectors is not None:
             streams = [project(stream) for project, stream in zip(self.projectors, streams)]
-        return Transferred(own.logits, feature_mse(streams, [theirs[i].clone() for _, i in self.pairs]))
+        targets = [teacher_stream[of_teacher].clone() for _, of_teacher in self.pairs]
+        return Transferred(seen.logits, feature_mse(streams, targets))
 
 
 class TokenDistillation(Distillation):
@@ -123,12 +124,12 @@ class TokenDistillation(Distillation):
     def transferred(self, images: Tensor) -> Transferred:
         """Student logits and the squared error of its projected tokens."""
         with self.frozen_teachers():
-            theirs = self._tokens(images)
-        own = self.student.forward_features(images)
-        if own.shape[1] != theirs.shape[1]:
-            raise ValueError(f"{own.shape[1]} tokens of the student, {theirs.shape[1]} of the teacher")
-        target = F.layer_norm(theirs, theirs.shape[-1:]).clone()
-        return Transferred(self.student.forward_head(own), feature_mse([self.projector(own)], [target]))
+            teacher_tokens = self._tokens(images)
+        tokens = self.student.forward_features(images)
+        if tokens.shape[1] != teacher_tokens.shape[1]:
+            raise ValueError(f"{tokens.shape[1]} and {teacher_tokens.shape[1]} tokens of student and teacher")
+        target = F.layer_norm(teacher_tokens, teacher_tokens.shape[-1:]).clone()
+        return Transferred(self.student.forward_head(tokens), feature_mse([self.projector(tokens)], [target]))
 
 
 class LogitDistillation(Distillation):
@@ -160,11 +161,11 @@ class LogitDistillation(Distillation):
         """Student logits and the distillation loss. Raises `ValueError` when the teacher predicts other
         classes."""
         with self.frozen_teachers():
-            theirs = self.teacher(self.for_teacher(images))
-        logits, theirs = self.student(images), theirs.clone()
+            teacher_logits = self.teacher(self.for_teacher(images))
+        logits, teacher_logits = self.student(images), teacher_logits.clone()
         if self.hard:
-            return Transferred(logits, hard_distillation(logits, theirs))
-        return Transferred(logits, soft_distillation(logits, theirs, self.temperature))
+            return Transferred(logits, hard_distillation(logits, teacher_logits))
+        return Transferred(logits, soft_distillation(logits, teacher_logits, self.temperature))
 
 
 # images (B, 3, height, width) -> the index of each one's group, int64 (B,)
@@ -202,9 +203,9 @@ class StoredMaps(Pair):
             # a copy of what inference mode made, so that a checkpoint can be read into it
             self.register_buffer(f"maps_{layer}", of_layer.clone())
         tokens = student.num_prefix_tokens + student.patch_embed.num_patches
-        own = [(block.attn.num_heads, tokens, tokens) for block in student.blocks]
-        if (stored := [tuple(of_layer.shape[1:]) for of_layer in maps]) != own:
-            both = f"{stored[0]} in {len(stored)} layers, the student's {own[0]} in {len(own)}"
+        needed = [(block.attn.num_heads, tokens, tokens) for block in student.blocks]
+        if (stored := [tuple(of_layer.shape[1:]) for of_layer in maps]) != needed:
+            both = f"{stored[0]} in {len(stored)} layers, the student's {needed[0]} in {len(needed)}"
             raise ValueError(f"the maps are (heads, tokens, tokens) {both}")
 
     @property

@@ -176,10 +176,7 @@ def _opened(path: Path) -> Iterator[tuple[safe_open, dict]]:
             yield file, header if isinstance(header, dict) else {}
     except (SafetensorError, json.JSONDecodeError, OSError) as error:
         if path.suffix != ".safetensors":
-            raise OSError(
-                f"{path} is no safetensors file, which this needs: atlib.load_teacher({str(path)!r}) reads"
-                " others, and atlib.checkpoint.save_vit writes the ViT that it has found"
-            ) from error
+            raise OSError(f"{path} is no safetensors file: atlib.load_teacher reads others") from error
         raise OSError(
             f"{path} is no readable safetensors file, perhaps cut off ({error}); it was left as it is"
         ) from error
@@ -216,11 +213,7 @@ def _load_state(vit: nn.Module, tensors: dict[str, Tensor], path: str | Path) ->
 
 def _check_architecture(vit: VisionTransformer, architecture: Architecture) -> None:
     if not isinstance(architecture, Architecture):
-        raise ValueError(
-            f"architecture={architecture!r}: an Architecture says how timm builds the {type(vit).__name__}. A"
-            " class of your own has none: save its state dict beside the student's, or distill, after which"
-            " the student needs no teacher"
-        )
+        raise ValueError(f"architecture={architecture!r}: give an Architecture, which timm builds")
     Architecture.read(architecture._asdict())  # or the file could not be read
     with torch.random.fork_rng(devices=[]):  # its weights are drawn for nothing
         built = architecture.build_classifier()

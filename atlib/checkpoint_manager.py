@@ -105,12 +105,11 @@ class CheckpointManager:
             if not temporary.is_dir():
                 raise OSError(errno.ENOENT, "the folder must be one that all machines see")
             accelerator.save_state(str(temporary))
-            _save_tensors(own, _own_file(temporary, accelerator))
+            _save_tensors(own, _file_of_process(temporary, accelerator))
             if accelerator.is_main_process:
                 _save_tensors(shared, temporary / "shared.safetensors")
-                own_config = {**self.config, **config}
-                described = {**facts, "config": own_config, "processes": accelerator.num_processes}
-                write_atomically(temporary / FACTS, json.dumps(described).encode())
+                beside = {"config": {**self.config, **config}, "processes": accelerator.num_processes}
+                write_atomically(temporary / FACTS, json.dumps({**facts, **beside}).encode())
             accelerator.wait_for_everyone()
             if accelerator.is_main_process:
                 self._seal(temporary, path, metrics)
@@ -160,9 +159,9 @@ class CheckpointManager:
         if changed := differences(then, json.loads(json.dumps(now))):
             raise ValueError(f"the run in {self.folder} was started otherwise: {'; '.join(changed)}")
         accelerator.load_state(str(path))
-        own = _own_file(path, accelerator)  # of a process more than there were: the first one's
+        file = _file_of_process(path, accelerator)  # of a process more than there were: the first one's
         shared = load_file(path / "shared.safetensors")
-        return Restored(path, facts, shared | load_file(own if own.exists() else path / FIRST))
+        return Restored(path, facts, shared | load_file(file if file.exists() else path / FIRST))
 
     def _checkpoints(self) -> list[Path]:
         """Everything under a checkpoint's name, oldest first, whole or not."""
@@ -281,7 +280,7 @@ def _manifest(path: Path) -> dict | None:
         return None
 
 
-def _own_file(folder: Path, accelerator: Accelerator) -> Path:
+def _file_of_process(folder: Path, accelerator: Accelerator) -> Path:
     return folder / f"process-{accelerator.process_index:05d}.safetensors"
 
 
@@ -308,21 +307,21 @@ def _force(path: Path) -> None:
 def identity_of(data: Any) -> dict[str, str]:
     """Digests of what data are: the names of their classes, their pixels where these are in memory, and of
     their files the names, the sizes and the times of the last change. What is not there is left out."""
-    known = {}
+    digests = {}
     if classes := getattr(data, "classes", None):
-        known["classes"] = _digest(map(str, classes))
+        digests["classes"] = _digest(map(str, classes))
     if isinstance(pixels := getattr(data, "pixels", None), Tensor):
         flat = pixels.detach().cpu().contiguous().flatten()
-        known["pixels"] = hashlib.sha256(flat.view(torch.uint8).numpy()).hexdigest()[:16]
+        digests["pixels"] = hashlib.sha256(flat.view(torch.uint8).numpy()).hexdigest()[:16]
     files = _files_of(data)
     if not files:
-        return known
+        return digests
     facts = [_fact(file) for file in files]
     root = os.path.commonpath(files) if len(files) > 1 else os.path.dirname(files[0])
-    known["names of files"] = _digest(os.path.relpath(file, root) for file in files)
-    known["sizes of files"] = _digest(size for size, _ in facts)
-    known["times of files"] = _digest(time for _, time in facts)
-    return known
+    digests["names of files"] = _digest(os.path.relpath(file, root) for file in files)
+    digests["sizes of files"] = _digest(size for size, _ in facts)
+    digests["times of files"] = _digest(time for _, time in facts)
+    return digests
 
 
 def _files_of(data: Any) -> Sequence[str]:

@@ -41,10 +41,7 @@ class MaskedAutoencoder(nn.Module):
         P = vit.patch_embed.num_patches
         self.visible = round(P * (1 - mask_ratio))
         if not 0 < self.visible < P:
-            raise ValueError(
-                f"mask_ratio={mask_ratio} leaves {self.visible} of {P} patches visible; it must hide some and"
-                " leave some"
-            )
+            raise ValueError(f"mask_ratio={mask_ratio} leaves {self.visible} of {P} patches visible")
         self.vit = vit
         pixels = vit.patch_embed.patch_size[0] * vit.patch_embed.patch_size[1] * 3
         self.to_decoder = nn.Linear(vit.embed_dim, decoder_width)

@@ -36,19 +36,13 @@ def average_over(maps: Sequence[Tensor], what: str) -> list[Tensor]:
     if what == "layers":
         shapes = [tuple(map.shape) for map in maps]
         if len(maps) == 1:
-            raise ValueError(
-                'an average over "layers" needs at least two layers, got one: transfer more layers, or'
-                " average over something else"
-            )
+            raise ValueError("an average over 'layers' needs at least two layers, got one")
         if len(set(shapes)) > 1:
             raise ValueError(f'an average over "layers" needs maps of one shape (B, H, N, N), got {shapes}')
         mean = torch.stack(list(maps)).mean(0)
         return [mean] * len(maps)
     if what == "examples" and (alone := [index for index, map in enumerate(maps) if len(map) == 1]):
-        raise ValueError(
-            f'an average over "examples" needs at least two examples, the batch size of layer {alone[0]} is'
-            " 1: there is nothing to average, and the map would be the example's own"
-        )
+        raise ValueError(f"the batch of layer {alone[0]} is 1: an average over 'examples' needs two")
     axis = {"examples": 0, "heads": 1, "queries": 2}[what]
     return [map.mean(axis, keepdim=True).expand_as(map) for map in maps]
 
@@ -187,10 +181,7 @@ def keep_tokens(map: Tensor, tokens: Sequence[int]) -> Tensor:
     empty = mass.detach().squeeze(-1) < torch.finfo(map.dtype).tiny
     if empty.any():
         b, h, i = empty.nonzero()[0].tolist()
-        raise ValueError(
-            f"batch {b}, head {h}, row {tokens[i]} gives nothing to the kept tokens, so it cannot be rescaled"
-            " to sum to 1. Keep the token it attends to, or make the map from the q and k of the kept tokens"
-        )
+        raise ValueError(f"batch {b}, head {h}, row {tokens[i]} gives nothing to the kept tokens")
     return kept / mass
 
 
@@ -264,11 +255,7 @@ def check_grid(tokens: int, grid: Grid, prefix_tokens: int, name: str = "grid") 
     one."""
     down, across = grid = _sides(grid, name)
     if prefix_tokens < 0 or down * across != tokens - prefix_tokens:
-        raise ValueError(
-            f"{name}={grid} has {down} x {across} = {down * across} patches, but {tokens} tokens less"
-            f" {prefix_tokens} prefix tokens are {tokens - prefix_tokens}; a timm ViT has"
-            " patch_embed.grid_size and num_prefix_tokens"
-        )
+        raise ValueError(f"{name}={grid} does not fit {tokens} tokens, {prefix_tokens} of them prefix tokens")
     return grid
 
 

@@ -61,8 +61,8 @@ def check_labels(targets: Tensor, classes: int | None) -> None:
         raise ValueError(
             f"labels are {targets.dtype} {tuple(targets.shape)}, not class indices: call .long()"
         )
-    known = targets[targets != UNLABELLED]
-    wrong = known[(known < 0) | (known >= classes)] if classes else known[known < 0]
+    labels = targets[targets != UNLABELLED]
+    wrong = labels[(labels < 0) | (labels >= classes)] if classes else labels[labels < 0]
     if len(wrong):
         raise ValueError(f"label {wrong[0].item()} is none of the model's {classes} classes (num_classes=)")
 
@@ -77,8 +77,8 @@ def task_loss(logits: Tensor, labels: Tensor, recipe: Recipe) -> Tensor:
     2110.00476; as DeiT III trains, arXiv 2204.07118).
     """
     if labels.ndim == 1 and (labels == UNLABELLED).any():
-        known = labels != UNLABELLED
-        logits, labels = logits[known], labels[known]
+        labelled = labels != UNLABELLED
+        logits, labels = logits[labelled], labels[labelled]
         if len(labels) == 0:
             return logits.sum()
     if not recipe.binary:

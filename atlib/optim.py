@@ -109,9 +109,9 @@ class EMA:
         divide(model)
         with torch.no_grad():
             for value, parameter in zip(self.values, model.parameters(), strict=True):
-                own = parameter.detach().clone()
+                weights = parameter.detach().clone()
                 parameter.copy_(value)
-                value.copy_(own)
+                value.copy_(weights)
 
 
 def _local(value: Tensor) -> Tensor:

@@ -43,10 +43,7 @@ class Normalisation:
                 raise ValueError(f"Normalisation({name}={value!r}): {name} is {says}, or one for all three")
             if max(map(abs, values)) > LARGEST:
                 in_0_to_1 = ", ".join(f"{value / 255:.3f}" for value in values)
-                raise ValueError(
-                    f"Normalisation({name}={value!r}): pixels are numbers from 0 to 1 here, so these must be"
-                    f" divided by 255: {in_0_to_1}"
-                )
+                raise ValueError(f"Normalisation({name}={value!r}): for pixels in 0..1 it is {in_0_to_1}")
             object.__setattr__(self, name, values)
         if len(self.mean) != len(self.std):
             raise ValueError(f"mean={self.mean} and std={self.std}: both have one number a channel")
@@ -329,11 +326,7 @@ def check_normalisation(model: nn.Module, images: object) -> None:
     for part in model.modules():
         told = part.normalisation if isinstance(part, Pair) else None
         if None not in (now, told) and now != told:
-            raise ValueError(
-                f"the images have {now}, and the pair was built for images of {told}, which it normalises"
-                " anew for its teacher: build it with normalisation=images.normalisation, or read the images"
-                " with the other mean and std"
-            )
+            raise ValueError(f"the images have {now}, and the pair was built with normalisation= of {told}")
         if now is None and isinstance(part, Pair) and part._assumed:
             warnings.warn(
                 f"neither the images nor the pair say how images are normalised; they are taken to be"

@@ -84,11 +84,11 @@ def start_processes(recipe: Recipe, cpu: bool = False) -> Accelerator:
 def require_together() -> None:
     """Raise `ValueError` for one of several processes that do not know of each other: each would write as if
     it were the only one."""
-    known = "LOCAL_RANK" in os.environ or any(name in os.environ for name in OF_MPI)
-    if (asked := processes_asked()) > 1 and not known:
+    launched = "LOCAL_RANK" in os.environ or any(name in os.environ for name in OF_MPI)
+    if (asked := processes_asked()) > 1 and not launched:
         raise ValueError(f"one of {asked} processes, without a LOCAL_RANK: use `accelerate launch`")
     # what `accelerate launch` sets for several processes, though it has started this one alone
-    if not known and {"MASTER_ADDR", "ACCELERATE_MIXED_PRECISION"} <= os.environ.keys():
+    if not launched and {"MASTER_ADDR", "ACCELERATE_MIXED_PRECISION"} <= os.environ.keys():
         raise ValueError("the launcher was asked for several processes and started one: --multi_gpu or --cpu")
 
 
@@ -104,8 +104,8 @@ def agree(accelerator: Accelerator, values: Tensor, stop: bool) -> tuple[Tensor,
     """The means of numbers (n,) over the processes, and whether one of them wants to stop, in one message."""
     if accelerator.num_processes == 1:
         return values, stop
-    own = torch.cat([values.float(), values.new_tensor([stop], dtype=torch.float32)])
-    means = accelerator.reduce(own, "mean")
+    numbers = torch.cat([values.float(), values.new_tensor([stop], dtype=torch.float32)])
+    means = accelerator.reduce(numbers, "mean")
     return means[:-1], means[-1].item() > 0
 
 

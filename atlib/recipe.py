@@ -149,8 +149,8 @@ class Recipe:
     def described(cls, values: Mapping[str, Any]) -> "Recipe":
         """The recipe that `describe` has described; what a record says beside it, such as its plan, is left
         out."""
-        known = {field.name: values[field.name] for field in fields(cls) if field.name in values}
-        return cls(**{n: tuple(value) if isinstance(value, list) else value for n, value in known.items()})
+        kept = {field.name: values[field.name] for field in fields(cls) if field.name in values}
+        return cls(**{n: tuple(value) if isinstance(value, list) else value for n, value in kept.items()})
 
 
 # Masked auto-encoding, AdamW as in He et al. 2022 (arXiv 2111.06377), appendix A: β2 = 0.95, weight decay

@@ -281,14 +281,15 @@ class Training:
         classes = getattr(self.student, "num_classes", None)
         images, targets = mixed(images, targets, self.recipe, classes, draw)
         total: dict[str, Tensor] = {}  # of the loss, "", and of what is noted of it
-        for some, their in zip(images.tensor_split(parts), targets.tensor_split(parts)):
-            weight = batch.weight * len(some) / len(images)
-            if len(some) == 0:  # fewer images than parts: every process must do as many parts as the others
-                some, their = images[:1], targets[:1]
+        for part_images, part_targets in zip(images.tensor_split(parts), targets.tensor_split(parts)):
+            weight = batch.weight * len(part_images) / len(images)
+            # fewer images than parts: every process must do as many parts as the others
+            if len(part_images) == 0:
+                part_images, part_targets = images[:1], targets[:1]
             # gradients are averaged over the processes in the last part only
             with self.accelerator.accumulate(self.model):
                 with self.accelerator.autocast(), noted() as notes:
-                    value = weight * self.loss(self.model, some, their, self.recipe)
+                    value = weight * self.loss(self.model, part_images, part_targets, self.recipe)
                 self.accelerator.backward(value * parts)  # Accelerate divides by their number
             # the parts of parts come last
             noted_parts = {name: weight * notes[name] for name in sorted(notes, key=lambda name: "/" in name)}
@@ -354,18 +355,20 @@ class Training:
         )
         if pairs := [part for part in self.given.modules() if isinstance(part, Pair)]:
             # here, and not for every run: reading a large teacher takes a second
-            self.config["teachers"] = [digest_of_model(each) for pair in pairs for each in pair.teachers]
+            self.config["teachers"] = [
+                digest_of_model(teacher) for pair in pairs for teacher in pair.teachers
+            ]
             self.config["normalisation"] = [
                 pair.normalisation and pair.normalisation.describe() for pair in pairs
             ]
             self.config["views"] = [view.describe() for pair in pairs for view in pair.views]
-        found = keeper.restore(self.accelerator, self.config)
-        if found is None:
+        restored = keeper.restore(self.accelerator, self.config)
+        if restored is None:
             return
-        total = found.tensors["total"].to(self.accelerator.device)
-        self.kept, self.position = found.path, Position(total, **found.facts)
+        total = restored.tensors["total"].to(self.accelerator.device)
+        self.kept, self.position = restored.path, Position(total, **restored.facts)
         if self.average is not None:
-            self.average.load(found.tensors)
+            self.average.load(restored.tensors)
 
     def corrupt(self) -> list[int]:
         """The indices of the images that could not be decoded in the pass in progress, on all processes
@@ -403,8 +406,8 @@ class Training:
             with self.average.in_place_of(self.model):
                 prefix = "" if self.student is self.plain else "student."
                 weights = whole_weights(self.plain)
-                own = {n.removeprefix(prefix): value for n, value in weights.items() if n.startswith(prefix)}
-                average_into.load_state_dict(own)
+                of_student = {n.removeprefix(prefix): x for n, x in weights.items() if n.startswith(prefix)}
+                average_into.load_state_dict(of_student)
         self.whole()
         self.put_back()
 

@@ -153,9 +153,7 @@ def create_vit(name_or_config: str | Mapping, **overrides) -> VisionTransformer 
     _note(vit, name_or_config, overrides)
     if not isinstance(vit, VITS):
         raise ValueError(
-            f"{name_or_config!r} is a {type(vit).__name__}, no ViT of the known classes: its attention cannot"
-            f" be walked. timm.create_model({name_or_config!r}) builds it; timm.list_models('vit_*') lists"
-            " ViTs."
+            f"{name_or_config!r} is a {type(vit).__name__}, which timm.create_model builds, and no ViT"
         )
     return vit
 
@@ -194,17 +192,13 @@ def _of_name(name: str, overrides: Mapping) -> torch.nn.Module:
         names = [*PRESETS, *chain.from_iterable(timm.list_models(module=module) for module in modules)]
         close = difflib.get_close_matches(name, names, n=5, cutoff=0.5) or sorted(PRESETS)
         raise ValueError(
-            f"no ViT is called {name!r}. Close names: {', '.join(close)}. Presets of the book:"
-            f" {', '.join(PRESETS)}."
+            f"no ViT is called {name!r}. Close: {', '.join(close)}; presets: {', '.join(PRESETS)}"
         )
     if overrides.get("pretrained"):
         check_activation(name, overrides)
     model = _from_timm(name, overrides)
     if "init_values" in overrides and overrides["init_values"] is None and _has_layer_scale(model):
-        raise ValueError(
-            f"init_values=None: timm leaves out what is None, and {name!r} has a LayerScale of its own; a ViT"
-            " without one is built with init_values=0"
-        )
+        raise ValueError(f"init_values=None: {name!r} has a LayerScale; without one it is init_values=0")
     # timm gives a name without a tag the facts of its usual weights, which these are not
     if not overrides.get("pretrained") and "." not in name:
         attach(model, None)
@@ -225,10 +219,7 @@ def check_activation(name: str, overrides: Mapping = {}) -> None:
     if "QuickGELU" not in notes or "quickgelu" in name or overrides.get("act_layer") is not None:
         return
     right = name.replace("_clip_", "_clip_quickgelu_")
-    raise ValueError(
-        f"the weights of {name!r} were trained with QuickGELU, and the model of that name has the exact GELU:"
-        f" take {right!r}, the same weights in the right model"
-    )
+    raise ValueError(f"the weights of {name!r} were trained with QuickGELU: take {right!r}")
 
 
 def weights_file(name: str) -> Path:
@@ -238,10 +229,7 @@ def weights_file(name: str) -> Path:
 
 def _build(config: Mapping, overrides: Mapping, what: str) -> VisionTransformer:
     if overrides.get("pretrained"):
-        raise ValueError(
-            f"{what} has no published weights: pretrained=True needs a timm model name, "
-            "or make a teacher with atlib.mae."
-        )
+        raise ValueError(f"{what} has no published weights: pretrained=True needs a timm name")
     arguments = {**config, **overrides}
     arguments.pop("pretrained", None)
     kind = VisionTransformerDistilled if arguments.pop("distilled", False) else VisionTransformer
@@ -299,28 +287,13 @@ def _reach_hub(name: str) -> None:
 
 def _how_to_get_weights(name: str, by_hand: Path, error: Exception) -> str:
     if by_hand.exists():
-        return (
-            f"the weights in {by_hand} could not be loaded into {name!r} ({error}). The file was left as"
-            " it is."
-        )
-    from huggingface_hub import constants  # comes with timm
-
+        return f"the weights in {by_hand} could not be loaded into {name!r} ({error})"
     published = timm.get_pretrained_cfg(name)
-    source = published.hf_hub_id if published is not None else None
-    if not source:
-        where = published.url if published is not None and published.url else None
-        if not where:
-            return (
-                f"timm publishes no weights for {name!r}; timm.list_pretrained('*{name.split('.')[0]}*')"
-                " lists those it does."
-            )
-    else:
-        where = f"https://huggingface.co/{source}/resolve/main/model.safetensors"
-    return (
-        f"the weights of {name!r} could not be downloaded from {where} (cache: {constants.HF_HUB_CACHE};"
-        f" cause: {type(error).__name__}: {error}). Without a network: fetch that file on another machine and"
-        f" place it at {by_hand}; it is then used instead of a download."
-    )
+    where = getattr(published, "hf_hub_id", None) or getattr(published, "url", None)
+    if not where:
+        return f"timm publishes no weights for {name!r}: timm.list_pretrained() lists those of others"
+    why = f"{type(error).__name__}: {error}"
+    return f"the weights of {name!r} could not be downloaded from {where} ({why}): place them at {by_hand}"
 
 
 class Architecture(NamedTuple):

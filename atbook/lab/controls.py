@@ -11,12 +11,12 @@ from atbook.lab.scales import AXES, BLANK, START, TUNING_SEED, UNTIL_LEARNED, Gl
 from atbook.lab.study import Sources, Study, Variant, by
 from atbook.lab.tuning import Range
 from atbook.worlds import glyphs
+from atfamily.map_cache import keys_of
 from atfamily.measures.controls import jigsaw, maps_of, mean_map, patch_order
 from atlib.attention_transfer import AttentionTransfer, TeacherMaps
 from atlib.baselines import LogitDistillation
 from atlib.data import Images, with_unlabelled
 from atlib.loading import seed_for
-from atlib.map_cache import keys_of
 from atlib.plan import Plan
 
 # --- The oracle: the class token reads the named glyph's token, and every patch reads itself ---

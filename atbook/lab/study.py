@@ -36,6 +36,7 @@ from atbook.lab.tuning import best_of, to_try
 from atbook.records import add_record, pack_bits, read_file, records_file
 from atbook.worlds.glyphs import TWINS, World
 from atfamily.detection.objects import ObjectImages
+from atfamily.map_cache import fingerprint
 from atlib._util import require_known, write_atomically
 from atlib.attention_transfer import AttentionTransfer
 from atlib.checkpoint import load_vit, load_weights, save_vit, save_weights
@@ -43,7 +44,6 @@ from atlib.checkpoint_manager import CheckpointManager
 from atlib.data import Images
 from atlib.evaluate import predict, score
 from atlib.loading import seed_for
-from atlib.map_cache import fingerprint
 from atlib.objectives import Loss, student_loss
 from atlib.pair import Pair, student_of
 from atlib.plan import Plan

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+from atfamily.map_cache import KEY, MapCache, fingerprint
 from atlib import AttentionTransfer, Plan, create_vit, walk
-from atlib.map_cache import KEY, MapCache, fingerprint
 
 TINY = dict(img_size=16, patch_size=8, embed_dim=16, depth=3, num_heads=2, num_classes=3)
 

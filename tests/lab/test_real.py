@@ -10,10 +10,10 @@ from atbook.lab.real import REAL, STUDENTS, Reader, shift_and_flip
 from atbook.lab.scales import BLANK, GREY, TUNING_SEED, PublishedScale, scales
 from atbook.lab.study import Place, Run, Sources, trained
 from atbook.records import read_file, unpack_bits
+from atfamily.map_cache import fingerprint
 from atlib.attention import walk
 from atlib.attention_transfer import AttentionTransfer
 from atlib.data import Images
-from atlib.map_cache import fingerprint
 from atlib.pair import Pair
 from atlib.recipe import Recipe
 from atlib.vit import Architecture

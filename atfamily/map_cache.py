@@ -82,10 +82,7 @@ class MapCache:
             self._read_keys()  # another process may have added them
         missing = [place for place, key in enumerate(keys) if key not in self._places]
         if missing:
-            raise ValueError(
-                f"{self.folder} lacks maps of {len(missing)} of {len(keys)} images, the first of them"
-                f" image {missing[0]}: add(images) makes them"
-            )
+            raise ValueError(f"{self.folder} lacks maps of {len(missing)} of {len(keys)} images: add(images)")
         stored = torch.from_numpy(self._stored()[[self._places[key] for key in keys]])
         maps = stored.to(images.device).float()
         maps /= maps.sum(-1, keepdim=True)
@@ -127,10 +124,7 @@ class MapCache:
             seen = walk(self.teacher, images, stop_after=self.layers[-1]).layers
             maps = torch.stack([seen[layer].map for layer in self.layers], 1).cpu()
         if maps.shape[1:] != self.shape:
-            raise ValueError(
-                f"images {tuple(images.shape)} have maps {tuple(maps.shape[1:])}, and those in {self.folder}"
-                f" are {self.shape} (layers, heads, tokens): give images of the size that the teacher has"
-            )
+            raise ValueError(f"maps {tuple(maps.shape[1:])}, and those in {self.folder} are {self.shape}")
         if not maps.isfinite().all():
             raise ValueError("the teacher's maps of these images are not finite: look for NaN in its weights")
         exact = torch.promote_types(maps.dtype, torch.float32)  # NumPy has no bf16
@@ -162,10 +156,7 @@ class MapCache:
         kept = json.loads(path.read_text())
         if differ := [name for name in about if kept.get(name) != about[name]]:
             what = ", ".join(f"{name} {kept.get(name)}, not {about[name]}" for name in differ)
-            raise ValueError(
-                f"{self.folder} holds maps of another kind than are asked for: {what}. Take another folder"
-                + (": these are another teacher's" if "teacher" in differ else "")
-            )
+            raise ValueError(f"{self.folder} holds other maps: {what}")
 
     @contextmanager
     def _only_writer(self) -> Iterator[None]:
