@@ -1,5 +1,5 @@
 """Sphinx extension: matplotlib's figures stand in the page itself, as vectors. Their letters are text in the
-page's colour, light or dark, and have 9 pixels at least: where they would be smaller, on a phone, the figure
+page's colour, light or dark. On a phone they have 9 pixels at least: where they would be smaller, the figure
 scrolls.
 
 `tools/execute.py` asks notebooks for such figures; on Colab and in Jupyter they are pictures as ever.
@@ -28,7 +28,7 @@ KERNEL = (
 )
 SMALLEST = 9  # pixels
 # Black is the page's colour; these have another value on a dark page (book.css).
-DARK = ("0072b2", "444444", "1b4f72", "3b528b", "5e3c99", "3f6b12", "882255", "7a4988", "aa3377", "8b5a00")
+DARK = "0072b2 333333 444444 1b4f72 3b528b 5e3c99 3f6b12 882255 7a4988 aa3377 8b5a00".split()
 
 
 def inlined(svg: str, name: str, alt: str) -> str:
