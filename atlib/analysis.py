@@ -47,7 +47,7 @@ def walks(models: Sequence[nn.Module], images: Images, batch_size: int) -> Itera
     with in_eval_mode(*models):
         for batch, _ in images.loader(at_once):
             for vit in vits:
-                check_images(vit, batch)
+                check_images(vit, batch[:, 0] if batch.ndim == 5 else batch)  # of pairs the student's
             placed = zip(models, (batch.to(kind.device, kind.dtype) for kind in kinds))
             yield tuple(
                 model.walk(images) if hasattr(model, "walk") else walk(model, images, head=False)

@@ -214,12 +214,12 @@ def _obstacles(teacher: Sizes, student: Sizes, plan: Plan) -> list[str]:
     of_class = [one.prefix_kinds[0] for one in sizes]
     on_maps = "what='map'"
     checks = [
-        ("depth", [one.depth for one in sizes], paired, "layers={student's: teacher's}"),
+        ("depth", [one.depth for one in sizes], paired, "depth=, or layers={student's: teacher's}"),
         (
             "heads",
             [one.heads for one in sizes],
             plan.unequal_heads is not None,
-            "unequal_heads=" if maps else on_maps,
+            "num_heads=, or unequal_heads=" if maps else on_maps,
         ),
         ("head width", [one.head_width for one in sizes], maps, on_maps),
         ("patch grid", grids, resampled, "unequal_grid='resample', sides above 1" if maps else on_maps),

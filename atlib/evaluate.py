@@ -80,6 +80,8 @@ def _predicted(
         for batch, of_batch in images.loader(batch_size) if batches is None else batches:
             logits.append(outputs(model, batch.to(like.device, like.dtype)).logits.float().cpu())
             labels.append(of_batch.cpu())
+    if not logits:
+        raise ValueError("no images to evaluate")
     return torch.cat(logits), torch.cat(labels)
 
 

@@ -114,18 +114,20 @@ def stop_noticed(active: bool) -> Iterator[list]:
     """Within the block SIGTERM, which a cluster sends before it takes a machine away, and the first Ctrl-C
     end nothing: they are noted in the list that is yielded. A second Ctrl-C is a `KeyboardInterrupt`.
 
-    Not `active`, or in a thread that Python delivers no signals to, the signals keep their meaning.
+    Not `active`, or in a thread that Python delivers no signals to, the signals keep their meaning; so does
+    one that is ignored, as Ctrl-C is in the background of a shell.
     """
     noticed: list = []
     if not active or threading.current_thread() is not threading.main_thread():
         yield noticed
         return
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: handler for number, handler in before.items() if handler != signal.SIG_IGN}
 
     def note(number: int, frame: object) -> None:
         noticed.append(number)
-        signal.signal(signal.SIGINT, before[signal.SIGINT] or signal.SIG_DFL)
         if number == signal.SIGINT:
+            signal.signal(number, before[number] or signal.SIG_DFL)
             print("\nstopping after this step; Ctrl-C again stops at once", file=sys.stderr)
 
     try:

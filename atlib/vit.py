@@ -189,7 +189,9 @@ def _of_name(name: str, overrides: Mapping) -> torch.nn.Module:
     tag."""
     if not _is_in_timm(name):
         modules = {each.__module__.rpartition(".")[2] for each in VITS} | {"deit"}
-        names = [*PRESETS, *chain.from_iterable(timm.list_models(module=module) for module in modules)]
+        tags = "." in name
+        lists = (timm.list_models(module=one, pretrained=tags, include_tags=tags) for one in modules)
+        names = [*PRESETS, *chain.from_iterable(lists)]
         close = difflib.get_close_matches(name, names, n=5, cutoff=0.5) or sorted(PRESETS)
         raise ValueError(
             f"no ViT is called {name!r}. Close: {', '.join(close)}; presets: {', '.join(PRESETS)}"

@@ -73,7 +73,9 @@ def _be_a_kernel(arguments: list[str], folder: str, environment: dict[str, str])
     # Nothing of the build's own, by which a notebook could import what no reader has.
     for name in [name for name in sys.modules if name.split(".")[0] == __name__.split(".")[0]]:
         del sys.modules[name]
-    sys.path[:] = [path for path in sys.path if path.startswith((sys.prefix, sys.base_prefix))]
+    sys.path[:] = [
+        path for path in sys.path if path.startswith((sys.prefix, sys.base_prefix, "__editable__"))
+    ]
     sys.argv = ["ipykernel_launcher", *arguments, f"--IPKernelApp.parent_handle={os.getppid()}"]
     launch_new_instance()
 

@@ -65,12 +65,12 @@ def _floats(value) -> bool:
 def test_numbers_are_those_of_their_chapters_in_order():
     pages = {}
     for exercise in every():
-        page, number = re.fullmatch(r"([HF]?\d+)\.(\d)", exercise.number).groups()
+        page, number = re.fullmatch(r"([DHF]?\d+)\.(\d)", exercise.number).groups()
         assert exercise.stars in (1, 2, 3) and 5 <= exercise.minutes <= 60 and exercise.subject
         pages.setdefault(page, []).append(int(number))
-    kinds = {kind: [int(page.strip("HF")) for page in pages if page.startswith(kind)] for kind in "HF"}
+    kinds = {kind: [int(page.strip("DHF")) for page in pages if page.startswith(kind)] for kind in "DHF"}
     chapters = [int(page) for page in pages if page.isdecimal()]
-    assert list(pages) == [*map(str, chapters), *(f"{kind}{n}" for kind in "HF" for n in kinds[kind])]
+    assert list(pages) == [*map(str, chapters), *(f"{kind}{n}" for kind in "DHF" for n in kinds[kind])]
     assert all(numbers == sorted(numbers) for numbers in (chapters, *kinds.values()))
     assert all(numbers == list(range(1, len(numbers) + 1)) for numbers in pages.values())
 

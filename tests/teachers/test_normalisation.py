@@ -24,7 +24,7 @@ OTHER = Normalisation(0.25, 0.125)
 
 
 def test_numbers_of_pixels_up_to_255_are_refused_with_those_up_to_1():
-    with pytest.raises(ValueError, match=r"divided by 255: 0\.498, 0\.498, 0\.498"):
+    with pytest.raises(ValueError, match=r"0..1 it is 0\.498, 0\.498, 0\.498"):
         Normalisation((127, 127, 127), (50, 50, 50))
     with pytest.raises(ValueError, match=r"std=50.*0\.196"):
         Normalisation(0.5, 50)

@@ -430,7 +430,7 @@ def test_names_that_are_no_teacher(name, error):
 def test_close_names_are_of_vits_that_can_be_walked():
     with pytest.raises(ValueError) as caught:
         load_teacher("vit_tinyy")
-    close = re.search("Close names: (.*?)[.] Presets", str(caught.value))[1].split(", ")
+    close = re.search("Close: (.*?); presets", str(caught.value))[1].split(", ")
     assert "vit_tiny_patch16_224" in close and all(
         isinstance(create_vit(name, depth=1), VITS) for name in close
     )

@@ -362,6 +362,15 @@ def test_a_loss_that_is_not_finite_names_the_checkpoint_and_the_images(glyphs64,
     assert all(str(part) in str(error) for part in ("step 5", error.checkpoint, error.indices))
 
 
+@pytest.fixture
+def interruptible():
+    """Ctrl-C as at a terminal: where tests run in the background of a shell, it is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_stop_keeps_the_step_in_progress_and_says_where(glyphs64, tmp_path, number):
     whole, *_ = run(tiny, glyphs64, SHORT)
@@ -379,6 +388,7 @@ def test_a_stop_keeps_the_step_in_progress_and_says_where(glyphs64, tmp_path, nu
     assert same(run(tiny, glyphs64, SHORT, tmp_path)[0], whole)
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_a_second_interrupt_stops_at_once(glyphs64, tmp_path):
     def twice(entry):
         for _ in range(2):
