@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from multiprocessing import util
 from pathlib import Path
 
 import yaml
@@ -120,6 +121,7 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     start = time.monotonic()
+    util.get_temp_dir()  # multiprocessing's, which it removes itself, after the next one is gone
     temporary = tempfile.TemporaryDirectory()  # pages make folders and leave them: it goes when this ends
     os.environ["TMPDIR"] = tempfile.tempdir = temporary.name
     for stale in ("html", "failed-html", UNFINISHED.name):
