@@ -29,6 +29,8 @@ KNOWN = {
         "moco, fine-tune",
         "scratch",
     },
+    # fourteen trials, beyond both ends of what the method itself was searched over
+    ("controls", "find"): {"distill, jigsaw"},
     ("static-routing", "find"): {"resmlp, read by a token"},
     ("static-routing", "match"): {
         "resmlp",
