@@ -71,9 +71,8 @@ class AttnDistill(Distillation):
     models, and rows are scaled to sum to 1 (the score of Fayyaz et al. 2022, arXiv 2111.15667).
     normalisation: of the images that the pair is given (`atlib.pair.Pair`).
 
-    Only student and `projector` are part of the module. The teacher stays as it is, moves
-    with `.to(...)`, and is run in eval mode without gradients, its head never. Raises `ValueError` for a pair
-    that does not fit, naming all that differs, and `Unwalkable`.
+    Only student and `projector` are part of the module. The teacher stays as it is, moves with `.to(...)`,
+    and is run in eval mode without gradients, its head never.
 
     Source: arXiv 2210.00944. Both losses with their reductions, temperature 10 and weight 0.1 were read in
     the published code and its scripts, not in the paper. The code differs from this module in three points:

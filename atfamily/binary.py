@@ -23,17 +23,15 @@ Norm = type[nn.Module]
 
 
 def sign(x: Tensor) -> Tensor:
-    """1 where x >= 0, else -1, with the gradient of the piecewise polynomial that is nearest to it:
-    2 - 2 abs(x) where abs(x) <= 1, else 0 (Bi-Real Net, arXiv 1808.00278, section 3.2)."""
+    """1 where x >= 0, else -1, with the gradient of the piecewise polynomial that is nearest to it: 2 - 2
+    abs(x) where abs(x) <= 1, else 0 (Bi-Real Net, arXiv 1808.00278, section 3.2)."""
     return _Sign.apply(x)
 
 
 def signed_rows(weight: Tensor) -> Tensor:
     """Weights (out, ...) of one bit: each row's signs times the row's mean absolute value, so that a row has
-    two values.
-
-    The gradient is that of the identity where abs(w) <= 1, else 0; the factor is a constant in it.
-    """
+    two values. The gradient is that of the identity where abs(w) <= 1, else 0; the factor is a constant in
+    it."""
     factor = weight.detach().abs().flatten(1).mean(1).view(-1, *[1] * (weight.ndim - 1))
     return _Signed.apply(weight, factor)
 

@@ -214,8 +214,6 @@ class BinaryViT(nn.Module):
 
     Weights start as PyTorch's own layers do. So they do in the published code: its initialisation, a method
     that is handed to `Module.apply`, takes every layer for its name and changes none.
-
-    Raises `ValueError` for sizes that do not fit, naming them.
     """
 
     def __init__(
@@ -335,7 +333,7 @@ def binary_deit(
     `options`: the further arguments of `BinaryViT`. With class token, without branches and affine layers
     (`class_token=True, branches=(), scaled=False`) it is the paper's baseline (48.5 % on ImageNet); its steps
     are the mean of all patches in place of the token (56.4), pooling branches (60.2) and affine layers
-    (61.8). Raises `ValueError` as `BinaryViT`.
+    (61.8).
     """
     return BinaryViT(img_size, patch_size, num_classes, (width,), (depth,), (heads,), (4,), (1,), **options)
 

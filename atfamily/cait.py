@@ -1,9 +1,6 @@
 """CaiT: patches attend to patches with talking heads, then a class token alone asks the patches. Walk timm's
-own, and transfer either part of its attention.
-
-Source: Touvron et al. 2021, "Going deeper with Image Transformers" (arXiv 2103.17239), section 3;
-talking heads: Shazeer et al. 2020 (arXiv 2003.02436).
-"""
+own, and transfer either part of its attention. Source: Touvron et al. 2021, "Going deeper with Image
+Transformers" (arXiv 2103.17239), section 3; talking heads: Shazeer et al. 2020 (arXiv 2003.02436)."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -51,9 +48,6 @@ def walk_cait(
     and k it has one wide head for each mixed head (`talking_heads`). `replace` and `replace_class` map the
     index of a self-attention or class-attention layer to what stands in place of its q and k: of a `Seen`, q,
     k and scale count (or its given map); values stay the layer's own.
-
-    Raises `Unwalkable` for anything but timm's own `Cait` (by name, with the reason), and `ValueError` for a
-    layer out of range or a replacement of the wrong shape.
     """
     check_cait(cait)
     replace, replace_class = dict(replace or {}), dict(replace_class or {})
@@ -182,11 +176,8 @@ class CaitTransfer(Distillation):
     The transfer loss is the sum of the parts that are distilled: `attention_cross_entropy` of the patches
     (mean over batch, heads and queries, summed over layers), and the same of the class rows. What is copied
     has no loss; its q, k and first mixing get no gradient. With a copied part the teacher is needed at
-    inference, else it is not run in eval mode, and the loss is 0. As in `AttentionTransfer` the teacher
-    stays as it is and is no part of the module; it drops nothing.
-
-    Raises `ValueError` for an unknown word, for nothing to transfer, and for a pair that does not fit, naming
-    all that differs; `Unwalkable` for other models.
+    inference, else it is not run in eval mode, and the loss is 0. As in `AttentionTransfer` the teacher stays
+    as it is and is no part of the module; it drops nothing.
     """
 
     not_walkable = (

@@ -111,8 +111,7 @@ def features(vit: nn.Module, images: Tensor) -> Tensor:
 
 
 def contrast_loss(model: MomentumPair, views: Tensor, targets: Tensor, recipe: Recipe) -> Tensor:
-    """The model's own loss; labels are not used. Raises `ValueError` for MoCo with a recipe that accumulates:
-    its images are told apart from those of the same step, and a part has fewer."""
+    """The model's own loss; labels are not used."""
     if isinstance(model, MoCo):
         recipe.require_whole_steps(
             "MoCo tells an image apart from the others of its step, of which each part has fewer"
@@ -159,10 +158,8 @@ def _check_views(views: Tensor, least: int, most: int | None = None) -> None:
 
 class BatchNorm(nn.Module):
     """Batch normalisation by the mean and the variance of the batch over all processes, in eval mode too:
-    what is thrown away after training needs no running averages. (..., width) in float32.
-
-    affine: with a learned scale and shift. `nn.SyncBatchNorm` does the same on GPUs alone.
-    """
+    what is thrown away after training needs no running averages. (..., width) in float32. affine: with a
+    learned scale and shift. `nn.SyncBatchNorm` does the same on GPUs alone."""
 
     def __init__(self, width: int, affine: bool = True, eps: float = 1e-5):
         super().__init__()
@@ -191,10 +188,8 @@ def draw_patches(vit: VisionTransformer) -> VisionTransformer:
 
 def info_nce(q: Tensor, k: Tensor, temperature: float) -> Tensor:
     """How badly queries find their own keys among all: 2τ · the mean over i of -log (exp(q_i · k_i / τ) / Σ_j
-    exp(q_i · k_j / τ)), q and k (B, d) scaled to length 1; a scalar.
-
-    The keys j are those of all processes, without gradients. Source: arXiv 2104.02057, algorithm 1.
-    """
+    exp(q_i · k_j / τ)), q and k (B, d) scaled to length 1; a scalar. The keys j are those of all processes,
+    without gradients. Source: arXiv 2104.02057, algorithm 1."""
     q, k = (nn.functional.normalize(x, dim=1) for x in (q, k))
     keys, first = gathered(k)
     own = first + torch.arange(len(q), device=q.device)
@@ -212,8 +207,7 @@ class MoCo(MomentumPair):
     it as published). `result`: the ViT that learns.
 
     Source: arXiv 2104.02057, algorithm 1 and appendix A. As in the published code the copy has moved before
-    it makes keys. Departures: positions are the ViT's own, not fixed sines. Raises `ValueError` for a
-    temperature not above 0.
+    it makes keys. Departures: positions are the ViT's own, not fixed sines.
     """
 
     def __init__(
@@ -246,7 +240,7 @@ class MoCo(MomentumPair):
         return [(self.vit, self.momentum_vit), (self.projector, self.momentum_projector)]
 
     def forward(self, views: Tensor) -> Tensor:
-        """The loss, a scalar, of views (B, 2, 3, height, width). Raises `ValueError` for other shapes."""
+        """The loss, a scalar, of views (B, 2, 3, height, width)."""
         _check_views(views, 2, 2)
         first, second = views.unbind(1)
         queries = [self.predictor(self.projector(features(self.vit, view))) for view in (first, second)]
@@ -330,14 +324,13 @@ class Dino(MomentumPair):
     small parts of the image. local_size: compute them at so many pixels a side, as published (96 of 224),
     which takes a ViT with dynamic_img_size=True; None: at full size. teacher_temperature: at the first step
     and from the share `temperature_warmup` of the run on, linear between. frozen: the share of the run in
-    which the head's last layer is not trained. lengths: learn the lengths of its directions too.
-    `result`: the teacher's ViT. In place of a ViT, any of timm's networks with `num_features` will do, such
-    as a ResMLP, which Touvron's thesis pre-trains so (table 4.2).
+    which the head's last layer is not trained. lengths: learn the lengths of its directions too. `result`:
+    the teacher's ViT. In place of a ViT, any of timm's networks with `num_features` will do, such as a
+    ResMLP, which Touvron's thesis pre-trains so (table 4.2).
 
     Source: arXiv 2104.14294, section 3 and appendix D; numbers are those of the published code's defaults.
     Departures: the teacher's temperature rises step by step, not epoch by epoch; small views are made small
-    by the model, from crops of full size; positions are resampled as timm does it. Raises `ValueError` for
-    temperatures not above 0, and for a local_size that the ViT cannot take.
+    by the model, from crops of full size; positions are resampled as timm does it.
     """
 
     def __init__(
@@ -408,8 +401,7 @@ class Dino(MomentumPair):
         return first + (last - first) * share.clamp(max=1)
 
     def forward(self, views: Tensor) -> Tensor:
-        """The loss, a scalar, of views (B, V, 3, height, width), V ≥ 2. Raises `ValueError` for other
-        shapes."""
+        """The loss, a scalar, of views (B, V, 3, height, width), V ≥ 2."""
         _check_views(views, 2)
         B = len(views)
         large, small = (part.transpose(0, 1).flatten(0, 1) for part in views.tensor_split([2], dim=1))

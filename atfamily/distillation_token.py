@@ -56,10 +56,8 @@ class DistillationToken(Distillation):
     normalisation: of the images that the pair is given (`atlib.pair.Pair`); None: as `maps` was told.
 
     Only the student (and what `maps` learns of its heads) is part of the module; the teachers are frozen in
-    place, move with `.to(...)`, and are run in eval mode. Raises `ValueError` for a student without a
-    distillation token, a temperature that is not above 0, and maps of another student or of images that are
-    normalised otherwise. Source: arXiv 2012.12877, equations 2 and 3, section 4; maps beside it are this
-    project's.
+    place, move with `.to(...)`, and are run in eval mode. Source: arXiv 2012.12877, equations 2 and 3,
+    section 4; maps beside it are this project's.
     """
 
     def __init__(
@@ -117,8 +115,7 @@ class DistillationToken(Distillation):
         return super().forward(images)
 
     def transferred(self, images: Tensor) -> Transferred:
-        """Logits of the class head and the loss of the other. Raises `ValueError` when the teacher predicts
-        other classes."""
+        """Logits of the class head and the loss of the other."""
         with self.frozen_teachers():
             theirs = self.teacher(self.for_teacher(images))
         theirs = theirs.clone()  # outlives inference mode, which autograd needs
@@ -191,10 +188,8 @@ def token_report(
 
 def small_convnet(num_classes: int, widths: tuple[int, ...] = (24, 48, 96, 96)) -> nn.Sequential:
     """A plain convolutional classifier of images (B, 3, height, width), as a teacher without attention: 3 x 3
-    convolutions with batch norm, halved in size after all but the last, and the maximum over places. Ours.
-
-    It has 0.14 M weights; images must be larger than 2 to the number of halvings.
-    """
+    convolutions with batch norm, halved in size after all but the last, and the maximum over places. Ours. It
+    has 0.14 M weights; images must be larger than 2 to the number of halvings."""
     layers: list[nn.Module] = []
     for before, after in zip((3, *widths), widths):
         layers += [nn.Conv2d(before, after, 3, padding=1, bias=False), nn.BatchNorm2d(after), nn.ReLU()]

@@ -148,9 +148,6 @@ class DistilledMae(_TaughtMae):
     further than the last layer that is compared. normalisation: of the images that the pair is given
     (`atlib.pair.Pair`).
 
-    Raises `ValueError` for a pair that does not fit, naming all that differs, and for layers that do not
-    exist; `Unwalkable` for models that cannot be walked from tokens.
-
     Source: arXiv 2205.14443, equation 3. That it is logits that are compared, the weight 1, layer 12 of 12
     and the mixing were read in the published code. A departure: where depths differ, the code compares layers
     of one number, this module the last of each. The code's second loss, which is off in its own experiment,

@@ -12,8 +12,7 @@ class LateClassViT(VisionTransformer):
 
     options: `VisionTransformer`'s; its parameters are the same ones, so that with insert_at=0 it is that ViT.
     In a CaiT the patches would be done by then; here they go on looking at each other, and at the class
-    token. Its layers have different tokens, so that no pair has it. Raises `ValueError` for a layer that does
-    not exist and for a ViT whose only prefix token is not the class token. Source: Touvron et al. 2021 (arXiv
+    token. Its layers have different tokens, so that no pair has it. Source: Touvron et al. 2021 (arXiv
     2103.17239), section 3; Touvron's thesis, table 3.13.
     """
 

@@ -11,10 +11,9 @@ def keep_first(pretrained: VisionTransformer, fresh: VisionTransformer, number: 
     and head stay as they were drawn.
 
     Both are built alike, but for the head. What is kept is copied in place, and can be trained like the rest.
-    Raises `ValueError` for a number of blocks that is not there, and for ViTs that are not built alike.
 
-    Source: Wang et al. 2023 (arXiv 2205.14443), figures 2 and 4. Whether the final norm is drawn
-    anew there we could not find out; here it belongs to what comes after the blocks.
+    Source: Wang et al. 2023 (arXiv 2205.14443), figures 2 and 4. Whether the final norm is drawn anew there
+    we could not find out; here it belongs to what comes after the blocks.
     """
     depths = len(pretrained.blocks), len(fresh.blocks)
     if depths[0] != depths[1] or not 0 <= number <= depths[0]:

@@ -39,9 +39,6 @@ class MapCache:
     folder: made where it is missing; an interrupted `add` leaves it whole, and goes on. Several processes may
     read, and add, at a time. layers: of the teacher, None for all. dtype: "float16", or "float32" for maps as
     the teacher makes them.
-
-    Raises `ValueError` for a folder with another teacher's maps, or of other layers or another dtype, and
-    `Unwalkable` for a teacher that `walk` refuses.
     """
 
     def __init__(
@@ -76,7 +73,7 @@ class MapCache:
 
     def __call__(self, images: Tensor) -> dict[int, Tensor]:
         """The teacher's maps of images (B, 3, height, width): {layer: (B, H, N, N)}, float32, rows sum to 1,
-        where the images are. Raises `ValueError` for an image whose maps are not there."""
+        where the images are."""
         keys = keys_of(images)
         if any(key not in self._places for key in keys):
             self._read_keys()  # another process may have added them
@@ -90,8 +87,7 @@ class MapCache:
 
     def add(self, images: Tensor) -> int:
         """Run the teacher on those of the images (B, 3, height, width) that are not there yet and keep their
-        maps; returns how many these were. Raises `ValueError` for maps that are not finite, and for images of
-        another size than the teacher's."""
+        maps; returns how many these were."""
         images = images.to(next(self.teacher.parameters()).device)
         if not self._unknown(keys_of(images)):
             return 0

@@ -48,8 +48,7 @@ class ConvStem(nn.Sequential):
     convolutions of stride 2, GELU between them; each has half the channels of the next.
 
     The published stem has four convolutions whatever its `patch_size` says, so it always divides by 16; this
-    one has as many as `patch_size` asks for. Raises `ValueError` for a patch size that is no power of 2 from
-    2 on, and for a width that cannot be halved that often.
+    one has as many as `patch_size` asks for.
     """
 
     def __init__(self, width: int, patch_size: int = 16):
@@ -72,10 +71,8 @@ class ConvStem(nn.Sequential):
 
 class ConvBlock(nn.Module):
     """x + scale · convolutions(norm(x)) for patches (B, D, h, w): 1 x 1, GELU, 3 x 3 depthwise, GELU,
-    squeeze-excite (a quarter of the width), 1 x 1.
-
-    Every patch grid will do; the published block takes the root of the number of patches for both sides.
-    """
+    squeeze-excite (a quarter of the width), 1 x 1. Every patch grid will do; the published block takes the
+    root of the number of patches for both sides."""
 
     def __init__(self, width: int, init_values: float = 1e-4, drop_path: float = 0.0):
         super().__init__()
@@ -171,7 +168,7 @@ class Pooled(nn.Module):
 
     trunk: images (B, 3, height, width) to (B, `width`, h, w). `pool`: "attention", with one query for the
     image; "per class", with one query and one weight vector for each class; "average". `init_values`: of the
-    pool's layer scales. Raises `ValueError` for an unknown pool.
+    pool's layer scales.
     """
 
     not_walkable = (
@@ -210,8 +207,7 @@ class PatchConvNet(Pooled):
 
     Defaults are the paper's S60. The published variant with a query for each class works with 1,000 classes
     only, because their number never reaches its pool; here it does. Weights of linear layers and queries
-    start normal with standard deviation 0.02, convolutions as PyTorch's do, as in the published code. Raises
-    `ValueError` as `ConvStem` does, and for an unknown pool.
+    start normal with standard deviation 0.02, convolutions as PyTorch's do, as in the published code.
     """
 
     def __init__(
@@ -234,11 +230,8 @@ def with_attention_pool(
     network: nn.Module, num_classes: int, pool: str = "attention", init_values: float = 1e-4
 ) -> Pooled:
     """A copy of any timm convolutional network with an attention pool in the place of its average pool and
-    classifier; all other weights stay. `pool` as in `Pooled`.
-
-    Raises `ValueError` for a network that does not end with a grid of patches (B, channels, h, w). Source:
-    arXiv 2112.13692, on other architectures (ResNet-50 +0.3).
-    """
+    classifier; all other weights stay. `pool` as in `Pooled`. Source: arXiv 2112.13692, on other
+    architectures (ResNet-50 +0.3)."""
     trunk = copy.deepcopy(network)
     trunk.reset_classifier(0, "")
     with torch.no_grad(), in_eval_mode(trunk):
@@ -320,9 +313,7 @@ class PoolTransfer(Distillation):
     with another patch grid than the teacher's is let in, the row is resampled to it. normalisation: of the
     images that the pair is given (`atlib.pair.Pair`).
 
-    Raises `ValueError` for a teacher without a class token or with masked attention in that layer, a network
-    without an attention pool (to distill), another patch grid, and a temperature not above 0; `Unwalkable`
-    for teachers `walk` refuses. An extension of ours: in the papers the student is a ViT.
+    An extension of ours: in the papers the student is a ViT.
     """
 
     not_walkable = "it is a teacher and a convolutional student: its look(images) shows the pool"

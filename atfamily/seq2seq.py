@@ -50,10 +50,7 @@ class SequenceWalk(NamedTuple):
 
 class Attention(nn.Module):
     """Multi-head attention: queries of one sequence, keys and values of the same one or another (section
-    3.2).
-
-    Maps are written out: sequences are short here, and a map that is put back gives the same bits.
-    """
+    3.2). Maps are written out: sequences are short here, and a map that is put back gives the same bits."""
 
     def __init__(self, width: int, heads: int):
         super().__init__()
@@ -172,7 +169,7 @@ class EncoderDecoder(nn.Module):
     (section 3.4) is left out. Dropout is on every branch and on embedded words, as in section 5.4; torch's
     own `nn.Transformer` also drops parts of maps and of the MLP, and normalises once more after either stack.
     Of ResMLP the static variant has the mixing alone: norms, and that there are no factors on branches, are
-    the Transformer's. Raises `ValueError` for other positions, and for a width that heads do not divide.
+    the Transformer's.
     """
 
     def __init__(
@@ -241,9 +238,6 @@ def walk_sequences(
     source: int64 (B, N), target: int64 (B, M), `PAD` where there is no word. replace: maps in place of the
     layers' own. What a layer forbids, padding and in the decoder later words, stays forbidden: a new map
     loses those entries, rows renormalised.
-
-    Raises `ValueError` for sequences of another form or longer than the model's, and for maps of a layer that
-    does not exist or of the wrong shape.
     """
     _check_words(model, source, target)
     own = source.shape[1], target.shape[1]

@@ -38,8 +38,6 @@ class ToldMaps(Pair):
     and kinds, as `atlib.losses.attention_cross_entropy`. In eval mode it is 0.
 
     A source may come in two, (B, 2, N): the student reads the first, and the maps are those of the second.
-    Raises `ValueError` for an unknown word, for nothing to tell, and for a static student that is to make its
-    own maps like a told one, since its matrix is no distribution.
     """
 
     not_walkable = "it translates sequences: walk its .student with atfamily.seq2seq.walk_sequences"
@@ -101,8 +99,8 @@ class SequenceTransfer(ToldMaps):
     """A Transformer that takes from another one, of the same layers and heads, where words look: in the
     encoder, in the decoder, or from the decoder into the encoder (`cross`), each copied or distilled.
 
-    The teacher reads what the student reads, source and target so far. It is no part of the module and
-    stays as it is. Raises as `ToldMaps` does, and `ValueError` for a teacher of other sizes, naming them.
+    The teacher reads what the student reads, source and target so far. It is no part of the module and stays
+    as it is.
     """
 
     def __init__(
@@ -140,11 +138,8 @@ class SequenceTransfer(ToldMaps):
 
 class OracleTransfer(ToldMaps):
     """A Transformer that is told the right cross-attention, in all heads of all layers of its decoder: no
-    teacher is needed. how: "copy" or "distill".
-
-    Distilled, it is the training with known alignments of Chen et al. 2016 (arXiv 1607.01628), for all heads
-    and layers. Raises as `ToldMaps` does.
-    """
+    teacher is needed. how: "copy" or "distill". Distilled, it is the training with known alignments of Chen
+    et al. 2016 (arXiv 1607.01628), for all heads and layers."""
 
     def __init__(self, oracle: Oracle, student: EncoderDecoder, how: str = "copy"):
         super().__init__(student, how=How(cross=how))

@@ -35,8 +35,7 @@ class SimilarityDistillation(Distillation):
 
     Source: arXiv 2101.04731, section 3.2; the student's temperature is the published code's, the teacher's is
     this project's choice, where the code's default is 1e-4. A departure: published teachers are compared
-    after their projector, which is not kept here. Raises `ValueError` for temperatures not above 0 and for
-    an empty queue.
+    after their projector, which is not kept here.
     """
 
     queue: Tensor
@@ -96,7 +95,7 @@ class CompRess(Distillation):
 
     Source: arXiv 2010.14713, section 3, the form with two queues; temperature 0.04 and 128,000 places are the
     published code's. That code has this form without and with a running average of the student that fills its
-    queue; here it is without. Raises `ValueError` for a temperature not above 0 and for an empty queue.
+    queue; here it is without.
     """
 
     own_queue: Tensor

@@ -1,8 +1,6 @@
 """SimMIM: a ViT that sees a learned token in the place of hidden patches, and tells their pixels by one
-linear layer.
-
-Source: Xie et al. 2022, "SimMIM: a Simple Framework for Masked Image Modeling" (arXiv 2111.09886).
-"""
+linear layer. Source: Xie et al. 2022, "SimMIM: a Simple Framework for Masked Image Modeling" (arXiv
+2111.09886)."""
 
 import math
 
@@ -17,14 +15,13 @@ from atlib.recipe import Recipe
 class SimMim(nn.Module):
     """Masked image modelling without a decoder: after pre-training `.vit` is the teacher.
 
-    Unlike a masked auto-encoder (`atlib.mae`) the ViT is given all tokens, so that its maps are
-    those of whole images; hidden ones are replaced by `mask_token` before positions are added.
-    `forward(images)` returns the loss: the mean absolute error of the hidden patches' pixels, as the images
-    come. Hidden are squares of unit × unit patches, ⌈mask_ratio · their number⌉ of them, drawn from torch's
-    global generator; published are squares of 32 pixels, 60 % of them.
+    Unlike a masked auto-encoder (`atlib.mae`) the ViT is given all tokens, so that its maps are those of
+    whole images; hidden ones are replaced by `mask_token` before positions are added. `forward(images)`
+    returns the loss: the mean absolute error of the hidden patches' pixels, as the images come. Hidden are
+    squares of unit × unit patches, ⌈mask_ratio · their number⌉ of them, drawn from torch's global generator;
+    published are squares of 32 pixels, 60 % of them.
 
-    Source: arXiv 2111.09886, section 3. Raises `ValueError` for a ratio that hides no square or all of them,
-    and for a unit that does not divide the patch grid.
+    Source: arXiv 2111.09886, section 3.
     """
 
     not_walkable = "it tells hidden patches: walk its .vit"

@@ -1,8 +1,6 @@
-"""Maps and features of students and teachers, described and compared.
-
-A map is (B, H, N, N), rows (queries) sum to 1; tokens are in timm's order, prefix tokens (class token,
-registers) first, then patches row by row.
-"""
+"""Maps and features of students and teachers, described and compared. A map is (B, H, N, N), rows (queries)
+sum to 1; tokens are in timm's order, prefix tokens (class token, registers) first, then patches row by
+row."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -36,8 +34,7 @@ def walks(models: Sequence[nn.Module], images: Images, batch_size: int) -> Itera
     A model is a ViT that `atlib.walk` takes, or a module with a `walk(images)` method, such as
     `AttentionTransfer`, whose student may need its teacher. All models see the same batches, in eval mode,
     without gradients and in their own precision, and are left in the mode they were in; logits may be None.
-    batch_size: images at once, fewer where what the walks hold would not fit `AT_ONCE`. Raises `ValueError`
-    where there is no image or batch_size is below 1, and for images of another size than a model takes.
+    batch_size: images at once, fewer where what the walks hold would not fit `AT_ONCE`.
     """
     if len(images) == 0 or batch_size < 1:
         raise ValueError(f"{len(images)} images in batches of {batch_size}: both must be at least 1")
@@ -57,10 +54,7 @@ def walks(models: Sequence[nn.Module], images: Images, batch_size: int) -> Itera
 
 def vit_of(model: nn.Module) -> nn.Module:
     """The ViT whose layers `walks` goes through: the model itself, or the student of a module such as
-    `AttentionTransfer`.
-
-    Raises `atlib.attention.Unwalkable` for anything else.
-    """
+    `AttentionTransfer`. Raises `atlib.attention.Unwalkable` for anything else."""
     vit = student_of(model)
     check_timm(vit)
     return vit
@@ -93,21 +87,17 @@ def attention_distance(maps: Tensor, grid: Grid, prefix_tokens: int) -> Tensor:
     The distance is Euclidean on the patch `grid`, 1 between neighbours. Prefix tokens have no place: as
     queries they are left out, and of a patch's row what goes to them is taken out (`prefix_share` says how
     much) and the rest rescaled to sum to 1, so that a head that leans on the class token does not seem
-    short-sighted. A row that gives the patches nothing has no distance and is left out of the mean. Raises
-    `ValueError` when the grid does not fit, and for a head none of whose rows has a distance. Source: Wang et
-    al. 2023, lightweight ViTs (arXiv 2205.14443); whether it rescales we could not find out, so the rescaling
-    is our choice. Implementations in wide use drop the prefix tokens without it.
+    short-sighted. A row that gives the patches nothing has no distance and is left out of the mean. Source:
+    Wang et al. 2023, lightweight ViTs (arXiv 2205.14443); whether it rescales we could not find out, so the
+    rescaling is our choice. Implementations in wide use drop the prefix tokens without it.
     """
     check_maps(maps)
     return _mean_distance(*_distances(maps, grid, prefix_tokens))
 
 
 def prefix_share(maps: Tensor, prefix_tokens: int) -> Tensor:
-    """The share of the patches' attention (B, H, N, N) that goes to prefix tokens: (H,), from 0 to 1.
-
-    It is what `attention_distance` takes out. Raises `ValueError` for a number of prefix tokens that leaves
-    no patch.
-    """
+    """The share of the patches' attention (B, H, N, N) that goes to prefix tokens: (H,), from 0 to 1. It is
+    what `attention_distance` takes out."""
     check_maps(maps)
     if not 0 <= prefix_tokens < maps.shape[-1]:
         raise ValueError(f"prefix_tokens={prefix_tokens} leaves no patch of {maps.shape[-1]} tokens")
@@ -116,10 +106,7 @@ def prefix_share(maps: Tensor, prefix_tokens: int) -> Tensor:
 
 def attention_entropy(maps: Tensor) -> Tensor:
     """Mean entropy of the rows of maps (B, H, N, N), prefix tokens included: (H,), in nats, from 0 (one key)
-    to log N (uniform).
-
-    Source: Wang et al. 2023 (arXiv 2205.14443).
-    """
+    to log N (uniform). Source: Wang et al. 2023 (arXiv 2205.14443)."""
     check_maps(maps)
     return torch.special.entr(_exact(maps)).sum(-1).mean((0, 2))
 
@@ -129,9 +116,8 @@ def rollout(maps: Sequence[Tensor], residual: float = 0.5) -> Tensor:
     to 1.
 
     maps: one (B, H, N, N) per layer, first layer first. Every layer is taken as residual · identity + (1 -
-    residual) · mean of its heads, and the layers are multiplied. Raises `ValueError` without maps, for
-    unequal shapes, and for `residual` outside 0 to 1. Source: Abnar & Zuidema 2020, attention rollout (arXiv
-    2005.00928), with residual = 1/2.
+    residual) · mean of its heads, and the layers are multiplied. Source: Abnar & Zuidema 2020, attention
+    rollout (arXiv 2005.00928), with residual = 1/2.
     """
     return rollouts(maps, residual)[-1]
 
@@ -155,10 +141,7 @@ def rollouts(maps: Sequence[Tensor], residual: float = 0.5) -> list[Tensor]:
 
 def class_attention(map: Tensor, grid: Grid, prefix_tokens: int) -> Tensor:
     """What the class token gives to every patch, as pictures: a map (B, H, N, N) to (B, H, rows, columns).
-
-    Not rescaled: a picture sums to 1 less what goes to prefix tokens. Raises `ValueError` when the grid does
-    not fit, or without a class token, which is the first of the prefix tokens.
-    """
+    Not rescaled: a picture sums to 1 less what goes to prefix tokens."""
     check_maps(map)
     grid = check_grid(map.shape[-1], grid, prefix_tokens)
     if prefix_tokens == 0:
@@ -168,11 +151,8 @@ def class_attention(map: Tensor, grid: Grid, prefix_tokens: int) -> Tensor:
 
 def describe_layers(model: nn.Module, images: Images, batch_size: int = 100) -> list[LayerStatistics]:
     """`LayerStatistics` of every layer of a model over a data set, on the CPU; the maps of one layer and
-    batch exist at a time.
-
-    model: a ViT or an `AttentionTransfer`, of which the student's layers are described, with the teacher's
-    maps in them where the plan copies. Raises as `attention_distance` does, naming the layer.
-    """
+    batch exist at a time. model: a ViT or an `AttentionTransfer`, of which the student's layers are
+    described, with the teacher's maps in them where the plan copies."""
     vit = vit_of(model)
     grid, prefix_tokens = vit.patch_embed.grid_size, vit.num_prefix_tokens
     totals = [torch.zeros((), dtype=torch.float64) for _ in vit.blocks]  # each becomes (4, H)
@@ -227,11 +207,7 @@ def _exact(maps: Tensor) -> Tensor:
 
 def linear_cka(x: Tensor, y: Tensor) -> float:
     """Linear CKA of two sets of features of the same rows, x (n, p) and y (n, q): from 0 to 1, computed in
-    float64.
-
-    Raises `ValueError` for fewer than 2 rows, unequal rows, values that are not finite, and features that are
-    the same in every row. Source: Kornblith et al. 2019 (arXiv 1905.00414), section 3.
-    """
+    float64. Source: Kornblith et al. 2019 (arXiv 1905.00414), section 3."""
     (x,), (y,) = _checked([x], [y], 2)
     for name, side in (("x", x), ("y", y)):
         if not _varies(side, side[0]):
@@ -258,11 +234,11 @@ class _LayerPairs:
         self._varying: tuple[list[bool], ...] = ([], [])
 
     def update(self, x: Tensor, y: Tensor) -> None:
-        """Add the same rows of x (n, p) and y (n, q). Raises `ValueError` as `linear_cka` does."""
+        """Add the same rows of x (n, p) and y (n, q)."""
         self.update_layers([x], [y])
 
     def update_layers(self, xs: Sequence[Tensor], ys: Sequence[Tensor]) -> None:
-        """Add the same rows of all layers: xs and ys hold one (n, p) each. Raises as `linear_cka` does."""
+        """Add the same rows of all layers: xs and ys hold one (n, p) each."""
         sides = _checked(xs, ys, self.least)
         if self.rows == 0:
             self._first = tuple([x[0].clone() for x in side] for side in sides)
@@ -277,7 +253,7 @@ class _LayerPairs:
         self.rows += len(sides[0][0])
 
     def matrix(self) -> Tensor:
-        """CKA of every pair of layers, (layers of x, layers of y), float64. Raises as `linear_cka` does."""
+        """CKA of every pair of layers, (layers of x, layers of y), float64."""
         if self.rows < 2:
             raise ValueError(f"CKA needs at least 2 rows, {self.rows} were given: call update first")
         for name, varying in zip("xy", self._varying):
@@ -293,7 +269,7 @@ class _LayerPairs:
         return (xy / (xx.sqrt()[:, None] * yy.sqrt())).cpu()
 
     def value(self) -> float:
-        """CKA of the one pair of layers. Raises `ValueError` where there are several, and as `matrix`."""
+        """CKA of the one pair of layers."""
         matrix = self.matrix()
         if matrix.numel() != 1:
             raise ValueError(f"there are {tuple(matrix.shape)} layers: ask for matrix()")
@@ -381,12 +357,11 @@ def layer_cka(
     """CKA of every block's output of `a` with every block's of `b`: (layers of a, layers of b), in one pass
     over the images.
 
-    a, b: what `walks` takes; the same one for a comparison within a model. `read` turns tokens (B,
-    N, D) into rows (n, D): `class_token`, `patch_mean(prefix_tokens)`, `every_token`, or a function of your
-    own; `read_b` is for b where it needs another, as with another number of prefix tokens. Exact with the
+    a, b: what `walks` takes; the same one for a comparison within a model. `read` turns tokens (B, N, D) into
+    rows (n, D): `class_token`, `patch_mean(prefix_tokens)`, `every_token`, or a function of your own;
+    `read_b` is for b where it needs another, as with another number of prefix tokens. Exact with the
     `StreamingCKA` that it makes where no accumulator is given. The accumulator gets the rows of `batch_size`
-    images at a time; what is left over at the end, and too little for it, goes with those before. Raises
-    `ValueError` as the accumulator does (x is a's, y is b's), and for `class_token` of a model without one.
+    images at a time; what is left over at the end, and too little for it, goes with those before.
     """
     pairs = StreamingCKA() if accumulator is None else accumulator
     reads = read, read if read_b is None else read_b
@@ -473,12 +448,8 @@ def _no_variance(name: str) -> str:
 
 def jensen_shannon(p: Tensor, q: Tensor) -> Tensor:
     """Jensen-Shannon divergence of distributions over the last axis, (..., N) each: (...), in nats, float64,
-    from 0 to ln 2.
-
-    With m = (p + q) / 2 it is H(m) - (H(p) + H(q)) / 2, where an entry of 0 adds nothing. Source: Lin 1991,
-    IEEE Transactions on Information Theory 37(1). Raises `ValueError` for unequal shapes and for what is no
-    distribution: not finite, negative, or not of sum 1.
-    """
+    from 0 to ln 2. With m = (p + q) / 2 it is H(m) - (H(p) + H(q)) / 2, where an entry of 0 adds nothing.
+    Source: Lin 1991, IEEE Transactions on Information Theory 37(1)."""
     if p.shape != q.shape or p.ndim == 0:
         raise ValueError(f"p and q are of one shape, got {tuple(p.shape)} and {tuple(q.shape)}")
     for name, rows in (("p", p), ("q", q)):
@@ -493,9 +464,8 @@ def head_divergence(maps_a: Tensor, maps_b: Tensor, pairing: str) -> float:
     The divergence of every head of a from every head of b is first averaged over images and queries; then
     heads are paired. `pairing`: "direct", head h with head h; "bipartite", one to one so that the mean is
     least (heads left over where the numbers differ do not count); "minimum", every head of a with the nearest
-    of b, which several may share; "average", one divergence, of the maps averaged over heads. Raises
-    `ValueError` for another word, for what `check_maps` refuses, for maps of other images or tokens,
-    and for "direct" with different numbers of heads. Source: arXiv 2411.09702, appendix.
+    of b, which several may share; "average", one divergence, of the maps averaged over heads. Source: arXiv
+    2411.09702, appendix.
     """
     divergence = StreamingDivergence()
     divergence.update(maps_a, maps_b)
@@ -512,8 +482,7 @@ class StreamingDivergence:
         self._averaged = 0.0  # the same for the maps averaged over heads
 
     def update(self, maps_a: Tensor, maps_b: Tensor, layers: tuple[int, int] | None = None) -> None:
-        """Add the maps (B, H, N, N) of the same images. Raises `ValueError` as `head_divergence` does, naming
-        `layers`, a's and b's."""
+        """Add the maps (B, H, N, N) of the same images."""
         where = "" if layers is None else f"layers {layers[0]} of a and {layers[1]} of b: "
         for name, maps, layer in zip("ab", (maps_a, maps_b), layers or (None, None)):
             check_maps(maps, layer, name)
@@ -545,8 +514,7 @@ class StreamingDivergence:
         return self._heads / self.images
 
     def value(self, pairing: str) -> float:
-        """The divergence for one `pairing` of the heads, in nats. Raises `ValueError` as `head_divergence`
-        does."""
+        """The divergence for one `pairing` of the heads, in nats."""
         require_known("pairing", pairing, PAIRINGS)
         matrix = self.matrix()
         if pairing == "average":
@@ -564,11 +532,8 @@ def compare_layers(
     a: nn.Module, b: nn.Module, images: Images, layers: Mapping[int, int] | None = None, batch_size: int = 50
 ) -> list[StreamingDivergence]:
     """The divergence of the maps of `a` and `b`, one for each pair of layers, over all images in one pass:
-    any pairing can be read off.
-
-    a, b: what `walks` takes. `layers`: {layer of a: layer of b}; without it layers are paired index
-    by index. Raises `ValueError` for layers that cannot be paired and as `StreamingDivergence.update` does.
-    """
+    any pairing can be read off. a, b: what `walks` takes. `layers`: {layer of a: layer of b}; without it
+    layers are paired index by index."""
     pairs = _layer_pairs(len(vit_of(a).blocks), len(vit_of(b).blocks), layers)
     divergences = [StreamingDivergence() for _ in pairs]
     for of_a, of_b in walks((a, b), images, batch_size):
@@ -648,11 +613,8 @@ def _layer_pairs(depth_a: int, depth_b: int, layers: Mapping[int, int] | None) -
 
 def check_maps(maps: Tensor, layer: int | None = None, name: str = "") -> None:
     """Raise `ValueError` unless `maps` are attention maps (B, H, N, N): finite, not negative, rows that sum
-    to 1.
-
-    The message names the head, the image and the query of the first bad row, and the layer and the argument's
-    name where they are given.
-    """
+    to 1. The message names the head, the image and the query of the first bad row, and the layer and the
+    argument's name where they are given."""
     where = "".join(f"{part}: " for part in (name, "" if layer is None else f"layer {layer}") if part)
     square = maps.ndim == 4 and maps.shape[-1] == maps.shape[-2]
     if not square or maps.numel() == 0 or not maps.is_floating_point():

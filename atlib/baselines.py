@@ -49,9 +49,8 @@ class FeatureDistillation(Distillation):
     Where the widths differ, a linear layer for each pair of layers makes the student's stream as wide as the
     teacher's; these are trained beside the student and are no part of `.student`. Narrow students gain little
     from wide teachers this way (arXiv 2511.15572). Both need equal prefix tokens and patch grids.
-    normalisation: of the images that the pair is given (`atlib.pair.Pair`). Raises `ValueError` where they
-    differ, or the depths without a mapping, `Unwalkable` for models `walk` refuses. Source: the
-    feature-distillation baseline of arXiv 2411.09702 (81.3 % with ViT-L).
+    normalisation: of the images that the pair is given (`atlib.pair.Pair`). Source: the feature-distillation
+    baseline of arXiv 2411.09702 (81.3 % with ViT-L).
     """
 
     def __init__(
@@ -105,8 +104,7 @@ class TokenDistillation(Distillation):
     tokens. tokens: gives the teacher's tokens (B, N, D) of images as the student is given them, for instance
     stored ones; None: the teacher makes them in every step. normalisation: of the images that the pair is
     given (`atlib.pair.Pair`). Source: Wei et al. 2022 (arXiv 2205.14141), section 3, whose loss is smooth L1
-    and whose students see no labels meanwhile; ours has the book's squared error, beside labels. Raises
-    `ValueError` where the numbers of tokens differ.
+    and whose students see no labels meanwhile; ours has the book's squared error, beside labels.
     """
 
     def __init__(
@@ -139,8 +137,7 @@ class LogitDistillation(Distillation):
     Soft (`hard=False`): τ² · KL at `temperature` τ, for `Recipe(task_weight=0.9, transfer_weight=0.1)`. Hard:
     cross-entropy with the teacher's top class, for `Recipe(task_weight=0.5, transfer_weight=0.5)`: with these
     weights they are DeiT's two formulas. normalisation: of the images that the pair is given
-    (`atlib.pair.Pair`). Source: Touvron et al. 2021 (arXiv 2012.12877), equations 2 and 3; τ = 3. Raises
-    `ValueError` for a temperature not above 0.
+    (`atlib.pair.Pair`). Source: Touvron et al. 2021 (arXiv 2012.12877), equations 2 and 3; τ = 3.
     """
 
     def __init__(
@@ -158,8 +155,7 @@ class LogitDistillation(Distillation):
         self.temperature, self.hard = temperature, hard
 
     def transferred(self, images: Tensor) -> Transferred:
-        """Student logits and the distillation loss. Raises `ValueError` when the teacher predicts other
-        classes."""
+        """Student logits and the distillation loss."""
         with self.frozen_teachers():
             teacher_logits = self.teacher(self.for_teacher(images))
         logits, teacher_logits = self.student(images), teacher_logits.clone()
@@ -179,12 +175,8 @@ def one_group(images: Tensor) -> Tensor:
 
 class StoredMaps(Pair):
     """A student whose maps are, for every image, those that are stored for its group: it needs no teacher any
-    more.
-
-    maps: a list over layers of (groups, H, N, N), which become buffers. group_of: see `Groups`.
-    normalisation: of the images that it is given (`atlib.pair.Pair`). Raises `Unwalkable` for a student that
-    `walk` refuses, and `ValueError` for another number of maps than it has layers.
-    """
+    more. maps: a list over layers of (groups, H, N, N), which become buffers. group_of: see `Groups`.
+    normalisation: of the images that it is given (`atlib.pair.Pair`)."""
 
     not_walkable = "it is a student with stored maps: walk its .student"
 
@@ -241,7 +233,7 @@ class MeanMapCopy(StoredMaps):
 
     `reference`: images (n, 3, height, width), or batches of them, such as training images without
     augmentation. `group_of`: see `Groups`. `number`: of groups. normalisation: of all these images
-    (`atlib.pair.Pair`). Raises `ValueError` for a group without a reference image.
+    (`atlib.pair.Pair`).
     """
 
     def __init__(
@@ -262,8 +254,7 @@ class MeanMapCopy(StoredMaps):
 
 def save_stored_maps(path: str | Path, model: StoredMaps, student: Architecture, more: Mapping = {}) -> Path:
     """Write a student with the maps that it needs, all images in one group; more: as in
-    `atlib.checkpoint.save_vit`. Returns the path. Raises `ValueError` for maps of several groups: what says
-    an image's group is a function, and a file has none."""
+    `atlib.checkpoint.save_vit`. Returns the path."""
     if (groups := len(model.maps_0)) != 1:
         raise ValueError(f"maps of {groups} groups: save model.state_dict(), a file cannot hold group_of=")
     seen = None if model.normalisation is None else model.normalisation.describe()
@@ -310,9 +301,8 @@ def mean_maps(
     """The mean map of every group and layer: a list over layers of (number, H, N, N).
 
     `images`: (n, 3, height, width), of which `batch` are walked at a time, or batches of them, where there
-    are more than memory holds. normalisation: of these images; None: they are as the ViT shall see them.
-    The ViT runs in eval mode and is left in the mode it was in. Raises `ValueError` for a group without an
-    image or beyond `number`.
+    are more than memory holds. normalisation: of these images; None: they are as the ViT shall see them. The
+    ViT runs in eval mode and is left in the mode it was in.
     """
     view = View.of(vit)
     counts = torch.zeros(number, dtype=torch.long)
@@ -338,11 +328,7 @@ def mean_maps(
 
 def feature_mse(student: Sequence[Tensor], teacher: Sequence[Tensor]) -> Tensor:
     """Squared error between residual streams (B, N, D), `Walk.stream` of some layers: mean over elements,
-    summed over layers.
-
-    The feature-distillation baseline of arXiv 2411.09702. Raises ValueError when the numbers of layers or the
-    shapes differ.
-    """
+    summed over layers. The feature-distillation baseline of arXiv 2411.09702."""
     shapes = [[tuple(stream.shape) for stream in streams] for streams in (student, teacher)]
     if not student or shapes[0] != shapes[1]:
         raise ValueError(f"the student's residual streams are {shapes[0]}, the teacher's {shapes[1]}")
@@ -353,12 +339,8 @@ def feature_mse(student: Sequence[Tensor], teacher: Sequence[Tensor]) -> Tensor:
 
 def soft_distillation(student_logits: Tensor, teacher_logits: Tensor, temperature: float) -> Tensor:
     """τ² · KL(teacher ‖ student) of class predictions softened by the temperature τ: a scalar, in nats; mean
-    over the batch.
-
-    logits: (B, classes). DeiT's soft distillation adds it with weight 0.1 to 0.9 · cross-entropy, τ = 3
-    (Touvron et al. 2021, arXiv 2012.12877, equation 2). Raises ValueError for a temperature that is not above
-    0.
-    """
+    over the batch. logits: (B, classes). DeiT's soft distillation adds it with weight 0.1 to 0.9 ·
+    cross-entropy, τ = 3 (Touvron et al. 2021, arXiv 2012.12877, equation 2)."""
     if not temperature > 0:
         raise ValueError(f"temperature={temperature}: it must be above 0")
     _check_logits(student_logits, teacher_logits)
@@ -369,11 +351,8 @@ def soft_distillation(student_logits: Tensor, teacher_logits: Tensor, temperatur
 
 def hard_distillation(student_logits: Tensor, teacher_logits: Tensor) -> Tensor:
     """Cross-entropy of the student with the teacher's most likely class as the label: a scalar, in nats; mean
-    over the batch.
-
-    logits: (B, classes). DeiT's hard distillation adds it with weight 1/2 to 1/2 · cross-entropy (arXiv
-    2012.12877, equation 3).
-    """
+    over the batch. logits: (B, classes). DeiT's hard distillation adds it with weight 1/2 to 1/2 ·
+    cross-entropy (arXiv 2012.12877, equation 3)."""
     _check_logits(student_logits, teacher_logits)
     return F.cross_entropy(student_logits, teacher_logits.argmax(-1))
 

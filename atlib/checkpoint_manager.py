@@ -90,11 +90,8 @@ class CheckpointManager:
         metrics: Mapping,
     ) -> Path:
         """Write a checkpoint of all that `accelerator` has prepared, of `facts` (with the "step"), and of
-        tensors, and return its path.
-
-        own: this process's tensors; shared: tensors that are the same on all processes. Every process must
-        call it. Raises `CheckpointError` when it cannot be written.
-        """
+        tensors, and return its path. own: this process's tensors; shared: tensors that are the same on all
+        processes. Every process must call it. Raises `CheckpointError` when it cannot be written."""
         path = self.folder / f"step-{facts['step']:08d}"
         temporary = path.with_name(f".{path.name}.tmp")
         try:

@@ -168,7 +168,7 @@ def pair(images: Images, teacher_images: Images) -> Images:
 
     Everything that trains and evaluates an `AttentionTransfer` takes them; labels and treatment are those of
     `images`. With `generate(..., twin=...)`, what the two have in common is all that maps can tell the
-    student. Raises `ValueError` for another number or shape of images, and for another scaling.
+    student.
     """
     if images.pixels.shape != teacher_images.pixels.shape or images.pixels.ndim != 4:
         shapes = f"{tuple(images.pixels.shape)} and {tuple(teacher_images.pixels.shape)}"
@@ -179,11 +179,8 @@ def pair(images: Images, teacher_images: Images) -> Images:
 
 def with_unlabelled(images: Images, more: Images) -> Images:
     """`images`, and after them those of `more` with their labels taken away (`UNLABELLED`): a task's loss
-    leaves them out, and what a teacher says of them is learned.
-
-    Classes and treatment are those of `images`. Raises `ValueError` for images of another shape or scaling,
-    and for targets that are not class indices.
-    """
+    leaves them out, and what a teacher says of them is learned. Classes and treatment are those of
+    `images`."""
     if images.pixels.shape[1:] != more.pixels.shape[1:]:
         raise ValueError(f"images of {tuple(images.pixels.shape[1:])} and {tuple(more.pixels.shape[1:])}")
     _check_scaling(images, more)
@@ -202,11 +199,9 @@ def _check_scaling(images: Images, others: Images) -> None:
 
 
 def crop_and_flip(padding: int = 4) -> Augment:
-    """The usual CIFAR augmentation: reflect-pad, random crop back to size, random horizontal flip.
-
-    What it returns raises `ValueError` for images that are not larger than the padding: they cannot be
-    reflected so far.
-    """
+    """The usual CIFAR augmentation: reflect-pad, random crop back to size, random horizontal flip. What it
+    returns raises `ValueError` for images that are not larger than the padding: they cannot be reflected so
+    far."""
 
     def augment(images: Tensor, seeds: Tensor) -> Tensor:
         height, width = images.shape[-2:]
@@ -233,8 +228,7 @@ def _reflected(first: Tensor, side: int) -> Tensor:
 
 
 def draw(count: int, size: int | None, seed: int, what: str) -> Sequence[int]:
-    """Which `size` of `count` images: a random choice by `seed`, or all in order (None). Raises `ValueError`
-    when there are too few."""
+    """Which `size` of `count` images: a random choice by `seed`, or all in order (None)."""
     if count == 0:
         raise ValueError(f"{what} has no images")
     if size is None:
@@ -286,8 +280,7 @@ class TorchData:
         return len(self.dataset)
 
     def take(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """The batch at `indices`: float32 (B, 3, height, width) and its targets (B, ...). Raises `ValueError`
-        for items of another form, and what the data set raises, with a note of the index."""
+        """The batch at `indices`: float32 (B, 3, height, width) and its targets (B, ...)."""
         return self._make([(index, index) for index in indices])
 
     def loader(self, batch_size: int) -> DataLoader:
@@ -336,8 +329,7 @@ def as_data(data: Any, batch_size: int | None = None) -> TrainingData | Evaluati
 
     Of a DataLoader its dataset, collate_fn, num_workers and worker_init_fn are used. Order and size of a
     batch are a recipe's, and every image comes once in a pass; batch_size: in a training that of the recipe,
-    with which it is warned of what the loader has otherwise. Raises `ValueError` for data that are read as
-    they come, for a loader that chooses its images by a sampler, and for items of another form.
+    with which it is warned of what the loader has otherwise.
     """
     # torchvision's ImageFolder has a `loader`, too, and data sets of `datasets` have a `take`
     if callable(getattr(data, "epoch", None)) or hasattr(data, "loader") and hasattr(data, "take"):
@@ -358,11 +350,8 @@ def as_data(data: Any, batch_size: int | None = None) -> TrainingData | Evaluati
 
 def normalisation_of(dataset: Any) -> Normalisation | None:
     """How the images of a torch `Dataset` are normalised: as its attribute `normalisation` says, else as the
-    one `Normalize` among torchvision's transforms in its `transform`; None where neither says it.
-
-    A `Subset` says what its data set does, and a `ConcatDataset` what all of its own do. Raises `ValueError`
-    where these differ.
-    """
+    one `Normalize` among torchvision's transforms in its `transform`; None where neither says it. A `Subset`
+    says what its data set does, and a `ConcatDataset` what all of its own do."""
     if (stated := getattr(dataset, "normalisation", None)) is not None:
         return stated
     if isinstance(dataset, Subset):
@@ -411,7 +400,7 @@ def _tell_replaced(loader: DataLoader, batch_size: int) -> None:
 
 
 def _image_and_label(item: Any, index: int) -> tuple[Tensor, Tensor]:
-    """An item as two tensors. Raises `ValueError` for one of another form."""
+    """An item as two tensors."""
     image, label = item
     if not isinstance(image, Tensor) or image.dtype != torch.float32 or image.ndim not in (3, 4):
         given = f"{image.dtype} {tuple(image.shape)}" if isinstance(image, Tensor) else type(image).__name__
@@ -424,7 +413,7 @@ def _image_and_label(item: Any, index: int) -> tuple[Tensor, Tensor]:
 
 
 def _collated(batch: Any, count: int) -> tuple[Tensor, Tensor]:
-    """What a collate_fn made of so many items. Raises `ValueError` for another form."""
+    """What a collate_fn made of so many items."""
     if isinstance(batch, (tuple, list)) and len(batch) == 2 and all(isinstance(p, Tensor) for p in batch):
         images, targets = batch
         fits = images.dtype == torch.float32 and images.ndim in (4, 5)

@@ -33,8 +33,7 @@ def as_transferred(output: Tensor | Transferred) -> Transferred:
 def student_loss(model: nn.Module, images: Tensor, labels: Tensor, recipe: Recipe) -> Tensor:
     """task_weight · task loss + λ · transfer loss: cross-entropy with label smoothing, plus what is
     distilled. Both are noted (`atlib.losses.noted`), without their weights, as "task_loss" and, of a pair,
-    "transfer_loss". Raises `ValueError` where some images have no label, for a recipe that accumulates and
-    under several processes."""
+    "transfer_loss"."""
     if labels.ndim == 1 and (labels == UNLABELLED).any():
         require_undivided(
             recipe, "the loss is a mean over the images with a label, and parts of a step have unequally many"
@@ -102,9 +101,7 @@ def mixed(
     `draw`: the numbers that decide the mix, such as (seed, step, rank). With both, a step uses one of the
     two, with equal chance, and mixes the i-th image with the i-th from the end; with an odd number the last
     image stays as it is. The images given may be written over. Source: Zhang et al. 2018 (arXiv 1710.09412),
-    Yun et al. 2019 (arXiv 1905.04899), in the form of DeiT (arXiv 2012.12877). Raises `ValueError` for
-    targets that are not class indices, for a model that does not say how many classes it knows, and for pairs
-    of images (`atlib.data.pair`).
+    Yun et al. 2019 (arXiv 1905.04899), in the form of DeiT (arXiv 2012.12877).
     """
     if not (recipe.mixup or recipe.cutmix):
         return images, targets

@@ -97,12 +97,12 @@ def train(
     mode. With `out`, the last good weights are kept in `out/last.safetensors` once per pass.
 
     With a `keeper` the run is kept along the way and goes on where it was kept last, with the same bits as if
-    it had not been interrupted (on one CPU). `log` gets a dict after each step and each pass,
-    {"event": "step" or "epoch", ...}: the loss and what it is made of (`atlib.losses.noted`: task_loss,
-    transfer_loss), without weights; those of a pass are means over its steps, also of each layer. The
-    device is waited for once a step, for all numbers together. `stop_at` ends after that many steps of
-    the recipe's schedule: the metrics of that moment are returned, but are no part of the run that may go
-    on from there. `average_into`, a model built like the student, gets the averaged weights.
+    it had not been interrupted (on one CPU). `log` gets a dict after each step and each pass, {"event":
+    "step" or "epoch", ...}: the loss and what it is made of (`atlib.losses.noted`: task_loss, transfer_loss),
+    without weights; those of a pass are means over its steps, also of each layer. The device is waited for
+    once a step, for all numbers together. `stop_at` ends after that many steps of the recipe's schedule: the
+    metrics of that moment are returned, but are no part of the run that may go on from there. `average_into`,
+    a model built like the student, gets the averaged weights.
 
     Under `accelerate launch` or `torchrun` every process calls it with the same arguments, and `evaluate` and
     `after_pass` on every process too; `log`, `out` and the progress bar belong to the main process. A step's
@@ -273,8 +273,8 @@ class Training:
     def backward(self, batch: Batch) -> tuple[list[str], Tensor]:
         """Add up the gradient of the step's mean loss, part by part where the recipe accumulates. Returns the
         names of what is noted of the loss, and (1 + names + 1,) numbers without a graph: the loss, what is
-        noted, and the share of the step's images that they are of, below 1 where some could not be decoded.
-        """
+        noted, and the share of the step's images that they are of, below 1 where some could not be
+        decoded."""
         device, parts = self.accelerator.device, self.recipe.accumulate
         images, targets = (part.to(device, non_blocking=True) for part in (batch.images, batch.targets))
         draw = (self.seed, self.position.step, self.accelerator.process_index)

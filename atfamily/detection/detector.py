@@ -41,12 +41,12 @@ class Detected(NamedTuple):
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a detector's parts measure. width: channels of the pyramid; scales: its levels (`SCALES`);
-    tower: convolutions in FCOS's head; anchors: the side of a square anchor of each level in pixels, for
-    region proposals, and `ratios`, height by width; proposal_depth: convolutions before them; box_convs,
-    box_width: of the box head; mask_convs: of the mask head; canonical: the side of an object that belongs to
-    the level at the grid's own scale, in pixels; sampled: boxes of an image that the losses look at, of
-    proposals and of objects; proposals: kept before and after suppression; kept: boxes said of an image."""
+    """What a detector's parts measure. width: channels of the pyramid; scales: its levels (`SCALES`); tower:
+    convolutions in FCOS's head; anchors: the side of a square anchor of each level in pixels, for region
+    proposals, and `ratios`, height by width; proposal_depth: convolutions before them; box_convs, box_width:
+    of the box head; mask_convs: of the mask head; canonical: the side of an object that belongs to the level
+    at the grid's own scale, in pixels; sampled: boxes of an image that the losses look at, of proposals and
+    of objects; proposals: kept before and after suppression; kept: boxes said of an image."""
 
     width: int
     scales: Sequence[float]
@@ -210,12 +210,9 @@ class RegionHeads(nn.Module):
 
 
 class Detector(nn.Module):
-    """A ViT, or an `AttentionTransfer` pair, that says where things are.
-
-    `forward(images, objects)` in training gives the heads' losses and the pair's transfer loss;
-    `forward(images)` in evaluation gives what it found. Copy keeps routing frozen under a pyramid that is
-    trained. Raises `ValueError` in training without objects.
-    """
+    """A ViT, or an `AttentionTransfer` pair, that says where things are. `forward(images, objects)` in
+    training gives the heads' losses and the pair's transfer loss; `forward(images)` in evaluation gives what
+    it found. Copy keeps routing frozen under a pyramid that is trained."""
 
     def __init__(self, vit: VisionTransformer | AttentionTransfer, heads: nn.Module, sizes: Sizes):
         super().__init__()

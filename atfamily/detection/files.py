@@ -34,12 +34,7 @@ def save_detector(
     teacher: Architecture | None = None,
 ) -> Path:
     """Write what inference needs: pyramid, heads and ViT, and the teacher of a ViT that copies. After Distill
-    the student alone is written.
-
-    heads: the name in `DETECTORS`. student, teacher: how the ViTs are built. Raises `ValueError`, before
-    anything is written, for a ViT that copies without its teacher's architecture, and where the file would
-    not build the detector again.
-    """
+    the student alone is written. heads: the name in `DETECTORS`. student, teacher: how the ViTs are built."""
     vit = detector.backbone.vit
     header = {
         "detector": {"heads": heads, "classes": list(classes), "sizes": asdict(detector.sizes)},

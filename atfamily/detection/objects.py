@@ -64,12 +64,7 @@ class ObjectBatch(Sequence[Objects]):
 
 
 def check_objects(objects: Objects, height: int, width: int, name: str) -> Objects:
-    """The objects of an image of that size, if nothing learns a wrong thing from them.
-
-    Raises `ValueError`, with the image's `name` and the box, for a box without area and for one outside the
-    image, for labels that do not count classes from 0, and for boxes, labels and masks that are not as many
-    or not of the image's size.
-    """
+    """The objects of an image of that size, if nothing learns a wrong thing from them."""
     boxes, labels, masks, crowd = objects
     if boxes.ndim != 2 or boxes.shape[1] != 4 or not len(boxes) == len(labels) == len(crowd):
         raise ValueError(
@@ -96,12 +91,8 @@ def check_objects(objects: Objects, height: int, width: int, name: str) -> Objec
 
 class ObjectImages:
     """Images of one size in memory, each with its `Objects`: what `atlib.train.train` takes, and what
-    `detect` evaluates.
-
-    pixels: uint8 (n, 3, height, width); an image comes out as (pixel / 255 - mean) / std. Raises `ValueError`
-    for pixels that are no such images, for another number of objects than images, and as `check_objects`
-    does.
-    """
+    `detect` evaluates. pixels: uint8 (n, 3, height, width); an image comes out as (pixel / 255 - mean) /
+    std."""
 
     corrupt: Mapping[int, str] = {}  # pixels in memory are decoded already
 

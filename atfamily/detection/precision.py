@@ -41,8 +41,8 @@ def matched(overlaps: np.ndarray, threshold: float) -> np.ndarray:
 
 def area_under(right: np.ndarray, objects: int) -> float:
     """The average precision of predictions, the surest of all images first, of which some are `right`: at
-    each share of the objects that is to be found, the best precision with which at least so many are found,
-    0 where they never are."""
+    each share of the objects that is to be found, the best precision with which at least so many are found, 0
+    where they never are."""
     found = right.cumsum()
     recall, precision = found / objects, found / np.arange(1, len(right) + 1)
     best = np.maximum.accumulate(precision[::-1])[::-1]
@@ -54,11 +54,8 @@ def average_precision(
     found: Sequence[Found], objects: Sequence[Objects], thresholds: Sequence[float] = THRESHOLDS
 ) -> float:
     """COCO's AP of boxes, in [0, 1]: the mean over thresholds and over the classes that occur; NaN where none
-    does.
-
-    The same as pycocotools where there is no crowd (`coco_precision` knows crowds, sizes and masks, too).
-    Source: Lin et al. 2014, "Microsoft COCO" (arXiv 1405.0312), and its evaluation code.
-    """
+    does. The same as pycocotools where there is no crowd (`coco_precision` knows crowds, sizes and masks,
+    too). Source: Lin et al. 2014, "Microsoft COCO" (arXiv 1405.0312), and its evaluation code."""
     each = []
     for label in sorted({int(label) for image in objects for label in image.labels}):
         number, scores, overlaps = 0, [], []
@@ -102,12 +99,8 @@ def coco_precision(
     masks: bool = False,
     sizes: tuple[float, float] = COCO_SIZES,
 ) -> Precision:
-    """The figures of predicted boxes, or of predicted masks, by pycocotools (the extra "detection").
-
-    sizes: where the area of small objects ends, and that of medium ones, in squared pixels. Raises
-    `ImportError` without pycocotools, and `ValueError` for images that are not as many, and for masks that a
-    detector or the data do not have.
-    """
+    """The figures of predicted boxes, or of predicted masks, by pycocotools (the extra "detection"). sizes:
+    where the area of small objects ends, and that of medium ones, in squared pixels."""
     try:
         import pycocotools  # noqa: F401
     except ImportError as error:

@@ -65,11 +65,8 @@ class Memory(NamedTuple):
 
 def transferred_numbers(vit: VisionTransformer | Eva) -> Numbers:
     """Numbers an image in the activations of all layers: q, k, v L·H·N·d each, maps L·H·N², features (the
-    residual stream) L·N·D.
-
-    Maps are more than q and k together where N > 2d. Shapes alone are read, so that a model on the meta
-    device does. Source: the comparison is that of arXiv 2411.09702, for ViT-L.
-    """
+    residual stream) L·N·D. Maps are more than q and k together where N > 2d. Shapes alone are read, so that a
+    model on the meta device does. Source: the comparison is that of arXiv 2411.09702, for ViT-L."""
     sizes = sizes_of(vit)
     L, H, N = sizes.depth, sizes.heads, sizes.prefix + sizes.grid[0] * sizes.grid[1]
     one = L * H * N * sizes.head_width
@@ -89,8 +86,7 @@ def method_costs(
     The student is `create_vit(name_or_config)`; so is the teacher, unless `teacher` names another model. The
     teacher's weights are those that are fine-tuned. Images have `image_size` pixels a side (None: their own).
     The maps of the first `layers` layers are transferred (None: all of the student's). Pre-training is not
-    counted. Copy keeps teacher and student, the others one of them. No weights are made. Raises `ValueError`
-    for a batch below 1 or `layers` out of range, and for ViTs that `shape_of` refuses.
+    counted. Copy keeps teacher and student, the others one of them. No weights are made.
     """
     vit = _weightless(name_or_config, image_size)
     taught_by = vit if teacher is None else _weightless(teacher, image_size)
@@ -121,8 +117,7 @@ def step_memory(
     that autograd keeps is counted once and whole, however many tensors share it; weights are not counted
     again. What comes and goes within an operation is extra. Every CPU gives the same figures; the kernels
     that run on a GPU keep other things. loss: what is trained, of the model and the images; None:
-    cross-entropy. Labels are made up, as sizes do not depend on them. Raises
-    `ValueError` for a model in eval mode or with activation checkpointing.
+    cross-entropy. Labels are made up, as sizes do not depend on them.
     """
     from atlib.objectives import outputs  # brings Accelerate, which takes seconds to import
 
@@ -209,7 +204,7 @@ def product(rows: int, inner: int, columns: int) -> int:
 
 
 def shape_of(vit: VisionTransformer) -> Shape:
-    """Read a Shape off a stock timm ViT. Raises `ValueError` for an architecture with other products."""
+    """Read a Shape off a stock timm ViT."""
     others = {
         "its class": not isinstance(vit, VisionTransformer),
         "attention pooling": getattr(vit, "attn_pool", None) is not None,

@@ -21,10 +21,7 @@ class Interval(NamedTuple):
 
 def disagreement(logits_a: Tensor, logits_b: Tensor) -> float:
     """Share of images whose most likely class differs; logits or probabilities of the same images, (n,
-    classes) each.
-
-    Raises `ValueError` for other shapes, no images, and NaN.
-    """
+    classes) each."""
     check_scores(logits_a, "logits_a")
     check_scores(logits_b, "logits_b")
     _check_same_shape(logits_a, logits_b)
@@ -33,11 +30,8 @@ def disagreement(logits_a: Tensor, logits_b: Tensor) -> float:
 
 def ensemble_logits(logits: Sequence[Tensor]) -> Tensor:
     """The logarithm of the mean of several models' class probabilities, (n, classes) for logits (n, classes)
-    each: an ensemble's logits, in float64.
-
-    Raises `ValueError` for other shapes, no images, NaN, and no models. Source: arXiv 2411.09702, section on
-    ensembles, which averages softmax outputs.
-    """
+    each: an ensemble's logits, in float64. Source: arXiv 2411.09702, section on ensembles, which averages
+    softmax outputs."""
     if not logits:
         raise ValueError("an ensemble needs at least one model's logits, got none")
     for index, each in enumerate(logits):
@@ -49,12 +43,7 @@ def ensemble_logits(logits: Sequence[Tensor]) -> Tensor:
 
 def ensemble_accuracy(p_a: Tensor, p_b: Tensor, labels: Tensor) -> float:
     """Accuracy of the mean of two models' class probabilities, (p_a + p_b) / 2; p: (n, classes), labels: (n,)
-    integers.
-
-    Raises `ValueError` for rows that are no probabilities (logits, for one), other shapes, labels out of
-    range, and labels of one class only, where a model that always says that class is perfect. Source: arXiv
-    2411.09702, section on ensembles.
-    """
+    integers. Source: arXiv 2411.09702, section on ensembles."""
     check_probabilities(p_a, "p_a")
     check_probabilities(p_b, "p_b")
     _check_same_shape(p_a, p_b)
@@ -70,8 +59,7 @@ def expected_calibration_error(p: Tensor, labels: Tensor, bins: int = 15) -> flo
     mean confidence)`, 0 to 1.
 
     p: probabilities (n, classes); labels: (n,) integers, of one class too. Bins of equal width on the largest
-    probability, each with its upper end. Raises `ValueError` for rows that are no probabilities, labels out
-    of range, and fewer than one bin. Source: Guo et al. 2017 (arXiv 1706.04599), equation 3.
+    probability, each with its upper end. Source: Guo et al. 2017 (arXiv 1706.04599), equation 3.
     """
     check_probabilities(p, "p")
     check_labels(labels, *p.shape)
@@ -93,8 +81,7 @@ def paired_bootstrap(
     correct: (n,) whether each image was classified rightly, true or false; of several runs of each model
     (runs, n), whose mean accuracies are compared. An image is drawn together with all answers, so that what
     is hard for both does not widen the interval. It says how far other images could move the difference, not
-    other training seeds. Raises `ValueError` for unequal shapes, fewer than 2 images, and other values.
-    Source: Efron and Tibshirani 1993, chapter 13.
+    other training seeds. Source: Efron and Tibshirani 1993, chapter 13.
     """
     a, b = _truths(correct_a, "correct_a"), _truths(correct_b, "correct_b")
     if a.shape != b.shape:

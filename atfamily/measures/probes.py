@@ -27,8 +27,7 @@ def features(model: nn.Module, images: Images, layer: int | None = None, batch_s
 
     The tokens after the last block (or after block `layer`) pass the model's final norm and are pooled as the
     model itself pools, to the class token or a mean. model: a ViT or an `AttentionTransfer`, whose student is
-    probed, with its teacher where the plan copies. Eval mode, no gradients. Raises `ValueError` for a layer
-    that does not exist.
+    probed, with its teacher where the plan copies. Eval mode, no gradients.
     """
     vit = vit_of(model)
     layer = len(vit.blocks) - 1 if layer is None else layer
@@ -45,9 +44,8 @@ def knn_accuracy(
     """Accuracy of a vote of the k most similar training images, for every k: {k: accuracy}.
 
     x: features (n, D); y: labels (n,). Similarity s is the cosine, a neighbour's vote exp(s / 0.07). Test
-    images are taken a block at a time. Raises `ValueError` for a k that is not from 1 to the number of
-    training images, for a single training class, and for test labels that training never shows. Source: Wu et
-    al. 2018 (arXiv 1805.01978), as used by DINO (arXiv 2104.14294).
+    images are taken a block at a time. Source: Wu et al. 2018 (arXiv 1805.01978), as used by DINO (arXiv
+    2104.14294).
     """
     train_y, test_y = _check_sets(train=(train_x, train_y), test=(test_x, test_y))
     wrong = [k for k in ks if not 1 <= k <= len(train_x)]
@@ -88,9 +86,6 @@ def linear_probe(
     weights, not of the bias, to their own norm, as the probes of MAE (arXiv 2111.06377, appendix A.1) and
     AttnDistill (arXiv 2210.00944, table 9) do; rates are then larger, and weights start near 0 (standard
     deviation 0.01), where they have a norm.
-
-    Raises `ValueError` for rates that are not finite and above 0, for `steps` or `batch_size` below 1, for a
-    single training class, and for labels that training never shows.
     """
     train_y, validation_y, test_y = _check_sets(
         train=(train_x, train_y), validation=(validation_x, validation_y), test=(test_x, test_y)
@@ -150,8 +145,7 @@ def mlp_probe(
     probe cannot read because it lies in how features go together.
 
     Features are standardised by the training set's mean and standard deviation; AdamW at lr 3e-3 with weight
-    decay 0.3 and a cosine schedule. Raises `ValueError` for a single training class, and for labels that
-    training never shows.
+    decay 0.3 and a cosine schedule.
     """
     train_y, test_y = _check_sets(train=(train_x, train_y), test=(test_x, test_y))
     mean, deviation = train_x.mean(0), train_x.std(0)

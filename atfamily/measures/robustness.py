@@ -1,9 +1,6 @@
 """Is a model robust, or only good? Effective robustness: accuracy under a shift beyond what accuracy without
-it predicts.
-
-Source: Taori et al. 2020, "Measuring Robustness to Natural Distribution Shifts in Image Classification"
-(arXiv 2007.00644).
-"""
+it predicts. Source: Taori et al. 2020, "Measuring Robustness to Natural Distribution Shifts in Image
+Classification" (arXiv 2007.00644)."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -41,13 +38,9 @@ class EffectiveRobustness(NamedTuple):
 def fit_line(
     in_distribution: Sequence[float], shifted: Sequence[float], clip: float | None = None
 ) -> AccuracyLine:
-    """The least-squares line through a pool of models, one pair of accuracies each, on logit axes.
-
-    The logit of 0 or 1 is infinite: such accuracies are refused, unless `clip` moves all to [clip, 1 - clip];
-    half an image, 0.5 / number of test images, is the usual choice. Raises `ValueError` for fewer than 2
-    models, unequal numbers, accuracies outside 0 to 1 (percent, for one), and a pool whose in-distribution
-    accuracies are all the same.
-    """
+    """The least-squares line through a pool of models, one pair of accuracies each, on logit axes. The logit
+    of 0 or 1 is infinite: such accuracies are refused, unless `clip` moves all to [clip, 1 - clip]; half an
+    image, 0.5 / number of test images, is the usual choice."""
     x, y = _pool(in_distribution, shifted, clip, 2)
     slope, intercept = _least_squares(x, y)
     return AccuracyLine(slope.item(), intercept.item())
@@ -70,8 +63,7 @@ def effective_robustness(
     The model does not belong in the pool. The interval is the percentile interval over resampled models of
     the pool: how far another pool could move the line. It leaves out the chance in the model's own two
     accuracies. Samples that drew a single in-distribution accuracy have no line and are left out. `clip` as
-    in `fit_line`. Raises `ValueError` as `fit_line` does, and for a pool of fewer than 3 models. Source:
-    Taori et al. 2020, section 2.
+    in `fit_line`. Source: Taori et al. 2020, section 2.
     """
     check_sampling(samples, level)
     x, y = _pool(pool_in_distribution, pool_shifted, clip, 3)

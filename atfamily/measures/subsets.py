@@ -22,8 +22,7 @@ class Filtered(NamedTuple):
 
 
 def class_counts(images: Images) -> list[int]:
-    """The number of images of every class. Raises `ValueError` when the targets are not class indices
-    (n,)."""
+    """The number of images of every class."""
     check_labels(images.targets, len(images), name="targets")
     return torch.bincount(images.targets, minlength=len(images.classes)).tolist()
 
@@ -34,8 +33,7 @@ def long_tail(images: Images, factor: float, seed: int = 0) -> Images:
 
     The first class keeps all its n_0 images, the last n_0 / `factor`; a class that has fewer than its share
     keeps all it has. `seed` chooses the images, which stay in their order; with the same seed a larger factor
-    chooses among those of a smaller. Raises `ValueError` for a factor below 1, for a single class, and when a
-    class would be left without an image. Source: Cao et al. 2019, "Learning Imbalanced Datasets with
+    chooses among those of a smaller. Source: Cao et al. 2019, "Learning Imbalanced Datasets with
     Label-Distribution-Aware Margin Loss" (arXiv 1906.07413).
     """
     counts = class_counts(images)
@@ -62,12 +60,8 @@ MANY, FEW = 100, 20  # training images of a class, as in arXiv 1904.05160
 
 def class_groups(counts: Sequence[int], many: int = MANY, few: int = FEW) -> dict[str, list[int]]:
     """Classes by their number of training images: "many" (more than `many`), "medium", "few" (fewer than
-    `few`).
-
-    `counts` has one number a class. A group without a class is left out. Raises `ValueError` unless 0 <= few
-    <= many. Source: Liu et al. 2019, "Large-Scale Long-Tailed Recognition in an Open World" (arXiv
-    1904.05160).
-    """
+    `few`). `counts` has one number a class. A group without a class is left out. Source: Liu et al. 2019,
+    "Large-Scale Long-Tailed Recognition in an Open World" (arXiv 1904.05160)."""
     if not 0 <= few <= many:
         raise ValueError(f"the limits must satisfy 0 <= few <= many, got few={few} and many={many}")
     groups = {"many": [], "medium": [], "few": []}
@@ -78,12 +72,8 @@ def class_groups(counts: Sequence[int], many: int = MANY, few: int = FEW) -> dic
 
 def group_accuracy(logits: Tensor, labels: Tensor, groups: Mapping[str, Sequence[int]]) -> dict[str, float]:
     """Accuracy on every group of classes: the mean over its classes of the share of their images that are
-    right.
-
-    logits: (n, classes), compared over all classes; labels: (n,). A class without a test image does not
-    count, and a group without any is left out. Raises `ValueError` for logits with a NaN, for labels that are
-    not one an image, and for an unknown class.
-    """
+    right. logits: (n, classes), compared over all classes; labels: (n,). A class without a test image does
+    not count, and a group without any is left out."""
     check_scores(logits, "logits")
     check_labels(labels, *logits.shape)
     unknown = sorted(
@@ -107,9 +97,8 @@ def adversarially_filtered(images: Images, reference: nn.Module, batch_size: int
     ImageNet-A.
 
     Its own accuracy there is 0 by construction, so it must be left out of any comparison: `evaluate_filtered`
-    refuses it. No augmentation is applied while judging. Raises `ValueError` when it gets none wrong, and
-    when its logits are NaN. Source: Hendrycks et al. 2021, "Natural Adversarial Examples" (arXiv 1907.07174),
-    without its checks by hand.
+    refuses it. No augmentation is applied while judging. Source: Hendrycks et al. 2021, "Natural Adversarial
+    Examples" (arXiv 1907.07174), without its checks by hand.
     """
     class_counts(images)  # says what is wrong with other targets
     logits = predict(reference, images.with_augment(None), batch_size)
@@ -121,9 +110,7 @@ def adversarially_filtered(images: Images, reference: nn.Module, batch_size: int
 
 
 def evaluate_filtered(model: nn.Module, filtered: Filtered, batch_size: int = 500) -> Evaluation:
-    """Accuracy and loss of `model` on adversarially filtered images. Raises `ValueError` for the reference
-    model and one with the same weights by name; a reference in a wrapper, or in another precision, cannot be
-    recognised."""
+    """Accuracy and loss of `model` on adversarially filtered images."""
     if model is filtered.reference or _same_weights(model, filtered.reference):
         raise ValueError("the images were filtered with this model: leave it out of the comparison")
     return evaluate(model, filtered.images, batch_size)
@@ -137,13 +124,9 @@ def _same_weights(left: nn.Module, right: nn.Module) -> bool:
 
 
 def accuracy_on(logits: Tensor, labels: Tensor, classes: Sequence[int] | None = None) -> float:
-    """Share of images whose largest logit, among those of `classes` (None: all), is a right one.
-
-    logits: (n, all classes). labels: class indices (n,), or the set of right classes, bool (n, all classes),
-    as ReaL has them. Raises `ValueError` without images, for labels of another shape, for logits with a NaN,
-    for fewer than two classes, among which nothing is left to decide, for classes that the model does not
-    have, and when an image has no right class among those compared.
-    """
+    """Share of images whose largest logit, among those of `classes` (None: all), is a right one. logits: (n,
+    all classes). labels: class indices (n,), or the set of right classes, bool (n, all classes), as ReaL has
+    them."""
     wanted = logits.shape if labels.dtype == torch.bool else logits.shape[:1]
     if labels.shape != wanted or len(labels) == 0:
         raise ValueError(
