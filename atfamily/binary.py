@@ -108,16 +108,11 @@ class BinaryUnit(nn.Module):
 
     Without the shortcut all that a layer can say of its input is what is left of the signs. Where the sizes
     differ it repeats the channels, or takes the mean of neighbouring ones; one must be a multiple of the
-    other, else `ValueError`.
+    other.
     """
 
     def __init__(self, in_features: int, out_features: int, norm: Norm = TokenNorm):
         super().__init__()
-        if max(in_features, out_features) % min(in_features, out_features):
-            raise ValueError(
-                f"from {in_features} to {out_features} channels: the shortcut repeats channels or takes means"
-                " of them, so one number must be a multiple of the other"
-            )
         self.shift = nn.Parameter(torch.zeros(in_features))
         self.linear = BinaryLinear(in_features, out_features)
         self.norm = norm(out_features)

@@ -72,13 +72,10 @@ class MomentumPair(nn.Module, ABC):
         for leader, follower in self.following():
             weights = list(leader.parameters())
             if any(hasattr(weight, "full_tensor") for weight in weights):
-                raise ValueError(
-                    "the weights are divided among processes (FSDP), and a momentum copy was never tried with"
-                    " that: launch it with DDP (configs/accelerate)"
-                )
+                raise ValueError("a momentum copy was never tried with divided weights (FSDP): use DDP")
             torch._foreach_lerp_(list(follower.parameters()), weights, 1 - momentum)
-            for own, followed in zip(follower.buffers(), leader.buffers(), strict=True):
-                own.copy_(followed)
+            for buffer, leading in zip(follower.buffers(), leader.buffers(), strict=True):
+                buffer.copy_(leading)
 
     def train(self, mode: bool = True) -> "MomentumPair":
         """As of any module, but what follows stays in eval mode."""
@@ -94,8 +91,8 @@ class MomentumPair(nn.Module, ABC):
     def no_weight_decay(self) -> set[str]:
         """The ViT's positions and tokens; timm asks a model for them by this name. Other networks need not
         have any."""
-        own = getattr(self.vit, "no_weight_decay", set)()
-        return {f"vit.{name}" for name in own}
+        names = getattr(self.vit, "no_weight_decay", set)()
+        return {f"vit.{name}" for name in names}
 
 
 def momentum_at(done: float, start: float) -> float:
@@ -113,9 +110,7 @@ def features(vit: nn.Module, images: Tensor) -> Tensor:
 def contrast_loss(model: MomentumPair, views: Tensor, targets: Tensor, recipe: Recipe) -> Tensor:
     """The model's own loss; labels are not used."""
     if isinstance(model, MoCo):
-        recipe.require_whole_steps(
-            "MoCo tells an image apart from the others of its step, of which each part has fewer"
-        )
+        recipe.require_whole_steps("MoCo tells an image from the others of its step")
     return model(views)
 
 
@@ -146,11 +141,7 @@ def _exact(x: Tensor) -> Tensor:
 def _check_views(views: Tensor, least: int, most: int | None = None) -> None:
     if views.ndim != 5 or views.shape[1] < least or (most is not None and views.shape[1] > most):
         number = str(least) if most == least else f"at least {least}"
-        raise ValueError(
-            f"{number} views of each image are wanted, (B, views, 3, height, width), got"
-            f" {tuple(views.shape)}: images.with_augment(small_views(looks((0.2, 1.0)))) makes two"
-            " (atrun.data.views)"
-        )
+        raise ValueError(f"{number} views, (B, views, 3, height, width), got {tuple(views.shape)}")
 
 
 # --- MoCo-v3 ---
@@ -192,8 +183,8 @@ def info_nce(q: Tensor, k: Tensor, temperature: float) -> Tensor:
     without gradients. Source: arXiv 2104.02057, algorithm 1."""
     q, k = (nn.functional.normalize(x, dim=1) for x in (q, k))
     keys, first = gathered(k)
-    own = first + torch.arange(len(q), device=q.device)
-    return 2 * temperature * nn.functional.cross_entropy(q @ keys.T / temperature, own)
+    targets = first + torch.arange(len(q), device=q.device)
+    return 2 * temperature * nn.functional.cross_entropy(q @ keys.T / temperature, targets)
 
 
 class MoCo(MomentumPair):
@@ -246,9 +237,7 @@ class MoCo(MomentumPair):
         queries = [self.predictor(self.projector(features(self.vit, view))) for view in (first, second)]
         with torch.no_grad():
             keys = [self.momentum_projector(features(self.momentum_vit, view)) for view in (first, second)]
-        return info_nce(queries[0], keys[1], self.temperature) + info_nce(
-            queries[1], keys[0], self.temperature
-        )
+        return sum(info_nce(q, k, self.temperature) for q, k in zip(queries, keys[::-1]))
 
 
 def _perceptron(*widths: int) -> nn.Sequential:
@@ -350,24 +339,15 @@ class Dino(MomentumPair):
         local_size: int | None = None,
     ):
         if not min(student_temperature, *teacher_temperature) > 0:
-            raise ValueError(
-                f"student_temperature={student_temperature}, teacher_temperature={teacher_temperature}: all"
-                " must be above 0; DINO has 0.1 and 0.04"
-            )
+            raise ValueError(f"temperatures {student_temperature}, {teacher_temperature}: above 0")
         if local_size is not None and not getattr(vit, "dynamic_img_size", False):
-            raise ValueError(
-                f"local_size={local_size}: this ViT takes one size only; build it with dynamic_img_size=True"
-            )
+            raise ValueError(f"local_size={local_size}: build the ViT with dynamic_img_size=True")
         super().__init__(vit, momentum)
         self.head = DinoHead(vit.num_features, hidden, bottleneck, outputs, lengths)
         self.momentum_head = _copy(self.head)
         self.student_temperature, self.teacher_temperature = student_temperature, teacher_temperature
-        self.temperature_warmup, self.centre_momentum, self.frozen = (
-            temperature_warmup,
-            centre_momentum,
-            frozen,
-        )
-        self.local_size = local_size
+        self.temperature_warmup, self.centre_momentum = temperature_warmup, centre_momentum
+        self.frozen, self.local_size = frozen, local_size
         self.register_buffer("centre", torch.zeros(outputs))
         # What the teacher has said in the step, over all processes: the sum, and of how many views.
         self.register_buffer("said", torch.zeros(outputs))
@@ -407,8 +387,7 @@ class Dino(MomentumPair):
         large, small = (part.transpose(0, 1).flatten(0, 1) for part in views.tensor_split([2], dim=1))
         frozen = self.done < self.frozen
         with torch.no_grad():
-            teacher = self.momentum_head(features(self.momentum_vit, large), frozen)
-            teacher = _exact(teacher)
+            teacher = _exact(self.momentum_head(features(self.momentum_vit, large), frozen))
             if self.training:
                 self.said += summed(teacher.sum(0))
                 self.views_said += summed(teacher.new_tensor(float(len(teacher))))

@@ -44,12 +44,9 @@ def frozen_factors(vit: VisionTransformer, trained: VisionTransformer) -> Vision
     LayerScale's gain lie in the factors that it ends with, or in how they come about? Source: Touvron's
     thesis, section 3.5.3, unnumbered table."""
     factors = [[getattr(block, name) for name in ("ls1", "ls2")] for block in trained.blocks]
-    shapes = {tuple(getattr(each, "gamma", torch.empty(0)).shape) for pair in factors for each in pair}
+    shapes = {tuple(getattr(factor, "gamma", torch.empty(0)).shape) for pair in factors for factor in pair}
     if len(factors) != len(vit.blocks) or shapes != {(vit.embed_dim,)}:
-        raise ValueError(
-            f"trained: {len(factors)} layers with factors of the shapes {sorted(shapes)}, where"
-            f" {len(vit.blocks)} layers with factors of the shape ({vit.embed_dim},) are asked for"
-        )
+        raise ValueError(f"trained has factors {sorted(shapes)} in {len(factors)} layers")
     layer_scale(vit)
     for block, (attention, mlp) in zip(vit.blocks, factors):
         for scale, learned in ((block.ls1, attention), (block.ls2, mlp)):
@@ -144,9 +141,7 @@ def branch_ratios(model: nn.Module, images: Tensor) -> BranchRatios:
     that it is given, on images (B, 3, height, width). Source: figure 3.6 of Touvron's thesis; over what to
     average is our choice."""
     if model.training:
-        raise ValueError(
-            "in training mode branches are dropped at random, training=True: call .eval() on the model"
-        )
+        raise ValueError("training=True: branches are dropped; call .eval() first")
     vit = student_of(model)
     _require_blocks(vit)
     start = walk(vit, images, stop_after=0).tokens
@@ -182,6 +177,4 @@ def _require_plain(vit: VisionTransformer) -> None:
     _require_blocks(vit)
     named = [f"layer {i}" for i, block in enumerate(vit.blocks) if not isinstance(block.ls1, nn.Identity)]
     if named:
-        raise ValueError(
-            f"{named[0]} of this ViT has factors on its branches already: build it without init_values="
-        )
+        raise ValueError(f"{named[0]} has factors on its branches already (init_values=)")

@@ -20,15 +20,9 @@ class LateClassViT(VisionTransformer):
         super().__init__(**options)
         depth = len(self.blocks)
         if not 0 <= insert_at < depth:
-            raise ValueError(
-                f"insert_at={insert_at}: the class token joins before a layer from 0 to {depth - 1}, as"
-                f" after all {depth} it would see no image"
-            )
+            raise ValueError(f"insert_at={insert_at}: a layer from 0 to {depth - 1}")
         if self.cls_token is None or self.num_prefix_tokens != 1:
-            raise ValueError(
-                f"class_token={self.cls_token is not None} and {self.num_prefix_tokens} prefix tokens: only a"
-                " class token can come late; leave out reg_tokens= and class_token="
-            )
+            raise ValueError(f"{self.num_prefix_tokens} prefix tokens: only a class token can come late")
         self.insert_at = insert_at
 
     def forward(self, images: Tensor) -> Tensor:

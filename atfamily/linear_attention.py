@@ -96,8 +96,6 @@ class LinearTransfer(Pair):
     multiplies its loss by 1,000). Evaluation, eval mode without gradients, runs the student alone; `.student`
     is the result. To *copy* the teacher's maps, copy into `.model`: with a given map no layer asks for q and
     k, and both kinds of attention are one.
-
-    normalisation: of the images that the pair is given (`atlib.pair.Pair`).
     """
 
     def __init__(

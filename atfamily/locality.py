@@ -48,10 +48,7 @@ class ShiftedPatches(nn.Module):
             (size, size) if isinstance(size, int) else tuple(size) for size in (img_size, patch_size)
         )
         if dynamic_img_pad or any(side % p for side, p in zip(self.img_size, self.patch_size)):
-            raise ValueError(
-                f"images of {self.img_size} pixels, patches of {self.patch_size}, dynamic_img_pad="
-                f"{dynamic_img_pad}: shifted patches are cut from images of whole patches, without padding"
-            )
+            raise ValueError(f"images {self.img_size} are not whole patches {self.patch_size}, or padded")
         self.strict_img_size = True  # as timm's says that one image size is taken
         self.grid_size = tuple(side // p for side, p in zip(self.img_size, self.patch_size))
         self.num_patches = self.grid_size[0] * self.grid_size[1]
@@ -153,11 +150,7 @@ def shift_patches(vit: VisionTransformer) -> VisionTransformer:
     and handed back. All other weights stay."""
     embed = vit.patch_embed
     if type(embed) is not PatchEmbed or vit.dynamic_img_size or present(embed.norm):
-        raise ValueError(
-            f"this ViT has {type(embed).__name__}, dynamic_img_size={vit.dynamic_img_size} and a norm on"
-            f" patches: {present(getattr(embed, 'norm', None))}; shifted patches take the place of a plain"
-            " PatchEmbed for one image size"
-        )
+        raise ValueError(f"this ViT's {type(embed).__name__} is not a plain PatchEmbed for one image size")
     vit.patch_embed = ShiftedPatches(
         embed.img_size,
         embed.patch_size,

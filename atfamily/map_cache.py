@@ -59,12 +59,16 @@ class MapCache:
         self.dtype = np.dtype(DTYPES[dtype])
         about = {
             "teacher": fingerprint(teacher),
-            "layers": list(self.layers),
-            "shape": list(self.shape),
+            "layers": [*self.layers],
+            "shape": [*self.shape],
             "dtype": dtype,
         }
+        path = self.folder / "about.json"
         with self._only_writer():
-            self._require(about)
+            if not path.exists():
+                write_atomically(path, json.dumps(about, indent=1).encode())
+            elif differ := [n for n, value in json.loads(path.read_text()).items() if value != about.get(n)]:
+                raise ValueError(f"{self.folder} holds maps of other {', '.join(differ)}")
         self._places: dict[bytes, int] = {}
         self._read_keys()
 
@@ -99,7 +103,7 @@ class MapCache:
             maps = self._made(images[[*unknown.values()]])
             # The maps first, the keys when they are safe: what a kill leaves behind is cut off by the next.
             for name, content, length in (
-                ("maps", maps.tobytes(), self._size_of_one()),
+                ("maps", maps.tobytes(), int(np.prod(self.shape)) * self.dtype.itemsize),
                 ("keys", b"".join(unknown), KEY),
             ):
                 with open(self.folder / name, "ab") as file:
@@ -126,33 +130,20 @@ class MapCache:
         exact = torch.promote_types(maps.dtype, torch.float32)  # NumPy has no bf16
         return maps.to(exact).numpy().astype(self.dtype)
 
-    def _size_of_one(self) -> int:
-        return int(np.prod(self.shape)) * self.dtype.itemsize
-
     def _stored(self) -> np.ndarray:
         """All maps, read where they are asked for."""
         return np.memmap(self.folder / "maps", self.dtype, "r", shape=(len(self), *self.shape))
 
     def _read_keys(self) -> None:
         """Know what is there by now. A key is written after its maps, whole or not yet."""
-        path, known = self.folder / "keys", len(self._places)
+        path, count = self.folder / "keys", len(self._places)
         if not path.exists():
             return
         with open(path, "rb") as file:
-            file.seek(known * KEY)
+            file.seek(count * KEY)
             more = file.read()
         for start in range(0, len(more) - KEY + 1, KEY):
-            self._places[more[start : start + KEY]] = known + start // KEY
-
-    def _require(self, about: dict) -> None:
-        path = self.folder / "about.json"
-        if not path.exists():
-            write_atomically(path, json.dumps(about, indent=1).encode())
-            return
-        kept = json.loads(path.read_text())
-        if differ := [name for name in about if kept.get(name) != about[name]]:
-            what = ", ".join(f"{name} {kept.get(name)}, not {about[name]}" for name in differ)
-            raise ValueError(f"{self.folder} holds other maps: {what}")
+            self._places[more[start : start + KEY]] = count + start // KEY
 
     @contextmanager
     def _only_writer(self) -> Iterator[None]:

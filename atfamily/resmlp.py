@@ -56,10 +56,7 @@ def resmlp(
     require_known("mixing", mixing, MIXINGS)
     require_known("pooling", pooling, POOLINGS)
     if img_size % patch_size:
-        raise ValueError(
-            f"img_size={img_size} is no multiple of patch_size={patch_size}: a strip of the image would be"
-            f" cut off; use img_size={img_size // patch_size * patch_size or patch_size}"
-        )
+        raise ValueError(f"img_size={img_size} is no multiple of patch_size={patch_size}")
     model = MlpMixer(
         num_classes=num_classes,
         img_size=img_size,
@@ -216,26 +213,15 @@ def _linear_layers(model: MlpMixer) -> list[nn.Linear]:
     layers = [getattr(block, "linear_tokens", None) for block in model.blocks]
     for index, layer in enumerate(layers):
         if not isinstance(layer, nn.Linear):
-            raise ValueError(
-                f"block {index}, a {type(model.blocks[index]).__name__}, mixes patches by a"
-                f" {type(layer).__name__}, not by one matrix: only resmlp(mixing='linear') and timm's"
-                " resmlp_* have static maps"
-            )
+            raise ValueError(f"block {index} mixes patches by a {type(layer).__name__}, not by one matrix")
     return layers
 
 
 def _check_maps(model: MlpMixer, maps: Sequence[Tensor]) -> None:
     layers = _linear_layers(model)
     if len(maps) != len(layers):
-        raise ValueError(
-            f"one map for each block: got {len(maps)} maps, the model has {len(layers)} blocks; build it with"
-            f" depth={len(maps)}, or choose {len(layers)} of the maps"
-        )
+        raise ValueError(f"{len(maps)} maps for {len(layers)} blocks")
     N = layers[0].in_features
     for index, p in enumerate(maps):
         if tuple(p.shape) != (N, N):
-            raise ValueError(
-                f"layer {index}: the map is {tuple(p.shape)}, this ResMLP has {(N, N)} for its patch grid"
-                f" {tuple(model.stem.grid_size)}: A fits one image size alone; build the ResMLP with the"
-                " teacher's img_size and patch_size"
-            )
+            raise ValueError(f"layer {index}: the map is {tuple(p.shape)}, this ResMLP's {(N, N)}")

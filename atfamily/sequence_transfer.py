@@ -49,10 +49,7 @@ class ToldMaps(Pair):
         if not any(how):
             raise ValueError("nothing is told: give 'copy' or 'distill' to encoder, decoder or cross")
         if student.static and "distill" in (how.encoder, how.decoder):
-            raise ValueError(
-                "this student mixes its words by static matrices, which are no distributions: only its cross"
-                " maps can be distilled; copy the others"
-            )
+            raise ValueError("static matrices are no distributions: copy them; cross maps can be distilled")
         super().__init__(student, *teachers)
         self.how = how
 
@@ -72,23 +69,23 @@ class ToldMaps(Pair):
         if not (self.training or self.needs_teacher):
             logits = self.student(source, target)
             return Transferred(logits, logits.new_zeros(()))
-        told = self.told(shown, target)
-        replace = Maps(*(maps if how == "copy" else {} for how, maps in zip(self.how, told)))
+        given = self.told(shown, target)
+        replace = Maps(*(maps if how == "copy" else {} for how, maps in zip(self.how, given)))
         seen = walk_sequences(self.student, source, target, replace=replace)
         loss = seen.logits.new_zeros(())
         if self.training:
             for name, how in self.how._asdict().items():
                 if how == "distill":
                     words = (source if name == "encoder" else target) != PAD
-                    loss = loss + _distilled(getattr(seen, name), getattr(told, name), words)
+                    loss = loss + _distilled(getattr(seen, name), getattr(given, name), words)
         return Transferred(seen.logits, loss)
 
 
-def _distilled(layers: Sequence[Seen], told: Mapping[int, Tensor], words: Tensor) -> Tensor:
+def _distilled(layers: Sequence[Seen], given: Mapping[int, Tensor], words: Tensor) -> Tensor:
     """The cross-entropy of some layers' maps (B, H, queries, keys), over the queries that are words (B,
     queries)."""
     total = 0.0
-    for index, p in told.items():
+    for index, p in given.items():
         log_p = layers[index].scores.log_softmax(-1)
         p = p.to(log_p.dtype).expand_as(log_p)
         total = total + map_cross_entropy(log_p.transpose(1, 2)[words], p.transpose(1, 2)[words])
@@ -117,10 +114,7 @@ class SequenceTransfer(ToldMaps):
             for model in (teacher, student)
         ]
         if sizes[0] != sizes[1]:
-            raise ValueError(
-                f"maps correspond only in Transformers of the same (encoder layers, decoder layers, heads,"
-                f" static): teacher {sizes[0]}, student {sizes[1]}"
-            )
+            raise ValueError(f"(layers, layers, heads, static): teacher {sizes[0]}, student {sizes[1]}")
         super().__init__(student, teacher, how=How(encoder, decoder, cross))
 
     def told(self, source: Tensor, target: Tensor) -> Maps:

@@ -35,10 +35,7 @@ class SimMim(nn.Module):
         number = math.prod(self.squares)
         self.hidden = math.ceil(number * mask_ratio)
         if not 0 < self.hidden < number:
-            raise ValueError(
-                f"mask_ratio={mask_ratio} hides {self.hidden} of {number} squares; it must hide some and"
-                " leave some"
-            )
+            raise ValueError(f"mask_ratio={mask_ratio} hides {self.hidden} of {number} squares, not some")
         self.vit, self.unit = vit, unit
         pixels = 3 * math.prod(vit.patch_embed.patch_size)
         self.mask_token = nn.Parameter(torch.empty(1, 1, vit.embed_dim))
@@ -68,8 +65,8 @@ class SimMim(nn.Module):
         hidden = mask.reshape(*tokens.shape[:-1], 1)  # of any image size: (B, rows, columns, D)
         tokens = torch.where(hidden, self.mask_token.to(tokens.dtype), tokens)
         x = through_blocks(self.vit, self.vit.norm_pre(self.vit._pos_embed(tokens)))
-        told = self.to_pixels(self.vit.norm(x)[:, self.vit.num_prefix_tokens :])  # (B, P, pixels)
-        error = (told - patchify(images, self.vit.patch_embed.patch_size)).abs().mean(-1)
+        guess = self.to_pixels(self.vit.norm(x)[:, self.vit.num_prefix_tokens :])  # (B, P, pixels)
+        error = (guess - patchify(images, self.vit.patch_embed.patch_size)).abs().mean(-1)
         return (error * mask).sum() / mask.sum()
 
 

@@ -39,7 +39,11 @@ def walks(models: Sequence[nn.Module], images: Images, batch_size: int) -> Itera
     if len(images) == 0 or batch_size < 1:
         raise ValueError(f"{len(images)} images in batches of {batch_size}: both must be at least 1")
     vits = [vit_of(model) for model in models]
-    at_once = min(batch_size, max(1, AT_ONCE // sum(map(_bytes_of_a_walk, vits))))
+    one = 0  # bytes of one image's walks, about: q, k, v, two states a layer, and a layer's maps in float64
+    for vit in vits:
+        tokens = (vit.patch_embed.num_patches or 0) + vit.num_prefix_tokens
+        one += 4 * 5 * len(vit.blocks) * tokens * vit.embed_dim + 8 * 4 * sizes_of(vit).heads * tokens**2
+    at_once = min(batch_size, max(1, AT_ONCE // one))
     kinds = [next(model.parameters()) for model in models]
     with in_eval_mode(*models):
         for batch, _ in images.loader(at_once):
@@ -58,13 +62,6 @@ def vit_of(model: nn.Module) -> nn.Module:
     vit = student_of(model)
     check_timm(vit)
     return vit
-
-
-def _bytes_of_a_walk(vit: nn.Module) -> int:
-    """About what one image's walk holds in float32: q, k, v and two states a layer, and a layer's maps in
-    float64 while they are looked at."""
-    tokens = (vit.patch_embed.num_patches or 0) + vit.num_prefix_tokens
-    return 4 * 5 * len(vit.blocks) * tokens * vit.embed_dim + 8 * 4 * sizes_of(vit).heads * tokens**2
 
 
 # --- What maps look like: how far they reach, how spread out they are, and pictures of them. Statistics are
@@ -129,9 +126,8 @@ def rollouts(maps: Sequence[Tensor], residual: float = 0.5) -> list[Tensor]:
         raise ValueError(f"{len(maps)} maps, residual={residual}: at least one map, and a share from 0 to 1")
     for layer, map in enumerate(maps):
         check_maps(map, layer)
-        if (map.shape[0], map.shape[2]) != (maps[0].shape[0], maps[0].shape[2]):
-            shapes = f"{tuple(map.shape)}, that of layer 0 {tuple(maps[0].shape)}"
-            raise ValueError(f"layer {layer}: the map is {shapes}: images and tokens must agree")
+        if len(map) != len(maps[0]):  # one image would be broadcast
+            raise ValueError(f"layer {layer} has the maps of {len(map)} images, not of {len(maps[0])}")
     identity = torch.eye(maps[0].shape[-1], dtype=_exact(maps[0]).dtype, device=maps[0].device)
     rolled = [identity.expand(len(maps[0]), -1, -1)]
     for map in maps:
@@ -210,8 +206,8 @@ def linear_cka(x: Tensor, y: Tensor) -> float:
     float64. Source: Kornblith et al. 2019 (arXiv 1905.00414), section 3."""
     (x,), (y,) = _checked([x], [y], 2)
     for name, side in (("x", x), ("y", y)):
-        if not _varies(side, side[0]):
-            raise ValueError(_no_variance(name))
+        if (side == side[0]).all():
+            raise ValueError(f"{name} is the same in every row: it has no variance")
     x, y = (side.double() - side.double().mean(0) for side in (x, y))
     # CKA does not see a scale, and its fourth power would leave float64.
     x, y = x / x.abs().max(), y / y.abs().max()
@@ -245,10 +241,9 @@ class _LayerPairs:
             self._varying = tuple([False] * len(side) for side in sides)
             self._start(*([x.shape[1] for x in side] for side in sides), sides[0][0].device)
         for name, side, first, varying in zip("xy", sides, self._first, self._varying):
-            before, now = [len(row) for row in first], [x.shape[1] for x in side]
-            if before != now:
-                raise ValueError(f"{name} had features {before} (one number a layer), this batch has {now}")
-            varying[:] = [varied or _varies(x, row) for varied, x, row in zip(varying, side, first)]
+            if [row.shape for row in first] != [x.shape[1:] for x in side]:
+                raise ValueError(f"{name} has other features than in the batches before")
+            varying[:] = [varied or bool((x != row).any()) for varied, x, row in zip(varying, side, first)]
         self._add(*sides)
         self.rows += len(sides[0][0])
 
@@ -258,22 +253,15 @@ class _LayerPairs:
             raise ValueError(f"CKA needs at least 2 rows, {self.rows} were given: call update first")
         for name, varying in zip("xy", self._varying):
             if not all(varying):
-                raise ValueError(_no_variance(_name(name, varying.index(False), len(varying))))
+                raise ValueError(f"layer {varying.index(False)} of {name} is the same in every row")
         xy, xx, yy = self._hsic()
-        for name, hsic in zip("xy", (xx, yy)):
-            if (hsic <= 0).any():
-                layer, least = _name(name, hsic.argmin().item(), len(hsic)), hsic.min().item()
-                raise ValueError(
-                    f"HSIC of {layer} with itself is {least:.3g}: larger batches, or StreamingCKA"
-                )
+        if min(xx.min(), yy.min()) <= 0:
+            raise ValueError("a layer's HSIC with itself is not above 0: larger batches, or StreamingCKA")
         return (xy / (xx.sqrt()[:, None] * yy.sqrt())).cpu()
 
     def value(self) -> float:
         """CKA of the one pair of layers."""
-        matrix = self.matrix()
-        if matrix.numel() != 1:
-            raise ValueError(f"there are {tuple(matrix.shape)} layers: ask for matrix()")
-        return matrix.item()
+        return self.matrix().item()
 
 
 class StreamingCKA(_LayerPairs):
@@ -390,7 +378,7 @@ def patch_mean(prefix_tokens: int) -> Read:
     """A function that averages every image's tokens after `prefix_tokens`, (B, N, D) to (B, D)."""
 
     def read(tokens: Tensor) -> Tensor:
-        if not 0 <= prefix_tokens < tokens.shape[1]:
+        if not 0 <= prefix_tokens < tokens.shape[1]:  # a mean of nothing
             raise ValueError(f"prefix_tokens={prefix_tokens} leaves no patch of {tokens.shape[1]} tokens")
         return tokens[:, prefix_tokens:].mean(1)
 
@@ -421,25 +409,12 @@ def _hsic_1(K: Tensor, L: Tensor) -> Tensor:
 def _checked(xs: Sequence[Tensor], ys: Sequence[Tensor], rows: int) -> tuple[list[Tensor], list[Tensor]]:
     """Both sides checked, on one device that has float64, into which they are turned one by one."""
     for name, side in (("x", xs), ("y", ys)):
-        for layer, x in enumerate(side):
-            check_features(x, _name(name, layer, len(side)), rows)
-    counts = sorted({len(x) for x in [*xs, *ys]})
-    if len(counts) > 1:
-        raise ValueError(f"x and y have {counts} rows: CKA compares features of the same images or tokens")
+        for x in side:
+            check_features(x, name, rows)
+    if len(counts := {len(x) for x in [*xs, *ys]}) > 1:
+        raise ValueError(f"x and y have {sorted(counts)} rows, not the same images or tokens")
     device = as_double(xs[0][:0]).device
     return tuple([x.detach().to(device) for x in side] for side in (xs, ys))
-
-
-def _varies(x: Tensor, row: Tensor) -> bool:
-    return bool((x != row).any())
-
-
-def _name(name: str, layer: int, layers: int) -> str:
-    return name if layers == 1 else f"layer {layer} of {name}"
-
-
-def _no_variance(name: str) -> str:
-    return f"{name} is the same in every row: features without variance are neither like nor unlike others"
 
 
 # --- Do two models attend alike? Jensen-Shannon divergence between maps, with the heads paired in four ways.
@@ -483,17 +458,15 @@ class StreamingDivergence:
 
     def update(self, maps_a: Tensor, maps_b: Tensor, layers: tuple[int, int] | None = None) -> None:
         """Add the maps (B, H, N, N) of the same images."""
-        where = "" if layers is None else f"layers {layers[0]} of a and {layers[1]} of b: "
         for name, maps, layer in zip("ab", (maps_a, maps_b), layers or (None, None)):
             check_maps(maps, layer, name)
         if maps_a[:, 0].shape != maps_b[:, 0].shape:
-            shapes = f"{tuple(maps_a.shape)}, of b {tuple(maps_b.shape)}"
-            raise ValueError(f"{where}maps of a are {shapes}: images and tokens must be the same")
+            raise ValueError(f"maps are {tuple(maps_a.shape)} and {tuple(maps_b.shape)}: the same tokens")
         heads = maps_a.shape[1], maps_b.shape[1]
         if self._heads is None:
             self._heads = torch.zeros(heads, dtype=torch.float64)
         if self._heads.shape != heads:
-            raise ValueError(f"{where}maps had {tuple(self._heads.shape)} heads, this batch has {heads}")
+            raise ValueError(f"maps have {heads} heads, and had {tuple(self._heads.shape)}")
         # One head at a time: (B, N, N) in float64 is all that is ever made.
         entropies_b = [_entropy(as_double(q)) for q in maps_b.unbind(1)]
         for h, p in enumerate(maps_a.unbind(1)):
@@ -509,8 +482,6 @@ class StreamingDivergence:
     def matrix(self) -> Tensor:
         """The divergence of every head of a from every head of b, mean over images and queries: (H_a, H_b),
         float64, nats."""
-        if self._heads is None:
-            raise ValueError("no maps were given yet: call update first")
         return self._heads / self.images
 
     def value(self, pairing: str) -> float:
@@ -534,54 +505,17 @@ def compare_layers(
     """The divergence of the maps of `a` and `b`, one for each pair of layers, over all images in one pass:
     any pairing can be read off. a, b: what `walks` takes. `layers`: {layer of a: layer of b}; without it
     layers are paired index by index."""
-    pairs = _layer_pairs(len(vit_of(a).blocks), len(vit_of(b).blocks), layers)
+    depths = len(vit_of(a).blocks), len(vit_of(b).blocks)
+    if layers is None and depths[0] != depths[1]:
+        raise ValueError(f"depths {depths}: give layers={{layer of a: layer of b}}")
+    pairs = [(i, i) for i in range(depths[0])] if layers is None else list(layers.items())
+    if not pairs or any(not (0 <= i < depths[0] and 0 <= j < depths[1]) for i, j in pairs):
+        raise ValueError(f"layers={layers} of depths {depths}")
     divergences = [StreamingDivergence() for _ in pairs]
     for of_a, of_b in walks((a, b), images, batch_size):
         for divergence, (i, j) in zip(divergences, pairs):
             divergence.update(of_a.layers[i].map, of_b.layers[j].map, (i, j))
     return divergences
-
-
-class TinyLayer(NamedTuple):
-    """One attention layer, written out. maps: (1, H, N, N); values: (1, H, N, d); projection: (H·d, D)."""
-
-    maps: Tensor
-    values: Tensor
-    projection: Tensor
-
-    @property
-    def output(self) -> Tensor:
-        """What the layer adds to its tokens: (1, N, D)."""
-        return (self.maps @ self.values).transpose(1, 2).flatten(2) @ self.projection
-
-
-def three_models() -> dict[str, TinyLayer]:
-    """Three attention layers, "A", "B" and "C", with one and the same output: the same operation with other
-    maps.
-
-    B is A with its heads in another order, their values and projections with them. C is A with attention
-    moved: tokens 0 and 1 have equal values in every head, so that looking at one does what looking at the
-    other does, and C looks only at token 1.
-    """
-    H, N, d, D = 3, 5, 2, 6
-    generator = torch.Generator().manual_seed(0)
-    maps, values, projection = (
-        torch.randn(shape, generator=generator, dtype=torch.float64)
-        for shape in ((1, H, N, N), (1, H, N, d), (H * d, D))
-    )
-    maps = (2 * maps).softmax(-1)
-    values[:, :, 1] = values[:, :, 0]
-    order = [1, 2, 0]
-    moved = maps.clone()
-    moved[..., 1] += moved[..., 0]
-    moved[..., 0] = 0
-    return {
-        "A": TinyLayer(maps, values, projection),
-        "B": TinyLayer(
-            maps[:, order], values[:, order], projection.unflatten(0, (H, d))[order].flatten(0, 1)
-        ),
-        "C": TinyLayer(moved, values, projection),
-    }
 
 
 def _entropy(p: Tensor) -> Tensor:
@@ -599,46 +533,32 @@ def _divergence(p: Tensor, q: Tensor) -> Tensor:
     return _from_entropies(p, q, _entropy(p), _entropy(q))
 
 
-def _layer_pairs(depth_a: int, depth_b: int, layers: Mapping[int, int] | None) -> list[tuple[int, int]]:
-    if layers is None and depth_a != depth_b:
-        raise ValueError(f"depths {depth_a} and {depth_b}: give layers={{layer of a: layer of b}}")
-    pairs = [(i, i) for i in range(depth_a)] if layers is None else list(layers.items())
-    if not pairs or any(not (0 <= i < depth_a and 0 <= j < depth_b) for i, j in pairs):
-        raise ValueError(f"layers={layers} of depths {depth_a} and {depth_b}")
-    return pairs
-
-
 # --- What every analysis refuses: values that are not finite, maps and probabilities that are none ---
 
 
 def check_maps(maps: Tensor, layer: int | None = None, name: str = "") -> None:
     """Raise `ValueError` unless `maps` are attention maps (B, H, N, N): finite, not negative, rows that sum
-    to 1. The message names the head, the image and the query of the first bad row, and the layer and the
-    argument's name where they are given."""
+    to 1. The error names the first bad row, and layer and argument where they are given."""
     where = "".join(f"{part}: " for part in (name, "" if layer is None else f"layer {layer}") if part)
     square = maps.ndim == 4 and maps.shape[-1] == maps.shape[-2]
     if not square or maps.numel() == 0 or not maps.is_floating_point():
-        got = f"got {tuple(maps.shape)} of {maps.dtype}"
-        raise ValueError(f"{where}maps are floating-point (B, H, N, N), not empty, {got}")
+        raise ValueError(f"{where}maps are (B, H, N, N) and not empty, got {maps.dtype} {tuple(maps.shape)}")
     half = torch.finfo(maps.dtype).bits < 32
     # A NaN or an infinity anywhere in a row shows in its sum.
-    sums = maps.sum(-1, dtype=torch.float32 if half else maps.dtype)
-    least = maps.amin(-1)
-    off = (sums - 1).abs() > (HALF_TOLERANCE if half else TOLERANCE)
-    _refuse_rows(~sums.isfinite(), sums, where, "sums to {:.6g}: look for NaN in the weights and the images")
-    _refuse_rows(least < 0, least, where, "has the entry {:.6g}: pass maps, after the softmax")
-    _refuse_rows(off, sums, where, "sums to {:.6g}, not to 1 (atlib.maps.keep_tokens renormalises)")
+    sums, least = maps.sum(-1, dtype=torch.float32 if half else maps.dtype), maps.amin(-1)
+    fits = ((sums - 1).abs() <= (HALF_TOLERANCE if half else TOLERANCE)) & (least >= 0)
+    if not fits.all():
+        b, h, i = (~fits).nonzero()[0].tolist()
+        row = f"head {h}: the row of query {i} in image {b}"
+        raise ValueError(f"{where}{row} sums to {sums[b, h, i]:.6g}, its least entry is {least[b, h, i]:.6g}")
 
 
 def check_features(x: Tensor, name: str, rows: int = 2) -> None:
     """Raise `ValueError`, naming the argument, unless x is (n, p), finite, with `rows` rows and a column."""
-    if x.ndim != 2:
-        raise ValueError(f"{name} is (rows, features), got {tuple(x.shape)}: flatten it to rows first")
-    if x.shape[1] == 0 or len(x) < rows:
-        raise ValueError(f"{name} is {tuple(x.shape)}: at least {rows} rows and one feature are needed")
+    if x.ndim != 2 or x.shape[1] == 0 or len(x) < rows:
+        raise ValueError(f"{name} is (rows, features), at least {rows} and 1, got {tuple(x.shape)}")
     if not x.isfinite().all():
-        row, column = (~x.isfinite()).nonzero()[0].tolist()
-        raise ValueError(f"{name} is {x[row, column].item()} in row {row}, feature {column}: leave it out")
+        raise ValueError(f"{name} is not finite in row {(~x.isfinite()).nonzero()[0, 0].item()}")
 
 
 def check_scores(scores: Tensor, name: str) -> None:
@@ -653,11 +573,10 @@ def check_labels(labels: Tensor, rows: int, classes: int | None = None, name: st
     """Raise `ValueError`, naming the argument, unless it is (rows,) class indices, below `classes`."""
     if labels.shape != (rows,) or labels.is_floating_point() or labels.dtype == torch.bool:
         got = f"{labels.dtype} {tuple(labels.shape)}"
-        raise ValueError(f"{name} must be class indices ({rows},), one for each row, got {got}")
+        raise ValueError(f"{name} must be class indices ({rows},), got {got}")
     wrong = labels < 0 if classes is None else (labels < 0) | (labels >= classes)
     if wrong.any():
-        allowed = "from 0 on" if classes is None else f"0 to {classes - 1}, as the model has them"
-        raise ValueError(f"{name} holds {labels[wrong][0].item()}: class indices are {allowed}")
+        raise ValueError(f"{name} holds {labels[wrong][0].item()}, which is none of {classes} classes")
 
 
 def check_probabilities(p: Tensor, name: str) -> None:
@@ -668,18 +587,9 @@ def check_probabilities(p: Tensor, name: str) -> None:
     wrong = ((sums - 1).abs() > (HALF_TOLERANCE if half else TOLERANCE)) | (p.amin(1) < 0)
     if wrong.any():
         row = wrong.nonzero()[0].item()
-        total, least = sums[row].item(), p[row].min().item()
-        raise ValueError(f"{name}: row {row} sums to {total:.6g}, its least entry is {least:.6g}")
+        raise ValueError(f"{name}: row {row} sums to {sums[row]:.6g}, its least entry is {p[row].min():.6g}")
 
 
 def as_double(x: Tensor) -> Tensor:
     """x in float64 and without gradients; on the CPU where its device has no float64 (Apple's GPUs)."""
     return x.detach().to("cpu" if x.device.type == "mps" else x.device, torch.float64)
-
-
-def _refuse_rows(bad: Tensor, values: Tensor, where: str, problem: str) -> None:
-    """Raise `ValueError` for the first row of the maps that is `bad`; bad and values: (B, H, N)."""
-    if bad.any():
-        b, h, i = bad.nonzero()[0].tolist()
-        wrong = problem.format(values[b, h, i].item())
-        raise ValueError(f"{where}head {h}: the row of query {i} in image {b} {wrong}")

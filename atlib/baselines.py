@@ -48,9 +48,8 @@ class FeatureDistillation(Distillation):
 
     Where the widths differ, a linear layer for each pair of layers makes the student's stream as wide as the
     teacher's; these are trained beside the student and are no part of `.student`. Narrow students gain little
-    from wide teachers this way (arXiv 2511.15572). Both need equal prefix tokens and patch grids.
-    normalisation: of the images that the pair is given (`atlib.pair.Pair`). Source: the feature-distillation
-    baseline of arXiv 2411.09702 (81.3 % with ViT-L).
+    from wide teachers this way (arXiv 2511.15572). Both need equal prefix tokens and patch grids. Source: the
+    feature-distillation baseline of arXiv 2411.09702 (81.3 % with ViT-L).
     """
 
     def __init__(
@@ -75,19 +74,17 @@ class FeatureDistillation(Distillation):
         self.projectors = None
         if student.embed_dim != teacher.embed_dim:
             weight = next(student.parameters())
-            like = {"device": weight.device, "dtype": weight.dtype}
-            projectors = (nn.Linear(student.embed_dim, teacher.embed_dim, **like) for _ in self.pairs)
-            self.projectors = nn.ModuleList(projectors)
+            sizes = student.embed_dim, teacher.embed_dim
+            self.projectors = nn.ModuleList(
+                nn.Linear(*sizes, device=weight.device, dtype=weight.dtype) for _ in self.pairs
+            )
 
     def transferred(self, images: Tensor) -> Transferred:
         """Student logits and the squared error between the residual streams."""
         last = max(of_teacher for _, of_teacher in self.pairs)
         with self.frozen_teachers():
-            shown = self.for_teacher(images)
-            if last + 1 < len(self.teacher.blocks):
-                teacher_stream = walk(self.teacher, shown, stop_after=last + 1).stream
-            else:
-                teacher_stream = walk(self.teacher, shown, head=False).stream
+            stop = last + 1 if last + 1 < len(self.teacher.blocks) else None
+            teacher_stream = walk(self.teacher, self.for_teacher(images), head=False, stop_after=stop).stream
         seen = walk(self.student, images)
         streams = [seen.stream[layer] for layer in self.layers]
         if self.projectors is not None:
@@ -102,9 +99,9 @@ class TokenDistillation(Distillation):
 
     The linear layer is trained beside the student and is no part of `.student`. The two need equally many
     tokens. tokens: gives the teacher's tokens (B, N, D) of images as the student is given them, for instance
-    stored ones; None: the teacher makes them in every step. normalisation: of the images that the pair is
-    given (`atlib.pair.Pair`). Source: Wei et al. 2022 (arXiv 2205.14141), section 3, whose loss is smooth L1
-    and whose students see no labels meanwhile; ours has the book's squared error, beside labels.
+    stored ones; None: the teacher makes them in every step. Source: Wei et al. 2022 (arXiv 2205.14141),
+    section 3, whose loss is smooth L1 and whose students see no labels meanwhile; ours has the book's squared
+    error, beside labels.
     """
 
     def __init__(
@@ -124,8 +121,6 @@ class TokenDistillation(Distillation):
         with self.frozen_teachers():
             teacher_tokens = self._tokens(images)
         tokens = self.student.forward_features(images)
-        if tokens.shape[1] != teacher_tokens.shape[1]:
-            raise ValueError(f"{tokens.shape[1]} and {teacher_tokens.shape[1]} tokens of student and teacher")
         target = F.layer_norm(teacher_tokens, teacher_tokens.shape[-1:]).clone()
         return Transferred(self.student.forward_head(tokens), feature_mse([self.projector(tokens)], [target]))
 
@@ -136,8 +131,8 @@ class LogitDistillation(Distillation):
 
     Soft (`hard=False`): τ² · KL at `temperature` τ, for `Recipe(task_weight=0.9, transfer_weight=0.1)`. Hard:
     cross-entropy with the teacher's top class, for `Recipe(task_weight=0.5, transfer_weight=0.5)`: with these
-    weights they are DeiT's two formulas. normalisation: of the images that the pair is given
-    (`atlib.pair.Pair`). Source: Touvron et al. 2021 (arXiv 2012.12877), equations 2 and 3; τ = 3.
+    weights they are DeiT's two formulas. Source: Touvron et al. 2021 (arXiv 2012.12877), equations 2 and 3; τ
+    = 3.
     """
 
     def __init__(
@@ -150,8 +145,6 @@ class LogitDistillation(Distillation):
         normalisation: Normalisation | None = None,
     ):
         super().__init__(student, teacher, normalisation=normalisation)
-        if not temperature > 0:
-            raise ValueError(f"temperature={temperature}: it must be above 0")
         self.temperature, self.hard = temperature, hard
 
     def transferred(self, images: Tensor) -> Transferred:
@@ -175,8 +168,7 @@ def one_group(images: Tensor) -> Tensor:
 
 class StoredMaps(Pair):
     """A student whose maps are, for every image, those that are stored for its group: it needs no teacher any
-    more. maps: a list over layers of (groups, H, N, N), which become buffers. group_of: see `Groups`.
-    normalisation: of the images that it is given (`atlib.pair.Pair`)."""
+    more. maps: a list over layers of (groups, H, N, N), which become buffers. group_of: see `Groups`."""
 
     not_walkable = "it is a student with stored maps: walk its .student"
 
@@ -257,13 +249,12 @@ def save_stored_maps(path: str | Path, model: StoredMaps, student: Architecture,
     `atlib.checkpoint.save_vit`. Returns the path."""
     if (groups := len(model.maps_0)) != 1:
         raise ValueError(f"maps of {groups} groups: save model.state_dict(), a file cannot hold group_of=")
-    seen = None if model.normalisation is None else model.normalisation.describe()
     header = {
         **more,
         "needs_teacher": True,
         "stored_maps": True,
         "student": student._asdict(),
-        "pair_normalisation": seen,
+        "pair_normalisation": model.normalisation and model.normalisation.describe(),
     }
     return write_tensors(Path(path), dict(model.state_dict()), header)
 
@@ -283,9 +274,7 @@ def load_stored_maps(path: str | Path) -> StoredMaps:
         model = StoredMaps(student, [tensors[name] for name in names], normalisation=told)
         model.load_state_dict(tensors)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise OSError(
-            f"{path} holds no student with its maps ({type(error).__name__}: {error}); it was left as it is"
-        ) from error
+        raise OSError(f"{path} holds no student with its maps ({type(error).__name__}: {error})") from error
     return model.eval()
 
 

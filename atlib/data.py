@@ -72,9 +72,7 @@ class Images(Dataset):
         if len(pixels) != len(targets):
             raise ValueError(f"{len(pixels)} images, but {len(targets)} targets")
         if pixels.dtype != torch.uint8 or pixels.ndim not in (4, 5):
-            raise ValueError(
-                f"pixels are uint8 (n, 3, height, width), got {pixels.dtype} {tuple(pixels.shape)}"
-            )
+            raise ValueError(f"pixels are uint8 (n, 3, h, w), got {pixels.dtype} {tuple(pixels.shape)}")
         self.pixels, self.targets, self.classes = pixels, targets, tuple(classes)
         self.mean, self.std, self.augment = mean, std, augment
 
@@ -90,17 +88,14 @@ class Images(Dataset):
         index = torch.as_tensor(indices)
         return self._scaled(self.pixels[index]), self.targets[index]
 
-    __getitems__ = (
-        take  # a DataLoader then fetches a batch in one call, a hundred times faster than image by image
-    )
+    __getitems__ = take  # a DataLoader then fetches a batch in one call, a hundred times faster
 
     def loader(self, batch_size: int, *, seed: int | None = None) -> DataLoader:
         """A DataLoader of (images, targets) as evaluation sees them: in order without a seed, shuffled anew
         each epoch with one. Every image once."""
         # Both generators are its own: evaluating in the middle of a training run shall not change the run.
-        sampler = None
-        if seed is not None:
-            sampler = RandomSampler(self, generator=torch.Generator().manual_seed(seed))
+        shuffled = None if seed is None else torch.Generator().manual_seed(seed)
+        sampler = None if seed is None else RandomSampler(self, generator=shuffled)
         return DataLoader(
             self, batch_size=batch_size, sampler=sampler, collate_fn=as_is, generator=torch.Generator()
         )
@@ -157,10 +152,8 @@ class Images(Dataset):
         return self._but(pixels=self.pixels[index], targets=self.targets[index])
 
     def _but(self, **changed) -> "Images":
-        kept = {
-            name: getattr(self, name) for name in ("pixels", "targets", "classes", "mean", "std", "augment")
-        }
-        return Images(**(kept | changed))
+        names = ("pixels", "targets", "classes", "mean", "std", "augment")
+        return Images(**{name: getattr(self, name) for name in names} | changed)
 
 
 def pair(images: Images, teacher_images: Images) -> Images:
@@ -185,9 +178,7 @@ def with_unlabelled(images: Images, more: Images) -> Images:
         raise ValueError(f"images of {tuple(images.pixels.shape[1:])} and {tuple(more.pixels.shape[1:])}")
     _check_scaling(images, more)
     if images.targets.ndim != 1 or images.targets.is_floating_point():
-        raise ValueError(
-            f"targets are {images.targets.dtype} {tuple(images.targets.shape)}, not class indices"
-        )
+        raise ValueError(f"targets are {images.targets.dtype}, not class indices")
     pixels = torch.cat([images.pixels, more.pixels])
     targets = torch.cat([images.targets, images.targets.new_full((len(more),), UNLABELLED)])
     return Images(pixels, targets, images.classes, images.mean, images.std, images.augment)
@@ -204,27 +195,21 @@ def crop_and_flip(padding: int = 4) -> Augment:
     far."""
 
     def augment(images: Tensor, seeds: Tensor) -> Tensor:
-        height, width = images.shape[-2:]
-        if padding >= min(height, width):
-            raise ValueError(f"padding={padding} reflects more than {height} x {width} pixels")
+        if padding >= min(images.shape[-2:]):
+            raise ValueError(f"padding={padding} reflects more than {tuple(images.shape[-2:])} pixels")
         # instead of padding and cutting, every pixel is fetched from where it would have been: (B, side)
-        rows, columns = (
-            _reflected(draw_below(seeds, number, 2 * padding + 1) - padding, side)
-            for number, side in enumerate((height, width))
-        )
+        places = []
+        for number, side in enumerate(images.shape[-2:]):
+            first = draw_below(seeds, number, 2 * padding + 1) - padding
+            place = first[:, None] + torch.arange(side, device=first.device)
+            places.append(side - 1 - (side - 1 - place.abs()).abs())  # mirrored beyond both edges
+        rows, columns = places
         flipped = draw_below(seeds, 2, 2).bool()
         columns = torch.where(flipped[:, None], columns.flip(1), columns)
         cut = images.gather(2, rows[:, None, :, None].expand(images.shape))
         return cut.gather(3, columns[:, None, None, :].expand(images.shape))
 
     return augment
-
-
-def _reflected(first: Tensor, side: int) -> Tensor:
-    """Which of `side` pixels lie in the windows that begin at `first` (B,), where the image goes on beyond
-    its edges as its mirror image does: (B, side)."""
-    places = first[:, None] + torch.arange(side, device=first.device)
-    return side - 1 - (side - 1 - places.abs()).abs()
 
 
 def draw(count: int, size: int | None, seed: int, what: str) -> Sequence[int]:
@@ -254,9 +239,8 @@ class TorchData:
     that read. initialise: called with its number in each of them, before it reads.
 
     While an item is read, the global generators of Python, NumPy and torch (on the CPU) start from a seed of
-    its own and are put back afterwards. So what random transforms draw hangs on run, pass and index, not on
-    workers or processes, nor on where a run is taken up again; in an evaluation it hangs on the index alone.
-    (For what a `collate` draws, that is so as long as a step's images are divided in the same way.)
+    its own, and are put back afterwards: what random transforms draw hangs on run, pass and index alone, in
+    an evaluation on the index. (What a `collate` draws hangs on how a step's images are divided, too.)
     """
 
     corrupt: Mapping[int, str] = {}  # what cannot be read raises the data set's own error
@@ -306,21 +290,20 @@ class TorchData:
     def _make(self, wanted: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
         """The items at (index, seed of what their transforms draw); runs in a worker."""
         with rng_put_back():  # once for all, since it takes longer than to read a small item
-            items = [self._item(index, seed) for index, seed in wanted]
+            items = []
+            for index, seed in wanted:
+                seed_generators(seed)
+                try:
+                    items.append(self.dataset[index])
+                except Exception as error:
+                    error.add_note(f"while item {index} of this {type(self.dataset).__name__} was read")
+                    raise
             if self.collate is not None:
                 seed_generators([wanted[0][1], 1])  # another stream than its first item's
                 return _collated(self.collate(items), len(items))
         pairs = [_image_and_label(item, index) for item, (index, _) in zip(items, wanted)]
         images, targets = (torch.stack(part) for part in zip(*pairs))
         return images, targets
-
-    def _item(self, index: int, seed: int) -> Any:
-        seed_generators(seed)
-        try:
-            return self.dataset[index]
-        except Exception as error:
-            error.add_note(f"while item {index} of this {type(self.dataset).__name__} was read")
-            raise
 
 
 def as_data(data: Any, batch_size: int | None = None) -> TrainingData | EvaluationData:
@@ -341,9 +324,18 @@ def as_data(data: Any, batch_size: int | None = None) -> TrainingData | Evaluati
         raise ValueError(f"data={data!r}: give a torch Dataset, or the DataLoader of one")
     if not isinstance(data, DataLoader):
         return TorchData(dataset)
-    _check_order(data)
+    sampler, count = data.sampler, len(dataset)
+    plain = type(sampler) is SequentialSampler or (
+        type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == count
+    )
+    if not plain or type(data.batch_sampler) is not BatchSampler:
+        raise ValueError("the DataLoader chooses its batches itself: give its data set, or a Subset of it")
     if batch_size is not None:
-        _tell_replaced(data, batch_size)
+        of_recipe = {"batch_size": batch_size, "shuffle": True, "drop_last": False}
+        shuffled = type(sampler) is RandomSampler
+        of_loader = {"batch_size": data.batch_size, "shuffle": shuffled, "drop_last": data.drop_last}
+        if other := [f"{name}={x}" for name, x in of_loader.items() if x != of_recipe[name]]:
+            warnings.warn(f"of the DataLoader {', '.join(other)} is not used: {of_recipe}", stacklevel=3)
     collate = None if data.collate_fn is default_collate else data.collate_fn
     return TorchData(dataset, collate, data.num_workers, data.worker_init_fn)
 
@@ -359,8 +351,7 @@ def normalisation_of(dataset: Any) -> Normalisation | None:
     if isinstance(dataset, ConcatDataset):
         parts = {normalisation_of(part) for part in dataset.datasets}
         if len(parts - {None}) > 1:
-            several = "; ".join(sorted(map(str, parts - {None})))
-            raise ValueError(f"the parts of this ConcatDataset are normalised differently: {several}")
+            raise ValueError(f"the parts of this ConcatDataset are normalised differently: {parts}")
         return parts.pop() if len(parts) == 1 else None
     transform = getattr(dataset, "transform", None)
     one_by_one = transform if isinstance(transform, nn.Sequential) else [transform]
@@ -374,29 +365,6 @@ def normalisation_of(dataset: Any) -> Normalisation | None:
         for value in (normalise[0].mean, normalise[0].std)
     )
     return Normalisation(*(value[0] if len(value) == 1 else value for value in (mean, std)))
-
-
-def _check_order(loader: DataLoader) -> None:
-    """Raise `ValueError` for a loader whose batches are not its data set in order, or shuffled."""
-    sampler, count = loader.sampler, len(loader.dataset)
-    plain = type(sampler) is SequentialSampler or (
-        type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == count
-    )
-    if plain and type(loader.batch_sampler) is BatchSampler:
-        return
-    raise ValueError("the DataLoader chooses its batches itself: give its data set, or a Subset of it")
-
-
-def _tell_replaced(loader: DataLoader, batch_size: int) -> None:
-    replaced = []
-    if loader.batch_size != batch_size:
-        replaced.append(f"batch_size={loader.batch_size}: the recipe's is {batch_size}")
-    if type(loader.sampler) is SequentialSampler:
-        replaced.append("shuffle=False: images are shuffled anew in each pass")
-    if loader.drop_last:
-        replaced.append("drop_last=True: the last step of a pass has the images that are left")
-    if replaced:
-        warnings.warn(f"of the DataLoader this is not used: {'; '.join(replaced)}", stacklevel=4)
 
 
 def _image_and_label(item: Any, index: int) -> tuple[Tensor, Tensor]:
@@ -419,7 +387,5 @@ def _collated(batch: Any, count: int) -> tuple[Tensor, Tensor]:
         fits = images.dtype == torch.float32 and images.ndim in (4, 5)
         if fits and len(images) == len(targets) == count:
             return images, targets
-        made = f"{images.dtype} {tuple(images.shape)} and targets {tuple(targets.shape)}"
-    else:
-        made = f"a {type(batch).__name__}"
-    raise ValueError(f"the collate_fn made {made} of {count} items, not float32 images and their targets")
+        batch = [(part.dtype, tuple(part.shape)) for part in batch]
+    raise ValueError(f"the collate_fn made {batch!r:.200} of {count} items, not float32 images and targets")

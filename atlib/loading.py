@@ -105,10 +105,8 @@ def my_batches(count: int, part: ShardSpec) -> list[tuple[list[int], float]]:
     with weight 0.
     """
     order = epoch_order(count, part.seed, part.epoch, part.repeats)
-    return [
-        ([order[position] for position in positions], weight)
-        for positions, weight in my_positions(count, part)
-    ]
+    mine = my_positions(count, part)
+    return [([order[position] for position in positions], weight) for positions, weight in mine]
 
 
 def my_repeats(count: int, part: ShardSpec) -> list[list[int]]:

@@ -35,9 +35,7 @@ def student_loss(model: nn.Module, images: Tensor, labels: Tensor, recipe: Recip
     distilled. Both are noted (`atlib.losses.noted`), without their weights, as "task_loss" and, of a pair,
     "transfer_loss"."""
     if labels.ndim == 1 and (labels == UNLABELLED).any():
-        require_undivided(
-            recipe, "the loss is a mean over the images with a label, and parts of a step have unequally many"
-        )
+        require_undivided(recipe, "the parts of a step have unequally many labels")
     output = model(images)
     logits, transfer_loss = as_transferred(output)
     of_task = note("task_loss", task_loss(logits, labels, recipe))
@@ -57,9 +55,7 @@ def check_labels(targets: Tensor, classes: int | None) -> None:
     if targets.ndim != 1:
         return
     if targets.is_floating_point():
-        raise ValueError(
-            f"labels are {targets.dtype} {tuple(targets.shape)}, not class indices: call .long()"
-        )
+        raise ValueError(f"labels are {targets.dtype}, not class indices: call .long()")
     labels = targets[targets != UNLABELLED]
     wrong = labels[(labels < 0) | (labels >= classes)] if classes else labels[labels < 0]
     if len(wrong):
@@ -107,16 +103,10 @@ def mixed(
         return images, targets
     if images.ndim == 5:
         raise ValueError(f"mixup and cutmix mix single images, not pairs {tuple(images.shape)}")
-    if targets.ndim != 1 or targets.is_floating_point() or not classes:
-        raise ValueError(
-            f"mixup and cutmix need indices of {classes} classes, got {targets.dtype} {tuple(targets.shape)}"
-        )
-    if (targets == UNLABELLED).any():
-        raise ValueError("mixup and cutmix need a label of every image")
+    if targets.ndim != 1 or targets.is_floating_point() or not classes or (targets == UNLABELLED).any():
+        raise ValueError(f"mixup and cutmix need a label of each image, one of {classes} classes")
     # the loss smooths
-    mix = Mixup(
-        recipe.mixup, recipe.cutmix, prob=1.0, switch_prob=0.5, label_smoothing=0.0, num_classes=classes
-    )
+    mix = Mixup(recipe.mixup, recipe.cutmix, switch_prob=0.5, label_smoothing=0.0, num_classes=classes)
     even = len(images) - len(images) % 2
     with rng_put_back():  # timm draws from NumPy's global generator
         np.random.seed(list(draw))

@@ -123,14 +123,14 @@ class FcosHeads(nn.Module):
         self, levels: list[Tensor], images: Tensor, objects: ObjectBatch | None
     ) -> tuple[dict[str, Tensor], list[Found]]:
         fcos, batch = self.fcos, _image_list(images)
-        said, anchors = fcos.head(levels), fcos.anchor_generator(batch, levels)
+        outputs, anchors = fcos.head(levels), fcos.anchor_generator(batch, levels)
         numbers = [level.shape[-2] * level.shape[-1] for level in levels]
         if objects is not None:
-            return fcos.compute_loss(_to_learn(objects, 0), said, anchors, numbers), []
-        by_level = {name: list(value.split(numbers, dim=1)) for name, value in said.items()}
-        split = [list(each.split(numbers)) for each in anchors]
-        found = fcos.postprocess_detections(by_level, split, batch.image_sizes)
-        return {}, [Found(each["boxes"], each["labels"], each["scores"]) for each in found]
+            return fcos.compute_loss(_to_learn(objects, 0), outputs, anchors, numbers), []
+        by_level = {name: list(value.split(numbers, dim=1)) for name, value in outputs.items()}
+        split = [list(one.split(numbers)) for one in anchors]
+        boxes = fcos.postprocess_detections(by_level, split, batch.image_sizes)
+        return {}, [Found(one["boxes"], one["labels"], one["scores"]) for one in boxes]
 
 
 class RegionHeads(nn.Module):
@@ -285,9 +285,9 @@ SIZES = {"vitdet": VITDET, "small": SMALL}
 def detection_loss(model: nn.Module, images: Tensor, objects: ObjectBatch, recipe: Recipe) -> Tensor:
     """The sum of the heads' losses, and λ · transfer loss; noted as those of `student_loss` are, the heads'
     losses too."""
-    said = model(images, objects)
-    heads = [note(f"task_loss/{name}", loss) for name, loss in said.losses.items()]
-    of_task, transfer_loss = note("task_loss", sum(heads)), note("transfer_loss", said.transfer_loss)
+    output = model(images, objects)
+    heads = [note(f"task_loss/{name}", loss) for name, loss in output.losses.items()]
+    of_task, transfer_loss = note("task_loss", sum(heads)), note("transfer_loss", output.transfer_loss)
     return recipe.task_weight * of_task + recipe.transfer_weight * transfer_loss
 
 
@@ -295,8 +295,8 @@ def detect(model: nn.Module, images: ObjectImages, batch_size: int = 50) -> list
     """What a detector says of all images in order, on the CPU. The model is left in the mode it was in."""
     device = next(model.parameters()).device
     with torch.no_grad(), in_eval_mode(model):
-        said = [each for batch, _ in images.loader(batch_size) for each in model(batch.to(device)).found]
-    return [Found(*(x if x is None else x.cpu() for x in each)) for each in said]
+        found = [one for batch, _ in images.loader(batch_size) for one in model(batch.to(device)).found]
+    return [Found(*(x if x is None else x.cpu() for x in one)) for one in found]
 
 
 class _NoBackbone(nn.Identity):
@@ -313,10 +313,10 @@ def _image_list(images: Tensor) -> ImageList:
 
 def _to_learn(objects: ObjectBatch, first: int) -> list[dict[str, Tensor]]:
     """The objects without crowds in torchvision's form, their classes counted from `first`."""
-    return [_without_crowds(each, first) for each in objects]
+    return [_without_crowds(one, first) for one in objects]
 
 
-def _without_crowds(each: Objects, first: int) -> dict[str, Tensor]:
-    single = ~each.crowd
-    masks = {} if each.masks is None else {"masks": each.masks[single].to(torch.uint8)}
-    return {"boxes": each.boxes[single], "labels": each.labels[single] + first} | masks
+def _without_crowds(objects: Objects, first: int) -> dict[str, Tensor]:
+    single = ~objects.crowd
+    masks = {} if objects.masks is None else {"masks": objects.masks[single].to(torch.uint8)}
+    return {"boxes": objects.boxes[single], "labels": objects.labels[single] + first} | masks

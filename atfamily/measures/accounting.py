@@ -91,7 +91,9 @@ def method_costs(
     vit = _weightless(name_or_config, image_size)
     taught_by = vit if teacher is None else _weightless(teacher, image_size)
     own, others = shape_of(vit), shape_of(taught_by)
-    layers = _checked(batch, layers, own.depth)
+    layers = own.depth if layers is None else layers
+    if batch < 1 or not 1 <= layers <= own.depth:
+        raise ValueError(f"batch={batch}, layers={layers}: at least one image, and 1 to {own.depth} layers")
     weights, others_weights = (sum(each.numel() for each in model.parameters()) for model in (vit, taught_by))
     counts = {
         "scratch": (fine_tuning(own), plain(own), weights),
@@ -122,10 +124,7 @@ def step_memory(
     from atlib.objectives import outputs  # brings Accelerate, which takes seconds to import
 
     if not model.training or any(getattr(module, "grad_checkpointing", False) for module in model.modules()):
-        raise ValueError(
-            "step_memory counts what a plain training step keeps: call model.train() first, and"
-            " set_grad_checkpointing(False) on its ViT"
-        )
+        raise ValueError("step_memory needs model.train(), and no activation checkpointing")
     teachers = model.teachers if isinstance(model, Pair) else [getattr(model, "teacher", None)]
     weights = _sizes([*model.parameters(), *model.buffers()])
     frozen = _sizes([x for vit in teachers if vit is not None for x in (*vit.parameters(), *vit.buffers())])
@@ -151,13 +150,6 @@ def _weightless(name_or_config: str | Mapping, image_size: int | None) -> Vision
 def _sizes(tensors: list[Tensor]) -> dict[int, int]:
     """The storages behind some tensors, {key: bytes}; a key is a storage's own only while it is alive."""
     return {each.untyped_storage()._cdata: each.untyped_storage().nbytes() for each in tensors}
-
-
-def _checked(batch: int, layers: int | None, depth: int) -> int:
-    layers = depth if layers is None else layers
-    if batch < 1 or not 1 <= layers <= depth:
-        raise ValueError(f"batch={batch}, layers={layers}: at least one image, and 1 to {depth} layers")
-    return layers
 
 
 class Shape(NamedTuple):
@@ -212,8 +204,7 @@ def shape_of(vit: VisionTransformer) -> Shape:
     }
     if other := " and ".join(name for name, is_other in others.items() if is_other):
         raise ValueError(
-            f"{type(vit).__name__}: {other} is not that of a stock ViT; count its FLOPs with"
-            " torch.utils.flop_counter"
+            f"{type(vit).__name__}: {other} is not a stock ViT's; torch.utils.flop_counter counts it"
         )
     patches, pixels = vit.patch_embed.num_patches, vit.patch_embed.proj.weight[0].numel()
     tokens, hidden = vit.num_prefix_tokens + patches, vit.blocks[0].mlp.fc1.out_features

@@ -37,10 +37,7 @@ def fourier_profile(tokens: Tensor, grid: Grid, prefix_tokens: int) -> FourierPr
     if rows != columns:
         raise ValueError(f"grid={grid}: the diagonal profile needs a square patch grid")
     if not tokens.isfinite().all():
-        raise ValueError(
-            f"image {(~tokens.isfinite()).nonzero()[0, 0].item()} has features that are not finite: repair"
-            " the model or leave it out"
-        )
+        raise ValueError(f"features of image {(~tokens.isfinite()).nonzero()[0, 0].item()} are not finite")
     maps = tokens[:, prefix_tokens:].double().unflatten(1, (rows, columns))  # (B, rows, columns, D)
     diagonal = torch.fft.fft2(maps, dim=(1, 2)).diagonal(dim1=1, dim2=2)  # (B, D, n)
     k = torch.arange(rows // 2 + 1, device=tokens.device)  # the other half mirrors it

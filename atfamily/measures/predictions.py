@@ -32,12 +32,10 @@ def ensemble_logits(logits: Sequence[Tensor]) -> Tensor:
     """The logarithm of the mean of several models' class probabilities, (n, classes) for logits (n, classes)
     each: an ensemble's logits, in float64. Source: arXiv 2411.09702, section on ensembles, which averages
     softmax outputs."""
-    if not logits:
-        raise ValueError("an ensemble needs at least one model's logits, got none")
-    for index, each in enumerate(logits):
-        check_scores(each, f"logits[{index}]")
-        _check_same_shape(logits[0], each)
-    log_p = torch.stack([each.double().log_softmax(1) for each in logits])
+    for index, one in enumerate(logits):
+        check_scores(one, f"logits[{index}]")
+        _check_same_shape(logits[0], one)
+    log_p = torch.stack([one.double().log_softmax(1) for one in logits])
     return log_p.logsumexp(0) - math.log(len(logits))
 
 
@@ -49,8 +47,7 @@ def ensemble_accuracy(p_a: Tensor, p_b: Tensor, labels: Tensor) -> float:
     _check_same_shape(p_a, p_b)
     check_labels(labels, *p_a.shape)
     if (labels == labels[0]).all():
-        same = f"all {len(labels)} labels are class {labels[0].item()}"
-        raise ValueError(f"{same}, and always saying it would be perfect: use images of several classes")
+        raise ValueError(f"all {len(labels)} labels are class {labels[0].item()}: one class is no task")
     return ((p_a.double() + p_b.double()).argmax(1).cpu() == labels.cpu()).double().mean().item()
 
 
@@ -115,5 +112,4 @@ def _truths(correct: Tensor, name: str) -> np.ndarray:
 
 def _check_same_shape(a: Tensor, b: Tensor) -> None:
     if a.shape != b.shape:
-        shapes = f"{tuple(a.shape)} and {tuple(b.shape)}"
-        raise ValueError(f"predictions are of the same images and classes, (n, classes), got {shapes}")
+        raise ValueError(f"predictions of other images or classes: {tuple(a.shape)}, {tuple(b.shape)}")

@@ -91,14 +91,17 @@ def linear_probe(
         train=(train_x, train_y), validation=(validation_x, validation_y), test=(test_x, test_y)
     )
     if len(lrs) == 0 or not all(0 < lr < math.inf for lr in lrs) or steps < 1 or batch_size < 1:
-        given = f"lrs={list(lrs)}, steps={steps}, batch_size={batch_size}"
-        raise ValueError(f"{given}: give finite rates above 0, and at least one step and one image")
+        raise ValueError(f"lrs={list(lrs)}, steps={steps}, batch_size={batch_size}: above 0, and finite")
     mean, deviation = train_x.float().mean(0), train_x.float().std(0)
     deviation = deviation.where(deviation > 0, 1)  # a constant feature says nothing, and stays 0
     train_x, validation_x, test_x = ((x.float() - mean) / deviation for x in (train_x, validation_x, test_x))
 
     lrs = sorted(lrs)
-    probes = [_zero_linear(train_x, int(train_y.max()) + 1) for _ in lrs]
+    sizes = train_x.shape[1], int(train_y.max()) + 1
+    # usual weights would be drawn from the global generator
+    probes = [nn.utils.skip_init(nn.Linear, *sizes, device=train_x.device) for _ in lrs]
+    for weights in (part for probe in probes for part in probe.parameters()):
+        nn.init.zeros_(weights)
     generator = torch.Generator().manual_seed(seed)
     if adaptive:
         from timm.optim import Lars  # other probes do not need it
@@ -167,14 +170,6 @@ def mlp_probe(
     return _accuracy(net, (test_x - mean) / deviation, test_y)
 
 
-def _zero_linear(x: Tensor, classes: int) -> nn.Linear:
-    # Its usual weights would be drawn from the global generator.
-    linear = nn.utils.skip_init(nn.Linear, x.shape[1], classes, device=x.device)
-    nn.init.zeros_(linear.weight)
-    nn.init.zeros_(linear.bias)
-    return linear
-
-
 @torch.no_grad()
 def _accuracy(probe: nn.Module, x: Tensor, y: Tensor) -> float:
     logits = probe(x)
@@ -183,21 +178,14 @@ def _accuracy(probe: nn.Module, x: Tensor, y: Tensor) -> float:
 
 
 def _check_sets(**sets: tuple[Tensor, Tensor]) -> list[Tensor]:
-    """The labels of all sets as int64. Raise `ValueError` unless every {name: (x, y)} is features with
-    labels, all of which the first set, the training set, knows."""
-    train_x, train_y = sets["train"]
+    """The labels of all sets as int64, each {name: (features, labels)}; the training set knows all labels."""
+    train_y = sets["train"][1]
     for name, (x, y) in sets.items():
         check_features(x, f"{name}_x", rows=1)
         check_labels(y, len(x), name=f"{name}_y")
-        if x.shape[1] != train_x.shape[1]:
-            has = f"{name}_x has {x.shape[1]} features, train_x {train_x.shape[1]}"
-            raise ValueError(f"{has}: read them from the same model and layer")
         unknown = sorted(set(y.tolist()) - set(train_y.tolist()))
         if unknown:
-            raise ValueError(
-                f"{name}_y has the labels {unknown[:5]}{' and more' if len(unknown) > 5 else ''}, which"
-                " train_y never shows: leave those images out, or map both sets to the same classes"
-            )
+            raise ValueError(f"{name}_y has labels that train_y never shows: {unknown[:5]}")
     if len(train_y.unique()) == 1:
         raise ValueError(f"all training images have the label {train_y[0].item()}: a single class is no task")
     return [y.long() for _, y in sets.values()]

@@ -27,10 +27,7 @@ def mean_average_precision(scores: Tensor, relevant: Tensor) -> float:
     if scores.isnan().any():
         raise ValueError(f"scores are NaN for query {scores.isnan().any(1).nonzero()[0].item()}: no ranking")
     if scores.shape != relevant.shape or relevant.dtype != torch.bool:
-        raise ValueError(
-            f"scores {tuple(scores.shape)} and relevant {tuple(relevant.shape)} of {relevant.dtype}: both are"
-            " (queries, gallery), relevant of bool"
-        )
+        raise ValueError(f"scores {tuple(scores.shape)}, relevant {relevant.dtype} {tuple(relevant.shape)}")
     shown = scores != -torch.inf
     found = (relevant & shown).gather(1, scores.argsort(dim=1, descending=True, stable=True))
     number = found.sum(1)

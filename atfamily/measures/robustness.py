@@ -69,13 +69,11 @@ def effective_robustness(
     x, y = _pool(pool_in_distribution, pool_shifted, clip, 3)
     own_x = _logits("in_distribution", [in_distribution], clip)
     shifted = _accuracies("shifted", [shifted]).item()
-    line = AccuracyLine(*(each.item() for each in _least_squares(x, y)))
+    line = AccuracyLine(*(number.item() for number in _least_squares(x, y)))
     drawn = np.random.default_rng(seed).integers(len(x), size=(samples, len(x)))
     drawn = drawn[np.ptp(x[drawn], axis=1) > 0]
     if len(drawn) == 0:
-        raise ValueError(
-            f"none of {samples} samples of the pool had two in-distribution accuracies: use more samples"
-        )
+        raise ValueError(f"no sample of {samples} had two in-distribution accuracies: take more")
     slopes, intercepts = _least_squares(x[drawn], y[drawn])
     expected = line.expected(in_distribution, clip)
     low, high = np.quantile(shifted - expit(intercepts + slopes * own_x), [(1 - level) / 2, (1 + level) / 2])
@@ -95,14 +93,9 @@ def _pool(
     x = _logits("the pool's in-distribution accuracy", in_distribution, clip)
     y = _logits("the pool's shifted accuracy", shifted, clip)
     if len(x) != len(y) or len(x) < least:
-        raise ValueError(
-            f"the pool has {len(x)} in-distribution and {len(y)} shifted accuracies: one pair a model, and at"
-            f" least {least} models"
-        )
+        raise ValueError(f"the pool has {len(x)} and {len(y)} accuracies: one pair a model, at least {least}")
     if np.ptp(x) == 0:
-        raise ValueError(
-            f"all {len(x)} models have the accuracy {expit(x[0]):.6g}: a line needs models of several"
-        )
+        raise ValueError(f"all {len(x)} models have the accuracy {expit(x[0]):.6g}: no line")
     return x, y
 
 
@@ -113,10 +106,7 @@ def _logits(name: str, accuracies: Sequence[float], clip: float | None) -> np.nd
             raise ValueError(f"clip={clip}: a number between 0 and 0.5, such as 0.5 / number of test images")
         return logit(values.clip(clip, 1 - clip))
     for value in values[(values == 0) | (values == 1)]:
-        raise ValueError(
-            f"{name} is exactly {value:.0f}, whose logit is infinite: leave the model out, or pass clip=0.5 /"
-            " number of test images"
-        )
+        raise ValueError(f"{name} is {value:.0f}, whose logit is infinite: leave it out, or clip=")
     return logit(values)
 
 

@@ -47,10 +47,7 @@ def long_tail(images: Images, factor: float, seed: int = 0) -> Images:
         # 1e-9: 5000 · 100^(-1) must be 50 although its factors are not exact in binary.
         keep = min(count, math.floor(counts[0] * factor ** (-label / (len(counts) - 1)) + 1e-9))
         if keep == 0:
-            raise ValueError(
-                f"class {label} would have no image ({count} are there, {counts[0]} of class 0, factor"
-                f" {factor}): take a smaller factor or more images"
-            )
+            raise ValueError(f"class {label} would have none of its {count} images: a smaller factor")
         kept.append(order[images.targets[order] == label][:keep])
     return images.select(torch.cat(kept).sort().values)
 
@@ -76,19 +73,14 @@ def group_accuracy(logits: Tensor, labels: Tensor, groups: Mapping[str, Sequence
     not count, and a group without any is left out."""
     check_scores(logits, "logits")
     check_labels(labels, *logits.shape)
-    unknown = sorted(
-        {label for classes in groups.values() for label in classes} - set(range(logits.shape[1]))
-    )
-    if unknown:
-        raise ValueError(
-            f"groups name class {unknown[0]}, logits have the classes 0 to {logits.shape[1] - 1}"
-        )
+    if unknown := {label for classes in groups.values() for label in classes} - {*range(logits.shape[1])}:
+        raise ValueError(f"groups name class {min(unknown)}, logits have {logits.shape[1]}")
     right = (logits.argmax(1) == labels).double()
     accuracy = {}
     for name, classes in groups.items():
-        each = [right[labels == label].mean().item() for label in classes if (labels == label).any()]
-        if each:
-            accuracy[name] = sum(each) / len(each)
+        shares = [right[labels == label].mean().item() for label in classes if (labels == label).any()]
+        if shares:
+            accuracy[name] = sum(shares) / len(shares)
     return accuracy
 
 
@@ -111,16 +103,10 @@ def adversarially_filtered(images: Images, reference: nn.Module, batch_size: int
 
 def evaluate_filtered(model: nn.Module, filtered: Filtered, batch_size: int = 500) -> Evaluation:
     """Accuracy and loss of `model` on adversarially filtered images."""
-    if model is filtered.reference or _same_weights(model, filtered.reference):
+    a, b = model.state_dict(), filtered.reference.state_dict()
+    if a.keys() == b.keys() and all(torch.equal(value.cpu(), b[name].cpu()) for name, value in a.items()):
         raise ValueError("the images were filtered with this model: leave it out of the comparison")
     return evaluate(model, filtered.images, batch_size)
-
-
-def _same_weights(left: nn.Module, right: nn.Module) -> bool:
-    a, b = left.state_dict(), right.state_dict()
-    return a.keys() == b.keys() and all(
-        a[name].shape == b[name].shape and torch.equal(a[name].cpu(), b[name].cpu()) for name in a
-    )
 
 
 def accuracy_on(logits: Tensor, labels: Tensor, classes: Sequence[int] | None = None) -> float:
@@ -129,30 +115,18 @@ def accuracy_on(logits: Tensor, labels: Tensor, classes: Sequence[int] | None = 
     them."""
     wanted = logits.shape if labels.dtype == torch.bool else logits.shape[:1]
     if labels.shape != wanted or len(labels) == 0:
-        raise ValueError(
-            "labels must be class indices (n,) or bool (n, classes) with n >= 1 for logits"
-            f" {tuple(logits.shape)}, got {labels.dtype} {tuple(labels.shape)}"
-        )
+        raise ValueError(f"labels are (n,) or bool (n, classes), got {labels.dtype} {tuple(labels.shape)}")
     check_scores(logits, "logits")
     classes = list(range(logits.shape[1]) if classes is None else classes)
     if len(set(classes)) < 2:
         raise ValueError(f"a subset needs at least two classes to tell apart, got {classes}")
-    for label in classes:
-        if not 0 <= label < logits.shape[1]:
-            raise ValueError(
-                f"class {label} is not one of the model's {logits.shape[1]} outputs: was it trained on"
-                " others?"
-            )
+    if not 0 <= min(classes) <= max(classes) < logits.shape[1]:
+        raise ValueError(f"classes {min(classes)} to {max(classes)} of {logits.shape[1]} outputs")
     compared = torch.tensor(classes)
     best = logits[:, compared].argmax(1, keepdim=True)
     # (n, compared)
     right = labels[:, compared] if labels.dtype == torch.bool else labels[:, None] == compared
     missing = ~right.any(1)
-    if missing.all():
-        raise ValueError(f"the data and the {len(compared)} classes compared have no label in common")
     if missing.any():
-        raise ValueError(
-            f"{missing.sum()} of {len(labels)} images have no right class among the {len(compared)} compared,"
-            f" first image {missing.int().argmax()}"
-        )
+        raise ValueError(f"image {missing.int().argmax()} has no right class among the {len(compared)}")
     return right.gather(1, best).double().mean().item()
