@@ -8,9 +8,10 @@ from timm.layers import GluMlp, Mlp, PatchEmbed, SwiGLU
 from torch import Tensor, nn
 
 from atlib._util import in_eval_mode, out_of_memory
-from atlib.attention import Projections, Unwalkable, find_projections
+from atlib.attention import Unwalkable, find_projections
 from atlib.pair import usual_image_size
 from atlib.plan import Plan
+from atlib.unread import Projections
 
 # Activations of MLPs, as `describe` names them, in the names of timm's act_layer=.
 TIMM_ACTIVATIONS = {
@@ -152,8 +153,6 @@ def pair_up(
 ) -> Pairing:
     """How `teacher` teaches `student` under `plan`; `sizes`: of both, where they are known. Raises
     `ValueError` naming all that stands in the way."""
-    if teacher is student:
-        raise ValueError("teacher and student are the same object: build a second ViT")
     of_teacher, of_student = (sizes_of(teacher), sizes_of(student)) if sizes is None else sizes
     components = differences(teacher, student)
     obstacles = [*_obstacles(of_teacher, of_student, plan), *_component_obstacles(components, plan)]
