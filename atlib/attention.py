@@ -386,9 +386,8 @@ class _Watch:
         self.running: list[tuple[nn.Module, tuple]] = []  # modules with their inputs
         self.elements: dict[nn.Module, nn.Module] = {}  # those of lists of modules, and the list
         self.slots: frozenset[nn.Module] = frozenset()  # places of stochastic depth
-        self.switches: list[
-            tuple[Any, str, Any]
-        ] = []  # (object, attribute, value) that let modules make the call
+        # (object, attribute, value) that let modules make the call
+        self.switches: list[tuple[Any, str, Any]] = []
         self.blocks: list[nn.Module | None] = []
         self.open: nn.Module | None = None  # the block that runs, once its attention was noted
         self.tokens: Tensor | None = None
@@ -417,9 +416,7 @@ class _Watch:
                 slots |= {part for name, part in module.named_children() if name.startswith("drop_path")}
         self.slots = frozenset(slots)
         if self.masks is not None and not slots:
-            raise ValueError(
-                f"a {type(model).__name__} has no modules named drop_path, whose masks were given"
-            )
+            raise ValueError(f"drop_path= has masks, and a {type(model).__name__} no such modules")
         self.learns = torch.is_grad_enabled() and model.training
 
     def note(self, layer: Seen) -> Seen:
