@@ -137,16 +137,6 @@ def test_an_epoch_hangs_on_seed_epoch_and_index_alone(pictures):
         )
 
 
-def test_repeats_of_an_image_are_augmented_differently(pictures):
-    photos = pictures(augmentation=SMALL, train=True)
-    batches = all_batches(photos, batch_size=6, repeats=3, world=3) + all_batches(
-        photos, batch_size=6, repeats=3, world=3, rank=1
-    )
-    seen = [(index, image) for batch in batches for index, image in zip(batch.indices, batch.images)]
-    twice = [[image for other, image in seen if other == index] for index in {index for index, _ in seen}]
-    assert max(map(len, twice)) == 2 and not any(torch.equal(*images) for images in twice if len(images) == 2)
-
-
 def test_evaluation_sees_the_middle_in_order_and_never_augmentation(pictures):
     photos = pictures(augmentation=SMALL, train=True, workers=1)
     assert all(
