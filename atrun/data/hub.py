@@ -9,7 +9,7 @@ import datasets
 
 from atlib._util import require_known
 from atrun.data.decoding import CannotStream, DataError
-from atrun.data.folders import WAY_OUT, ImageFolders
+from atrun.data.folders import ImageFolders
 from atrun.data.splits import VALIDATION_SHARE, fixed_order
 
 IMAGE_COLUMNS, LABEL_COLUMNS = ("image", "img"), ("label", "labels", "fine_label")
@@ -223,9 +223,6 @@ def find_column(rows: Rows, names: tuple[str, ...], kind: str) -> str:
     for name in names:
         if name in rows.column_names:
             return name
-    # so `datasets` reads images that lie in one folder
-    if kind == "label" and rows.column_names == ["image"]:
-        raise DataError(f"no label column, images alone: in a folder of images {WAY_OUT}")
     raise DataError(
         f"no {kind} column: none of {', '.join(names)} among {', '.join(rows.column_names)}:"
         f" name it with {kind}_column=",
