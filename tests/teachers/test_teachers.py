@@ -147,7 +147,7 @@ LAYOUTS = {
         chunked,
         ["backbone.mask_token", "dino_head.mlp.0.weight"],
     ),
-    "I-JEPA": (POOLED | {"embed_dim": 768, "num_heads": 12}, jepa_of, []),
+    "I-JEPA": (POOLED | {"embed_dim": 768, "num_heads": 12, "depth": 1}, jepa_of, []),
     "no class token?": (POOLED, encoder_of, []),
     "registers": ({"reg_tokens": 4}, encoder_of, []),
     "normalised queries, no bias": ({"qk_norm": True, "qkv_bias": False}, encoder_of, []),
