@@ -320,6 +320,10 @@ class _MapFree(_Form):
         needed."""
         if not self.merges_heads:
             return seen
+        if seen.given is not None:
+            if seen.given.shape[1] != 1:  # the logarithm of maps that were stored in float16 would be wrong
+                raise ValueError("unequal_heads='aggregate' of maps=: give them through aggregate_heads")
+            return seen
         bias = seen.bias
         if bias is not None:  # the sum over heads, as of their scores
             bias = (bias.sum(0) if bias.ndim == 3 else seen.q.shape[1] * bias) / TEMPERATURE
@@ -416,8 +420,6 @@ def _check_served_by_maps(plan: Plan, pairing: Pairing, student: nn.Module) -> N
     """Raise `ValueError` for what a plan asks of a teacher that its maps alone do not say."""
     if plan.what != "map":
         raise ValueError(f"maps= holds maps, and the plan transfers {plan.what!r}: run the teacher for that")
-    if pairing.heads_differ and plan.unequal_heads == "aggregate":
-        raise ValueError("unequal_heads='aggregate' needs the teacher's logits, not maps=: take 'average'")
     if drops(student) and plan.share_drop_path:
         raise ValueError("maps= are of the whole teacher: take share_drop_path=False")
 
