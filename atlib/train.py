@@ -139,8 +139,10 @@ def train(
     position, end = run.position, recipe.steps if stop_at is None else min(stop_at, recipe.steps)
     steps, main = steps_per_epoch(len(data), recipe.batch_size), run.accelerator.is_main_process
     hidden = progress is None or not main
+    world = run.accelerator.num_processes
+    label = f"{progress} on {world} x {run.accelerator.device.type}"
     bar = tqdm(
-        total=recipe.steps, desc=progress, initial=position.step, disable=hidden, mininterval=2.0, ncols=80
+        total=recipe.steps, desc=label, initial=position.step, disable=hidden, mininterval=2.0, ncols=110
     )
     began = time.perf_counter()  # of the step: it includes waiting for images
     with run.put_back_on_error(), stop_noticed(keeper is not None) as noticed, bar:
@@ -171,10 +173,11 @@ def train(
                 if not math.isfinite(value) or not math.isfinite(norm) and recipe.mixed_precision != "fp16":
                     raise run.not_finite(value, norm, batch)
                 run.step(names, values)
+                seen = world * len(batch.indices) / batch.weight if batch.weight else 0.0
+                images_per_second = seen / (time.perf_counter() - began)
+                bar.set_postfix_str(f"loss {value:.3g}, {images_per_second:,.1f} images/s", refresh=False)
                 bar.update()
                 if log is not None and main:
-                    seconds, world = time.perf_counter() - began, run.accelerator.num_processes
-                    seen = world * len(batch.indices) / batch.weight if batch.weight else 0.0
                     log(
                         {
                             "event": "step",
@@ -184,7 +187,7 @@ def train(
                             **{name: x for name, x in zip(names, parts) if "/" not in name},
                             "lr": position.lr,
                             "grad_norm": norm,
-                            "images_per_second": seen / seconds,
+                            "images_per_second": images_per_second,
                         }
                     )
                 last, metrics = position.done == steps, {}  # of the pass
