@@ -83,7 +83,10 @@ def _loaded(name: str, arguments: argparse.Namespace) -> tuple[nn.Module, Prepar
     if whole or "architecture" in header and not any(read.values()):
         model = load_result(path)  # with its head: the gradient is of its answer
     elif path.exists() or is_file(name):
-        model = load_teacher(str(path), **read).vit
+        teacher = load_teacher(str(path), **read, quiet=True)
+        if teacher.guessed:
+            print(f"{name}: {teacher.guessed}: weights do not show it, --heads says another")
+        model = teacher.vit
     else:
         size = {} if arguments.size is None else {"img_size": arguments.size}
         model = create_classifier(name, pretrained=True, **size)
