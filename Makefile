@@ -78,6 +78,7 @@ benchmarks: set-up  ## time a walk, transfer steps, classification and the impor
 	@$(RUN) benchmarks/steps.py
 	@$(RUN) benchmarks/import_time.py
 	@$(RUN) benchmarks/transfer_step.py
+	@$(RUN) benchmarks/others.py
 	@$(RUN) benchmarks/throughput.py
 	@$(RUN) benchmarks/processes.py
 	@$(RUN) benchmarks/dry_run.py

@@ -59,8 +59,6 @@ class AttentionTransfer(Pair):
         pairing = pair_up(teacher, student, plan, (of_teacher, of_student))
         if maps is not None and plan.what != "map":
             raise ValueError(f"maps= holds maps, and the plan transfers {plan.what!r}")
-        if maps is not None and pairing.heads_differ and plan.unequal_heads == "aggregate":
-            raise ValueError("unequal_heads='aggregate' needs q and k, not maps=: take 'average'")
         if maps is not None and plan.share_drop_path and drops(student):
             raise ValueError("maps= are of the whole teacher: take share_drop_path=False")
         super().__init__(student, teacher, normalisation=normalisation)

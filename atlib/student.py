@@ -28,7 +28,8 @@ def built_with(model: nn.Module) -> tuple[str | Mapping[str, Any], dict[str, Any
     config = config_of(model)
     name, arguments = config.get("create_vit") or (config.get("architecture"), None)
     if not name:
-        raise ValueError(f"this {type(model).__name__} has no timm name: build its student as you built it")
+        ways = "build its student as you built it, or save it and take load_teacher(FILE).vit"
+        raise ValueError(f"this {type(model).__name__} has no timm name: {ways}")
     if arguments is None:
         size_of_images = getattr(getattr(model, "patch_embed", None), "img_size", None)
         read = {"depth": len(model.blocks), "img_size": size_of_images, "in_chans": channels_of(model)}

@@ -126,12 +126,16 @@ def train(
     position, end = run.position, recipe.steps if stop_at is None else min(stop_at, recipe.steps)
     steps, main = steps_per_epoch(len(data), recipe.batch_size), run.accelerator.is_main_process
     hidden = progress is None or not main
-    bar = tqdm(total=recipe.steps, desc=progress, initial=position.step, disable=hidden, mininterval=2.0)
+    world = run.accelerator.num_processes
+    label = f"{progress} on {world} x {run.accelerator.device.type}"
+    bar = tqdm(
+        total=recipe.steps, desc=label, initial=position.step, disable=hidden, mininterval=2.0, ncols=110
+    )
     began = time.perf_counter()  # of the step: it includes waiting for images
     with run.put_back_on_error(), stop_noticed(keeper is not None) as noticed, bar:
         while position.step < end:
-            mine = run.accelerator.process_index, run.accelerator.num_processes
-            part = ShardSpec(seed, position.epoch, recipe.batch_size, *mine, position.done, recipe.repeats)
+            of = run.accelerator.process_index, world
+            part = ShardSpec(seed, position.epoch, recipe.batch_size, *of, position.done, recipe.repeats)
             for batch in data.epoch(part, workers):
                 if position.epoch > part.epoch:
                     raise ValueError(f"the data gave more than {steps} batches for {len(data)} images")
@@ -149,14 +153,16 @@ def train(
                 if not math.isfinite(value) or not math.isfinite(norm) and recipe.mixed_precision != "fp16":
                     raise run.not_finite(value, norm, batch)
                 run.step(names, values)
+                seen = world * len(batch.indices) / batch.weight if batch.weight else 0.0
+                images_per_second = seen / (time.perf_counter() - began)
+                bar.set_postfix_str(f"loss {value:.3g}, {images_per_second:,.1f} images/s", refresh=False)
                 bar.update()
                 if log is not None and main:
-                    seen = mine[1] * len(batch.indices) / batch.weight if batch.weight else 0.0
                     log(
                         {"event": "step", "step": position.step, "epoch": position.epoch + 1, "loss": value}
                         | {name: x for name, x in zip(names, parts) if "/" not in name}
                         | {"lr": position.lr, "grad_norm": norm}
-                        | {"images_per_second": seen / (time.perf_counter() - began)}
+                        | {"images_per_second": images_per_second}
                     )
                 last, metrics = position.done == steps, {}  # of the pass
                 if last or position.step == recipe.steps:

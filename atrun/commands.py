@@ -154,7 +154,6 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
     out = "the run's folder: config, checkpoints, log, weights, record"
     parser.add_argument("--out", type=Path, metavar="DIR", help=out)
     parser.add_argument("--strict", action="store_true", help=STRICT)
-    parser.add_argument("--tensorboard", action="store_true", help="also write DIR/tensorboard")
     dry_run = (
         "print model, schedule, memory, time and cost; train nothing, read no weights, decode no image"
         " (data that are in no catalogue are opened, to count images and classes)"
@@ -206,7 +205,7 @@ def train_command(arguments: argparse.Namespace) -> int:
         )
     config = _configured(arguments)
     if arguments.dry_run:
-        return _dry_run(config)
+        return dry_run(config)
     if arguments.out is None:
         raise ValueError("--out DIR is missing: where shall the run's files go? (--dry-run needs none)")
     if is_main_process():
@@ -222,7 +221,7 @@ def _configured(arguments: argparse.Namespace) -> RunConfig:
     """The run that `train` or `pretrain` is asked for; what was derived for it is said."""
     changes, seed = settings_of(arguments), arguments.seed or 0
     if getattr(arguments, "config", None) is not None:
-        same = arguments.data, arguments.teacher, changes, arguments.seed, arguments.tensorboard
+        same = arguments.data, arguments.teacher, changes, arguments.seed
         return configure_again(arguments.config, *same, arguments.trust_data)
     if arguments.data is None:
         raise ValueError("--data NAME|PATH is missing: what shall the student learn from?")
@@ -231,8 +230,7 @@ def _configured(arguments: argparse.Namespace) -> RunConfig:
             raise ValueError(f"--student {student}: the recipe {arguments.recipe!r} names its own")
         teacher = None if arguments.teacher is None else teacher_name(arguments.teacher)
         changes = {**generic.student_settings(student, teacher, changes), **changes}
-    asked = arguments.recipe, arguments.data, arguments.teacher, changes, seed, arguments.tensorboard
-    return configured(*asked)[0]
+    return configured(arguments.recipe, arguments.data, arguments.teacher, changes, seed)[0]
 
 
 def settings_of(arguments: argparse.Namespace) -> dict[str, str]:
@@ -241,12 +239,7 @@ def settings_of(arguments: argparse.Namespace) -> dict[str, str]:
 
 
 def configured(
-    recipe: str,
-    data: str,
-    teacher: str | None,
-    changes: Mapping[str, str],
-    seed: int = 0,
-    tensorboard: bool = False,
+    recipe: str, data: str, teacher: str | None, changes: Mapping[str, str], seed: int = 0
 ) -> tuple[RunConfig, str]:
     """`configure`, and what was derived, a line for each value with its rule, which is said, too."""
     derived, rules = None, ""
@@ -254,7 +247,7 @@ def configured(
         where = data_name(data, changes.get("data_path"))
         teacher = None if teacher is None else teacher_name(teacher)
         derived = generic.derive(recipe, where, teacher, changes, seed)
-    config = configure(recipe, data, teacher, changes, seed, tensorboard, derived)
+    config = configure(recipe, data, teacher, changes, seed, derived)
     if derived is not None:  # after all that can be wrong, which would be hard to see below it
         rules = derived.text(changes)
         _note(f"{recipe}: {rules}")
@@ -459,7 +452,8 @@ def _preparation(
     )
 
 
-def _dry_run(config: RunConfig) -> int:
+def dry_run(config: RunConfig) -> int:
+    """Print what a run would be and cost, after some of its steps on noise; nothing is trained."""
     from atrun import estimate, estimate_text  # a run that trains counts no FLOPs
 
     size = known_size(config)

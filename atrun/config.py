@@ -44,13 +44,13 @@ from atrun.untrained import UNTRAINED, check_untrained
 
 TRUST_DATA = "run the function that makes a run's data, though it is of no installed package"
 # What may be another when a run goes on: it does not reach the weights, or (on_corrupt) lets it go on.
-FREE = ("workers", "save_every", "keep", "tensorboard", "on_corrupt", "maps_every")
+FREE = ("workers", "save_every", "keep", "tracker", "on_corrupt", "maps_every")
 # What a run says of its teacher's images, where that does not say it itself.
 TEACHER_SEES = ("teacher_image_size", "teacher_mean", "teacher_std")
 # What has fields of its own, which the command line calls `plan.what`; those of a recipe as they stand.
 VALUES = {"recipe": Recipe, "plan": Plan, "augmentation": Augmentation, "model": Architecture}
 # What the command line has other options for, which look at the value and make it whole.
-NO_SETTINGS = ("recipe_name", "data", "teacher", "seed", "tensorboard")
+NO_SETTINGS = ("recipe_name", "data", "teacher", "seed")
 
 
 @dataclass(frozen=True)
@@ -104,8 +104,8 @@ class RunConfig:
     save_every: int = 500
     #: so many checkpoints stay
     keep: int = 2
-    #: also write the log for TensorBoard
-    tensorboard: bool = False
+    #: also send the log to tensorboard (in the run's folder), wandb or mlflow
+    tracker: str | None = None
     #: decides first weights, order and augmentation
     seed: int = 0
 
@@ -434,6 +434,8 @@ def read_config_file(path: Path, trust_data: bool = False) -> RunConfig:
                 "its fields heads and head_sizes, of a detector, are now called detector and detector_sizes:"
                 " the version that wrote it goes on with it; a new run needs another --out"
             )
+        if values.pop("tensorboard", False):  # of before there were other trackers
+            values["tracker"] = "tensorboard"
         made = {name: kind(**_tuples(values[name])) for name, kind in VALUES.items() if values.get(name)}
         config = RunConfig.of(**{**_tuples(values), **made})
     except (json.JSONDecodeError, UnicodeDecodeError, TypeError, AttributeError, ValueError) as error:

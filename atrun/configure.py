@@ -26,7 +26,7 @@ from atrun.config import (
 from atrun.data.catalogue import CATALOGUE, find
 from atrun.data.generated import is_generated, maker
 from atrun.data.transforms import Augmentation
-from atrun.log import require_tensorboard
+from atrun.log import require_tracker
 from atrun.method import Method
 from atrun.parts import COCO
 from atrun.recipes import FOR_PYTHON, Published, names, published
@@ -67,7 +67,6 @@ def configure(
     teacher: str | None = None,
     changes: Mapping[str, str] = {},
     seed: int = 0,
-    tensorboard: bool = False,
     derived: generic.Derived | None = None,
 ) -> RunConfig:
     """The run that was asked for, its recipe in epochs where it is published so (`RunConfig.on`).
@@ -81,15 +80,7 @@ def configure(
     if "student_weights" in changes and changes["student_weights"].lower() not in ("none", "null"):
         changes = {**changes, "student_weights": _weights(changes["student_weights"], "student weights")}
     data = data_name(data, changes.get("data_path"))
-    common = {
-        "recipe_name": recipe,
-        "data": data,
-        "seed": seed,
-        "tensorboard": tensorboard,
-        "evaluation_split": evaluated_split(data),
-    }
-    if tensorboard:
-        require_tensorboard()
+    common = {"recipe_name": recipe, "data": data, "seed": seed, "evaluation_split": evaluated_split(data)}
     if recipe in TASKS_OF_OUR_OWN:
         of_recipe = {"method": Method(recipe), "model": Architecture("cifar"), **TASKS_OF_OUR_OWN[recipe]}
     elif recipe in generic.NAMES:
@@ -110,6 +101,7 @@ def configure(
     if data == COCO:
         common["training_split"] = "train2017"
     config = with_settings({**of_recipe, **common}, changes)
+    require_tracker(config.tracker)
     check_fits(config)
     return config
 
@@ -120,7 +112,6 @@ def configure_again(
     teacher: str | None = None,
     changes: Mapping[str, str] = {},
     seed: int | None = None,
-    tensorboard: bool = False,
     trust_data: bool = False,
 ) -> RunConfig:
     """The run that `path`, a run's config.json or its folder, describes, with other data, another teacher,
@@ -131,8 +122,6 @@ def configure_again(
     file = config_path(path) if path.is_dir() else path
     if not file.exists():
         raise FileNotFoundError(f"--config {path}: there is no {file}, such as each run's folder has")
-    if tensorboard:
-        require_tensorboard()
     # other data are named by whoever asks
     values = read_config_file(file, trust_data or data is not None).flat()
     if data is not None:
@@ -147,8 +136,9 @@ def configure_again(
         }
     if teacher is not None:
         values["teacher"] = teacher_name(teacher)
-    values |= {"tensorboard": tensorboard} | ({} if seed is None else {"seed": seed})
+    values |= {} if seed is None else {"seed": seed}
     config = with_settings(values, changes)
+    require_tracker(config.tracker)
     check_fits(config)
     return config
 

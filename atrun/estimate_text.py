@@ -70,9 +70,12 @@ def _model(estimate: Estimate) -> list[str]:
             " heads"
         )
     if config.plan is not None:
-        layers = config.plan.layers_of(len(vit.blocks))
+        pairs = config.plan.pairs_of(len(vit.blocks), None)
         how = f"{config.plan.how} {config.plan.what}"
-        lines.append(f"{how} of {len(layers)} layers, {layers[0]} to {layers[-1]}")
+        lines.append(f"{how} of {len(pairs)} layers, {pairs[0][0]} to {pairs[-1][0]}")
+        if any(layer != of_teacher for layer, of_teacher in pairs):
+            said = ", ".join(f"{layer} from {of_teacher}" for layer, of_teacher in pairs)
+            lines.append(f"the student's layers, and the teacher's: {said}")
     return [*lines, *_handed_over(estimate)]
 
 

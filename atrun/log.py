@@ -1,4 +1,4 @@
-"""What a run wrote while it trained: JSON lines for programs, the same lines as text for people, TensorBoard
+"""What a run wrote while it trained: JSON lines for programs, the same lines as text for people, a tracker
 when asked."""
 
 import io
@@ -14,6 +14,8 @@ from pathlib import Path
 
 from atlib._util import write_atomically
 
+TRACKERS = ("tensorboard", "wandb", "mlflow")
+
 
 class RunLog:
     """Appends entries to FOLDER/log.jsonl and FOLDER/log.txt; call it with one dict per step or epoch, each
@@ -22,16 +24,18 @@ class RunLog:
     after: the step a run goes on from. Entries of later steps, and a last line that was cut off, are dropped
     first, so that every step is there once, however often the run was killed. A log that is damaged elsewhere
     is kept as log.jsonl.damaged, with a warning, and its readable entries are gone on with. Each entry gets
-    "seconds", the training time so far over all starts of the run. tensorboard: also write
-    FOLDER/tensorboard, which needs the package of that name (`require_tensorboard`). also: is called with
-    each entry, after it was written. Raises `OSError` where the folder cannot be written.
+    "seconds", the training time so far over all starts of the run. tracker: one of `TRACKERS`, by
+    Accelerate's class of that name, which gets the numbers too: "tensorboard" in FOLDER/tensorboard, others
+    in their project atlib, each start of the run as a run there. It begins with the first entry, when
+    Accelerate has begun. also: is called with each entry, after it was written. Raises `OSError` where the
+    folder cannot be written, `ValueError` for a tracker that is not installed.
     """
 
     def __init__(
         self,
         folder: str | Path,
         after: int = 0,
-        tensorboard: bool = False,
+        tracker: str | None = None,
         also: Callable[[dict], None] | None = None,
     ):
         self.folder, self.also = Path(folder), also
@@ -44,12 +48,8 @@ class RunLog:
         # The text is made from the lines, so the two cannot come to differ.
         write_atomically(self.lines_path, "".join(_json_line(entry) for entry in kept).encode())
         write_atomically(self.folder / "log.txt", "".join(as_line(entry) + "\n" for entry in kept).encode())
-        self.writer = None
-        if tensorboard:
-            require_tensorboard()
-            from torch.utils.tensorboard import SummaryWriter
-
-            self.writer = SummaryWriter(self.folder / "tensorboard", purge_step=after + 1)
+        require_tracker(tracker)
+        self.after, self.tracks_with, self.tracker = after, tracker, None
 
     @property
     def lines_path(self) -> Path:
@@ -74,28 +74,43 @@ class RunLog:
         ):
             with open(path, "a", encoding="utf-8") as file:
                 file.write(line)
-        if self.writer is not None:
-            for name, value in entry.items():
-                if name != "step" and isinstance(value, (int, float)):
-                    self.writer.add_scalar(name, value, entry["step"])
+        if self.tracks_with is not None:
+            if self.tracker is None:
+                self.tracker = self._start_tracker(self.tracks_with)
+            numbers = {name: value for name, value in entry.items() if isinstance(value, (int, float))}
+            del numbers["step"]
+            self.tracker.log(numbers, step=entry["step"])
         if self.also is not None:
             self.also(entry)
 
     def picture(self, name: str, step: int, png: bytes) -> Path:
-        """Write a picture as FOLDER/NAME/step-00000123.png, whole or not at all, and for TensorBoard where it
-        is asked for. Returns the path."""
-        if self.writer is not None:
+        """Write a picture as FOLDER/NAME/step-00000123.png, whole or not at all, and send it to a tracker
+        that takes pictures. Returns the path."""
+        if hasattr(self.tracker, "log_images"):
             import numpy as np  # nothing else here uses it
             from PIL import Image
 
             pixels = np.asarray(Image.open(io.BytesIO(png)).convert("RGB"))
-            self.writer.add_image(name, pixels, step, dataformats="HWC")
+            form = {"dataformats": "NHWC"} if self.tracks_with == "tensorboard" else {}
+            self.tracker.log_images({name: pixels[None]}, step=step, **form)
         return write_atomically(self.folder / name / f"step-{step:08d}.png", png)
 
     def close(self) -> None:
-        """Write out what TensorBoard still holds back."""
-        if self.writer is not None:
-            self.writer.close()
+        """Write out what the tracker still holds back."""
+        if self.tracker is not None:
+            self.tracker.finish()
+
+    def _start_tracker(self, name: str):
+        from accelerate import tracking  # runs without a tracker do not need it
+
+        project, options = "atlib", {"run_name": self.folder.name}
+        if name == "tensorboard":  # what a killed run wrote about later steps is not shown
+            project, options = "tensorboard", {"logging_dir": self.folder, "purge_step": self.after + 1}
+        elif name == "wandb":
+            options = {"name": self.folder.name, "dir": self.folder}
+        tracker = tracking.LOGGER_TYPE_TO_CLASS[name](project, **options)
+        tracker.start()
+        return tracker
 
 
 def read_log(folder: str | Path) -> list[dict]:
@@ -158,13 +173,10 @@ def _short(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def require_tensorboard() -> None:
-    """Raise `ValueError` with the way out where TensorBoard is asked for and not installed."""
-    if find_spec("tensorboard") is None:
-        raise ValueError(
-            "--tensorboard needs the package tensorboard, which is not installed: `pip install tensorboard`, "
-            "or leave --tensorboard out (log.jsonl holds the same numbers)"
-        )
+def require_tracker(name: str | None) -> None:
+    """Raise `ValueError` for a tracker whose package, of the same name, is not installed."""
+    if name is not None and find_spec(name) is None:
+        raise ValueError(f"--tracker {name}: pip install {name}, or leave it out: log.jsonl has the numbers")
 
 
 def _json_line(entry: dict) -> str:

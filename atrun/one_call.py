@@ -24,7 +24,7 @@ from atlib.train import NonFiniteLoss, Preempted
 from atlib.vit import Architecture
 from atrun import generic
 from atrun.build import outputs_for, says_classes, training_images
-from atrun.commands import STRICT, configured, note_hours, settings_of, summary
+from atrun.commands import STRICT, configured, dry_run, note_hours, settings_of, summary
 from atrun.config import RunConfig, config_path, read_config
 from atrun.configure import data_name, teacher_name
 from atrun.data.folders import pictures_below
@@ -291,8 +291,10 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
     )
     parser.add_argument("--seeds", type=int, default=1, help="runs of each method (default: 1)")
     out = "the run's folder; of several runs, which are OUT/METHOD-SEED, that of their table"
-    parser.add_argument("--out", type=Path, metavar="DIR", required=True, help=out)
+    parser.add_argument("--out", type=Path, metavar="DIR", help=out)
     parser.add_argument("--strict", action="store_true", help=STRICT)
+    dry = "print the student, the pairs of layers and the cost of each method; train nothing"
+    parser.add_argument("--dry-run", action="store_true", help=dry)
     parser.epilog = (
         "Settings of a run are further options, --epochs 20: `python -m atlib train --settings` lists them."
     )
@@ -302,6 +304,10 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
 def transfer_command(arguments: argparse.Namespace) -> int:
     """`transfer`: one run, or the table of several."""
     student = None if arguments.student == "teacher" else arguments.student
+    if arguments.dry_run:
+        return _dry_run(arguments, student)
+    if arguments.out is None:
+        raise ValueError("--out DIR is missing: where shall the files go? (--dry-run needs none)")
     asked = {"out": arguments.out, "settings": settings_of(arguments)}
     try:
         if len(arguments.methods) == arguments.seeds == 1:
@@ -320,4 +326,20 @@ def transfer_command(arguments: argparse.Namespace) -> int:
         return 1
     if is_main_process():
         print(text)
+    return 0
+
+
+def _dry_run(arguments: argparse.Namespace, student: str | None) -> int:
+    """What each method would be and cost, its first seed. Logits of a teacher of other classes can only be
+    counted when it has learned these: in their place stands what that costs."""
+    for name in dict.fromkeys(arguments.methods):
+        method = _method_on(name, arguments.data)
+        if method.reads_logits and not says_classes(teacher_name(arguments.teacher)):
+            print(f"{name}: first the teacher learns these classes, by {Method.FINE_TUNE}")
+            method = Method.FINE_TUNE
+        settings = settings_of(arguments)
+        asked = _asked(arguments.teacher, arguments.data, student, method, settings, 0)
+        dry_run(configured(*asked)[0])
+    if arguments.seeds > 1:
+        print(f"{arguments.seeds} runs of each method, one a seed")
     return 0

@@ -12,6 +12,7 @@ from atlib._util import require_known
 from atrun.data.generated import is_generated
 from atrun.data.loading import ON_CORRUPT
 from atrun.data.transforms import Augmentation
+from atrun.log import TRACKERS
 from atrun.method import Method
 
 COCO = "coco"  # what detectors learn from, in COCO's form
@@ -32,7 +33,12 @@ RANGES: dict[str, tuple[float, float]] = {
     **dict.fromkeys(("teacher_temperature", "local_scale", "jitter"), _ABOVE_0),
 }
 PAIRS = ("teacher_temperature", "local_scale", "jitter")
-WORDS = {"detector": DETECTORS, "detector_sizes": DETECTOR_SIZES, "on_corrupt": ON_CORRUPT}
+WORDS = {
+    "detector": DETECTORS,
+    "detector_sizes": DETECTOR_SIZES,
+    "on_corrupt": ON_CORRUPT,
+    "tracker": TRACKERS,
+}
 
 
 def check_values(values: Mapping[str, Any]) -> None:

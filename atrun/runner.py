@@ -37,7 +37,7 @@ from atrun.build import (
 )
 from atrun.config import FREE, RunConfig, config_path, read_config, write_config
 from atrun.data.generated import is_generated
-from atrun.log import RunLog, require_tensorboard
+from atrun.log import RunLog, require_tracker
 from atrun.method import Method
 from atrun.parts import Classify, Detect, Labelled
 from atrun.record import Record, about, peak_memory_mb, read_record, write_record
@@ -90,8 +90,7 @@ def start(config: RunConfig, folder: Path, images=None, log: Callable[[dict], No
     that is killed can go on; where data, teacher or model do not fit together nothing is written. Raises
     `ValueError` for a folder with another run, and `Preempted` after SIGTERM or Ctrl-C, when all is saved.
     """
-    if config.tensorboard:
-        require_tensorboard()
+    require_tracker(config.tracker)
     require_together()
     if is_main_process():
         check_folder(folder)
@@ -314,8 +313,8 @@ def _carry_out(
                 same[f"{name}'s sha256"] = digest(Path(weights))
     checkpoints = folder / "checkpoints"
     best = f"{split}_{'box_AP' if detects else 'accuracy'}"
-    # a sentence, in checkpoints of before they had its values
-    free = (*FREE, "what the teacher sees", *may_differ)
+    # what checkpoints of before had in place of a tracker's name, and of what teachers see
+    free = (*FREE, "tensorboard", "what the teacher sees", *may_differ)
     keeper = CheckpointManager(checkpoints, config.save_every, config.keep, same, best, free)
 
     def metrics(model: nn.Module) -> dict:
@@ -411,7 +410,7 @@ def _log_of(
         return
     newest = keeper.latest()
     after = 0 if newest is None else int(newest.name.removeprefix("step-"))
-    with closing(RunLog(folder, after, config.tensorboard, also)) as log:
+    with closing(RunLog(folder, after, config.tracker, also)) as log:
         yield log
 
 

@@ -30,6 +30,7 @@ from atlib.baselines import mean_maps
 from atlib.compatibility import sizes_of
 from atlib.evaluate import predict
 from atlib.loading import EvaluationData, seed_for
+from atlib.maps import aggregate_heads
 from atlib.pair import View
 from atlib.plan import Plan
 from atlib.recipe import Recipe
@@ -146,7 +147,10 @@ def controls(
     def transfer(
         given: TeacherMaps | None = None, kind: type[AttentionTransfer] = AttentionTransfer
     ) -> nn.Module:
-        return kind(teacher, student(), plan, maps=given, normalisation=normalisation)
+        learner = student()
+        if given is not None:
+            given = _aggregated(given, plan, teacher, learner)
+        return kind(teacher, learner, plan, maps=given, normalisation=normalisation)
 
     view = View.of(teacher)
     mean = mean_map(teacher, (view.show(some, normalisation) for some, _ in images.loader(250)))
@@ -199,6 +203,7 @@ def switched(
     shown = (pair.for_teacher(images.to(like)) for images, _ in reference.loader(batch_size))
 
     def with_maps(maps: TeacherMaps) -> AttentionTransfer:
+        maps = _aggregated(maps, pair.plan, teacher, student)
         return AttentionTransfer(teacher, student, pair.plan, maps=maps, normalisation=pair.normalisation)
 
     shuffled = with_maps(jigsaw(maps_of(teacher), _order_of(teacher)))
@@ -221,6 +226,13 @@ def switched(
     rows = [Control(name, (answer == labels)[None]) for name, answer in given_answers.items()]
     says_other = given_answers["another class"] == labels[other]
     return [*rows, Control("another class, says that class", says_other[None])]
+
+
+def _aggregated(maps: TeacherMaps, plan: Plan, teacher: nn.Module, student: nn.Module) -> TeacherMaps:
+    """Maps with their heads merged where the plan merges those of these two."""
+    if plan.unequal_heads != "aggregate" or sizes_of(teacher).heads == sizes_of(student).heads:
+        return maps
+    return lambda images: {layer: aggregate_heads(p) for layer, p in maps(images).items()}
 
 
 def _order_of(teacher: nn.Module) -> Tensor:

@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
     for name in ("layers", "only-heads"):
         says = f"which {name.removeprefix('only-')} the page keeps (default: all)"
         parser.add_argument(f"--{name}", type=int, nargs="+", metavar="NUMBER", help=says)
-    room = "how large the rows may be (default: 10); where they do not fit, fewer patches are kept as queries"
+    room = "how large the rows may be (default: 10); what does not fit is kept as means over patches"
     parser.add_argument("--megabytes", type=float, default=10, help=room)
     parser.add_argument("--heads", type=int, help="of a file whose weights do not tell")
     parser.add_argument(
@@ -83,7 +83,10 @@ def _loaded(name: str, arguments: argparse.Namespace) -> tuple[nn.Module, Prepar
     if whole or "architecture" in header and not any(read.values()):
         model = load_result(path)  # with its head: the gradient is of its answer
     elif path.exists() or is_file(name):
-        model = load_teacher(str(path), **read).vit
+        teacher = load_teacher(str(path), **read, quiet=True)
+        if teacher.guessed:
+            print(f"{name}: {teacher.guessed}: weights do not show it, --heads says another")
+        model = teacher.vit
     else:
         size = {} if arguments.size is None else {"img_size": arguments.size}
         model = create_classifier(name, pretrained=True, **size)

@@ -35,15 +35,29 @@ All that is shown follows from one state: the query, the layer, the head, the co
     const [rows, columns] = stored.grid, first = stored.prefix.length, N = first + rows * columns;
     const patches = stored.down.flatMap(row => stored.across.map(column => first + row * columns + column));
     const queries = [...stored.prefix.keys(), ...patches], placeOf = new Map(queries.map((token, i) => [token, i]));
+    const every = count => [...Array(count).keys()], coarse = stored.coarse && { // of other queries, over blocks of keys
+      side: stored.coarse.side, levels: bytesOf(stored.coarse.levels), largest: floats(stored.coarse.largest),
+    };
+    const chosen = coarse ? { down: every(rows), across: every(columns) } : {};
+    const whole = query => placeOf.has(query);
     const layers = stored.layers.map(({ layer, heads }) => ({ layer, heads: heads.map(String), columns: [...heads.map(String), ...stored.beside] }));
     const starts = [0];
     for (const { columns } of layers) starts.push(starts.at(-1) + columns.length);
 
     function row(layer, column, query) {
       const at = layers.findIndex(one => one.layer === layer);
-      const index = (starts[at] + layers[at].columns.indexOf(column)) * queries.length + placeOf.get(query);
-      const shares = new Float64Array(N), code = levels.subarray(index * N, (index + 1) * N);
+      const before = starts[at] + layers[at].columns.indexOf(column), shares = new Float64Array(N);
+      if (!whole(query)) return overBlocks(before * rows * columns + query - first, shares);
+      const index = before * queries.length + placeOf.get(query), code = levels.subarray(index * N, (index + 1) * N);
       for (let key = 0; key < N; key++) shares[key] = largest[index] * (code[key] / LEVELS) ** 2;
+      return shares;
+    }
+    function overBlocks(index, shares) {
+      const { side } = coarse, across = Math.ceil(columns / side), count = first + Math.ceil(rows / side) * across;
+      for (let key = 0; key < N; key++) {
+        const [row, column] = placed(key), block = key < first ? key : first + Math.floor(row / side) * across + Math.floor(column / side);
+        shares[key] = coarse.largest[index] * (coarse.levels[index * count + block] / LEVELS) ** 2;
+      }
       return shares;
     }
 
@@ -59,7 +73,7 @@ All that is shown follows from one state: the query, the layer, the head, the co
 
     const placed = token => [Math.floor((token - first) / columns), (token - first) % columns];
     const nameOf = token => (token < first ? stored.prefix[token] : `patch row ${placed(token)[0]}, column ${placed(token)[1]}`);
-    return { ...stored, rows, columns, first, N, layers, row, panel, placed, nameOf };
+    return { ...stored, ...chosen, coarse, whole, rows, columns, first, N, layers, row, panel, placed, nameOf };
   }
 
   const nearest = (numbers, wanted) => numbers.reduce((best, one) => (Math.abs(one - wanted) < Math.abs(best - wanted) ? one : best));
@@ -97,7 +111,8 @@ All that is shown follows from one state: the query, the layer, the head, the co
   function says(model, shares, query, where) {
     const keys = Array.from(shares.keys()).sort((a, b) => shares[b] - shares[a]).slice(0, NAMED);
     const given = keys.map(key => `${number(shares[key])} to ${key === query ? "itself" : model.nameOf(key)}`);
-    return `${upper(model.nameOf(query))}, ${where}: gives ${given.join("; ")}.`;
+    const means = model.whole(query) ? "" : `, means of blocks of ${model.coarse.side} x ${model.coarse.side} patches`;
+    return `${upper(model.nameOf(query))}, ${where}${means}: gives ${given.join("; ")}.`;
   }
 
   /* What of a row goes to the tokens that have no place in the picture. */

@@ -161,8 +161,8 @@ def look(
     (`atrun.looking.preparation.preparation_of`). layers, heads: those that are kept, None for all. megabytes:
     how large the rows of all models and pictures may be in the page (10^6 bytes): those of ViT-B/16 at 224
     pixels are 9.
-    Where the rows of all patches do not fit, those of a coarser grid of patches are kept as queries, each
-    with all its keys, and the page says so.
+    Where the rows of all patches do not fit, those of a coarser grid of patches are kept whole, and those of
+    the others over blocks of patches (`atrun.looking.rows.Coarse`); the page says so.
 
     Rows are stored in 8 bits (`atrun.looking.rows.quantise` has the error's bound). Rollout is that of Abnar
     & Zuidema 2020 (arXiv 2005.00928), as `atlib.analysis.rollout` computes it.
@@ -231,7 +231,14 @@ def _kept(rows: Rows) -> list[str]:
     (down, across), prefix = rows.tokens.grid, rows.tokens.prefix
     kept, count = len(rows.down) * len(rows.across), down * across
     said = []
-    if kept < count:
+    if rows.coarse is not None:
+        side = rows.coarse.side
+        said.append(
+            f"Of {len(rows.down)} x {len(rows.across)} of {down} x {across} patches the whole rows are here."
+            f" Of the others each share is the mean over a block of {side} x {side} patches; smaller blocks"
+            " come with more megabytes, or with fewer layers or heads."
+        )
+    elif kept < count:
         said.append(
             f"Left out: the rows of {count - kept:,} of {count:,} patches. Those of {len(rows.down)} x"
             f" {len(rows.across)} are here, of a grid of {down} x {across}; a click chooses the nearest of"

@@ -30,6 +30,18 @@ class Tokens(NamedTuple):
     grid: Grid
 
 
+class Coarse(NamedTuple):
+    """The rows of all patches as queries over blocks of keys, where whole rows of all do not fit; in the
+    order of `Rows.levels`, without prefix queries."""
+
+    #: Patches a side of a block, fewer at the lower and the right edge.
+    side: int
+    #: (rows, prefix + blocks), uint8: the shares of prefix tokens, and the mean share of a block's patches.
+    levels: Tensor
+    #: The largest number of each row, (rows,), float32.
+    largest: Tensor
+
+
 class Rows(NamedTuple):
     """The rows of one model that are kept, quantised by `quantise`.
 
@@ -53,6 +65,8 @@ class Rows(NamedTuple):
     #: the query's features and those of all tokens, which need a residual stream.
     beside: tuple[str, ...]
     panels: Panels
+    #: Of the patches that are not kept as queries; None where all are, and where this does not fit either.
+    coarse: Coarse | None = None
 
     def arrays(self) -> dict[str, Tensor]:
         """All of it as numbers, float32: {"layer 0/head 1": (queries, N), ..., "layer 0/mean", ...}, with
@@ -78,6 +92,9 @@ class Rows(NamedTuple):
     def content(self) -> dict:
         """As JSON, the numbers in base64, the lowest byte of a float32 first."""
         panels = {name: values for name, values in self.panels._asdict().items() if values is not None}
+        if (coarse := self.coarse) is not None:
+            parts = {"levels": _text(coarse.levels), "largest": _text(coarse.largest)}
+            panels["coarse"] = {"side": coarse.side, **parts}
         return {
             "prefix": self.tokens.prefix,
             "grid": self.tokens.grid,
@@ -87,7 +104,10 @@ class Rows(NamedTuple):
             "beside": self.beside,
             "levels": _text(self.levels),
             "largest": _text(self.largest),
-            **{name: _text(values) for name, values in panels.items()},
+            **{
+                name: _text(values) if isinstance(values, Tensor) else values
+                for name, values in panels.items()
+            },
         }
 
 
@@ -125,7 +145,8 @@ def read_rows(
     eval mode, in its own precision, and left in the mode it was in. pixels: (1, 3, height, width). layers and
     heads: those that are kept, None for all; mean and rollout are over all heads, and rollout over all layers
     up to its own. Prefix tokens are always kept as queries; where all patches do not fit, those of every
-    second row and column are, or every third, and so on.
+    second row and column are, or every third, and so on, and the others over blocks of keys (`Coarse`), the
+    smallest with which this takes at most half of the room.
 
     Raises `ValueError` for a layer or head that is not there, where not even one patch fits, and for maps
     that are none; and as `walk` does.
@@ -142,9 +163,22 @@ def read_rows(
     beside = BESIDE if len(stream) == len(seen) else BESIDE[:2]
     rows = sum(len(some) + len(beside) for _, some in kept)
     down, across = _queries(tokens, rows * (N + 4), room)
+    side = None
+    if len(down) * len(across) < N - first:
+        side, left = _blocks(tokens, rows, room)
+        if side is not None:
+            down, across = _queries(tokens, rows * (N + 4), left)
 
     means, of_layer = [], {}
+    of_blocks: dict[int, list] = {}
     queries = _tokens_at(tokens, down, across)
+
+    def keep(layer: int, whole: Tensor) -> None:
+        """Rows (heads, N, N) of a layer."""
+        of_layer.setdefault(layer, []).append(quantise(whole[:, queries]))
+        if side is not None:
+            of_blocks.setdefault(layer, []).append(quantise(_pooled(whole[:, first:], tokens, side)))
+
     for layer, inside in enumerate(seen):
         map = inside.map.cpu()  # one layer's map exists at a time
         check_maps(map, layer)
@@ -153,14 +187,16 @@ def read_rows(
         map /= map.sum(-1, keepdim=True)  # half precision misses 1 by up to a hundredth
         means.append(map.mean(1, keepdim=True))
         if layer in chosen:
-            of_layer[layer] = [quantise(map[0, list(dict(kept)[layer])][:, queries])]
+            keep(layer, map[0, list(dict(kept)[layer])])
     for layer, rolled in enumerate(rollouts(means)):
         if layer in chosen:
             of_all = [means[layer][0, 0], rolled[0]]
             of_all += [cosines(stream[layer])] if "similarity" in beside else []
-            of_layer[layer].append(quantise(torch.stack(of_all)[:, queries]))
-    levels, largest = (
-        torch.cat([part[of].flatten(0, 1) for layer in chosen for part in of_layer[layer]]) for of in (0, 1)
+            keep(layer, torch.stack(of_all))
+    (levels, largest), *coarse = (
+        [torch.cat([part[i].flatten(0, 1) for layer in chosen for part in of[layer]]) for i in (0, 1)]
+        for of in (of_layer, of_blocks)
+        if of
     )
     gained = gradients(vit, _images(vit, pixels), seen, chosen)
     gradient = torch.stack([gained[layer][first:].float() for layer in chosen])
@@ -168,7 +204,8 @@ def read_rows(
     if "similarity" in beside:
         norms = torch.stack([stream[layer].norm(dim=-1) for layer in chosen])
         panels = Panels(norms, torch.stack([components(stream[layer][first:]) for layer in chosen]), gradient)
-    return Rows(tokens, counts, kept, down, across, levels, largest, beside, panels)
+    of_others = Coarse(side, *coarse[0]) if coarse else None
+    return Rows(tokens, counts, kept, down, across, levels, largest, beside, panels, of_others)
 
 
 def tokens_of(vit: nn.Module, pixels: Tensor) -> Tokens:
@@ -221,6 +258,26 @@ def _chosen(what: str, asked: Sequence[int] | None, count: int) -> tuple[int, ..
     if wrong or len(asked) == 0:
         raise ValueError(f"{what}s {list(asked)}: name at least one, each from 0 to {count - 1}")
     return tuple(sorted(set(asked)))
+
+
+def _blocks(tokens: Tokens, rows: int, room: int) -> tuple[int | None, int]:
+    """The side of the smallest blocks of keys over which `rows` rows of every patch take at most half of the
+    room, and what they leave of it; None where none do, or leave too little for prefix tokens and a patch."""
+    (down, across), first = tokens.grid, len(tokens.prefix)
+    for side in range(2, max(tokens.grid) // 2 + 1):
+        blocks = ceil(down / side) * ceil(across / side)
+        left = room - rows * down * across * (first + blocks + 4)
+        if left >= room // 2 and left >= (first + 1) * rows * (first + down * across + 4):
+            return side, left
+    return None, room
+
+
+def _pooled(shares: Tensor, tokens: Tokens, side: int) -> Tensor:
+    """Rows (heads, queries, N) over prefix tokens and blocks, of which each has its patches' mean."""
+    first = len(tokens.prefix)
+    patches = shares[..., first:].unflatten(-1, tokens.grid)
+    means = torch.nn.functional.avg_pool2d(patches, side, ceil_mode=True)
+    return torch.cat([shares[..., :first], means.flatten(-2)], -1)
 
 
 def _queries(tokens: Tokens, bytes_a_query: int, room: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

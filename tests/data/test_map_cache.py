@@ -155,7 +155,8 @@ def test_what_maps_alone_do_not_serve_is_refused(tmp_path, teacher, images):
     with pytest.raises(ValueError, match="'q'"):
         AttentionTransfer(vit(0), vit(1), Plan("q"), maps=cache)
     with pytest.raises(ValueError, match="aggregate"):
-        AttentionTransfer(teacher, vit(1, num_heads=4), Plan(unequal_heads="aggregate"), maps=cache)
+        plan = Plan(layers=range(2), unequal_heads="aggregate")
+        AttentionTransfer(teacher, vit(1, num_heads=4), plan, maps=cache)(images)
     dropping = vit(1, drop_path_rate=0.1)
     with pytest.raises(ValueError, match="share_drop_path"):
         AttentionTransfer(teacher, dropping, Plan(), maps=cache)

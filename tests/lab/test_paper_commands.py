@@ -125,7 +125,7 @@ def configured(tmp_path, monkeypatch):
     monkeypatch.setattr(commands, "start", start)
     monkeypatch.setattr(commands, "help_text", lambda *settings: "")  # which nobody asks for here
     monkeypatch.setattr(commands, "summary", lambda folder, record: "")
-    monkeypatch.setattr(commands, "_dry_run", lambda config: done.append((config, None)) or 0)
+    monkeypatch.setattr(commands, "dry_run", lambda config: done.append((config, None)) or 0)
     monkeypatch.setattr(commands, "_test_of", test_of)
     monkeypatch.setattr(commands, "measured_lines", lambda tests: [])
 

@@ -273,6 +273,20 @@ def test_the_nearest_patch_that_is_kept(opened):
     assert "Left out: the rows of 18 of 24 patches" in page.inner_text(".look-notes")
 
 
+def test_every_patch_can_be_chosen_where_whole_rows_do_not_fit(opened, maps):
+    page = opened("#layer=1&head=2&token=2.3", megabytes=0.02)
+    assert "2 x 3 of 4 x 6 patches the whole rows" in page.inner_text(".look-notes")
+    assert says(page).startswith("Patch row 2, column 3, layer 1, head 2, means of blocks of 2 x 2 patches: ")
+    box = stage(page).bounding_box()
+    stage(page).hover(position={"x": 4.5 / COLUMNS * box["width"], "y": 1.5 / ROWS * box["height"]})
+    read = page.inner_text(".look-main .look-read")
+    block = maps[1, 2, FIRST + 2 * COLUMNS + 3, FIRST:].unflatten(0, (ROWS, COLUMNS))[0:2, 4:6]
+    assert read.startswith("to row 1, column 4: ")
+    assert float(read.rpartition(" ")[2]) == pytest.approx(block.mean().item(), abs=0.005)
+    stage(page).press("ArrowUp")
+    assert says(page).startswith("Patch row 1, column 3, layer 1, head 2: "), "this one is whole"
+
+
 def test_it_is_no_wider_than_a_phone_and_readable_in_the_dark(opened, small_vit):
     page = opened(width=390, models={"deep": small_vit(img_size=(32, 48), embed_dim=64, num_heads=16)})
     assert page.evaluate("document.documentElement.scrollWidth") <= 390

@@ -1,5 +1,7 @@
 """The rows in a page are those of the walk, within the quantiser's bound, for every kind of ViT."""
 
+import base64
+
 import numpy as np
 import pytest
 import torch
@@ -153,15 +155,26 @@ def test_rows_that_do_not_fit_are_those_of_patches_and_the_page_says_so(small_vi
     shown = look({"it": vit}, picture(72, 72), preparation=preparation, megabytes=room)
     (model,) = content_of(shown)["models"]
     assert model["down"] == model["across"] == [1, 3, 5, 7], "every second of nine"
-    assert len(model["levels"]) + len(model["largest"]) <= room * 1e6
-    assert "Left out: the rows of 65 of 81 patches" in " ".join(shown.notes)
+    coarse = model["coarse"]
+    assert sum(len(one[name]) for one in (model, coarse) for name in ("levels", "largest")) <= room * 1e6
+    assert "4 x 4 of 9 x 9 patches" in " ".join(shown.notes)
     maps, found = shares(vit, preparation), rows_of(model)
     assert {query for _, _, query in found} >= {0, 1, 2}, "prefix tokens are all there"
     row = found[1, 2, 3 + 3 * 9 + 5]
     expected = maps[1][2][3 + 3 * 9 + 5]
     assert (np.abs(row - expected) <= bound(expected) + 1e-6).all()
+    # the other patches are there too, over blocks of three by three
+    assert coarse["side"] == 3
+    codes = np.frombuffer(base64.b64decode(coarse["levels"]), np.uint8).reshape(3, 6, 81, 3 + 9) / 255.0
+    largest = np.frombuffer(base64.b64decode(coarse["largest"]), "<f4").reshape(3, 6, 81, 1)
+    for layer, patch in ((1, 0), (2, 44)):
+        row = maps[layer][2][3 + patch]
+        means = [row[3:].reshape(9, 9)[i : i + 3, j : j + 3].mean() for i in (0, 3, 6) for j in (0, 3, 6)]
+        expected = np.array([*row[:3], *means])
+        stored = largest[layer, 2, patch] * codes[layer, 2, patch] ** 2
+        assert (np.abs(stored - expected) <= bound(expected) + 1e-6).all()
     whole = look({"it": vit}, picture(72, 72), preparation=preparation, megabytes=1)
-    assert "Left out" not in " ".join(whole.notes)
+    assert "Left out" not in " ".join(whole.notes) and "coarse" not in content_of(whole)["models"][0]
 
 
 def test_what_is_refused(small_vit):

@@ -94,6 +94,33 @@ def test_what_a_trained_student_makes_of_other_maps(taught):
         assert torch.equal(rows[name].right[0], right), name
 
 
+def test_a_smaller_student_with_aggregated_heads_and_mapped_layers():
+    """As `transfer` derives it; heads are merged here by what AttnDistill says, not by the library."""
+    teacher = randomise(tiny(1, depth=4, embed_dim=32, num_heads=4, num_classes=0)).eval()
+    student, held_out = randomise(tiny(2), seed=2).eval(), glyphs_of("test", 40)
+    layers, unequal = {0: 1, 1: 3}, {"unequal_heads": "aggregate"}
+    copying = AttentionTransfer(teacher, student, Plan(layers=layers, **unequal))
+    rows = {row.name: row.right[0] for row in switched(copying, held_out, held_out)}
+    images, labels = held_out.take(range(40))
+    given, order = maps_of(teacher)(images), patch_order(16, 1, seed_for(0, "twins"))
+    for name, change in {
+        "own maps": lambda p: p,
+        "jigsaw": lambda p: p[:, :, order][..., order],
+        "mean map": lambda p: p.mean(0, keepdim=True).expand_as(p),
+    }.items():
+        sums = {i: change(given[j]).double().log().sum(1, keepdim=True) for i, j in layers.items()}
+        instead = {
+            i: Instead(map=(x / 10).softmax(-1).float().expand(-1, 2, -1, -1)) for i, x in sums.items()
+        }
+        with torch.no_grad():
+            expected = walk(student, images, replace=instead).logits.argmax(1) == labels
+        assert torch.equal(rows[name], expected), name
+    for how, count in (("copy", 5), ("distill", 4)):
+        plan, recipe = Plan(how=how, layers=layers, **unequal), Recipe(steps=1, batch_size=8)
+        trained = controls(teacher, tiny, held_out, held_out, recipe, plan=plan, seeds=1, progress=False)
+        assert len(trained) == count
+
+
 def test_a_student_is_trained_under_each_control(taught):
     images, held_out = glyphs_of("train", 24), glyphs_of("test", 30)
     recipe = Recipe(steps=3, batch_size=8)

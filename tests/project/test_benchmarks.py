@@ -6,6 +6,7 @@ from functools import partial
 
 import flops
 import methods
+import others
 import pytest
 import torch
 import transfer_step
@@ -184,3 +185,20 @@ def test_the_command_prints_a_table_and_writes_a_record(tmp_path, capsys, monkey
     assert record.results["loss"]["growth"]["map-free"] < 4.5 < record.results["loss"]["growth"]["dense"]
     assert record.results["targets"]["loss_memory_growth"]["hit"]
     json.dumps(record.results, allow_nan=False)
+
+
+@pytest.mark.slow
+def test_a_step_beside_other_libraries(tmp_path, monkeypatch):
+    """With ViTs of four layers."""
+    monkeypatch.setattr(others, "create_vit", partial(create_vit, depth=4))
+    out, threads = tmp_path / "records.jsonl", torch.get_num_threads()
+    try:
+        others.main(["--batch", "1", "--repetitions", "1", "--threads", "1", "--out", str(out)])
+    finally:
+        torch.set_num_threads(threads)
+    (record,) = read_file(out)
+    (seconds,), measured = record.history, record.results["methods"]
+    assert list(measured)[:4] == ["scratch", "atlib, Distill", "timm, features", "timm, logits"]
+    for name, row in measured.items():
+        assert row["seconds"] == seconds[name] > 0
+        assert row["ratio"] == pytest.approx(seconds[name] / seconds["scratch"])

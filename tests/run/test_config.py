@@ -173,7 +173,7 @@ def test_changes_in_epochs_reach_the_steps():
         (asked("find-scratch", "data=/tmp"), "--data"),
         (asked("find-copy", "teacher=here", teacher=__file__), "--teacher"),
         (asked("find-scratch", "seed=3"), "--seed"),
-        (asked("find-scratch", "tensorboard=true"), "--tensorboard"),
+        (asked("find-scratch", "tracker=paper"), "tracker"),
         (asked("find-scratch", seed=2**32), "seed=4294967296"),
         (asked("find-scratch", seed=10**23), f"seed={10**23}"),
         (asked("find-scratch", "model.depth=0"), "'glyphs'.*model.depth"),
@@ -275,7 +275,7 @@ def test_paths_are_kept_in_full_for_another_working_folder(tmp_path, monkeypatch
 
 
 def test_what_must_not_change_when_a_run_goes_on():
-    free = {"workers": 3, "save_every": 7, "keep": 9, "tensorboard": True}
+    free = {"workers": 3, "save_every": 7, "keep": 9, "tracker": "tensorboard"}
     fixed = {"seed": 1, "recipe": Recipe(lr=1.0), "drop_path": 0.1, "data_size": 5}
     for name, value in (free | fixed).items():
         changed = GLYPHS.changed(**{name: value})
@@ -291,6 +291,13 @@ def test_a_damaged_config_is_named_and_left(tmp_path, content):
     with pytest.raises(OSError, match=str(tmp_path / "config.json")):
         read_config(tmp_path)
     assert (tmp_path / "config.json").read_text() == content
+
+
+def test_a_config_of_before_there_were_other_trackers(tmp_path):
+    described = {name: value for name, value in GLYPHS.describe().items() if name != "tracker"}
+    for asked_for, tracker in ((False, None), (True, "tensorboard")):
+        (tmp_path / "config.json").write_text(json.dumps(described | {"tensorboard": asked_for}))
+        assert read_config(tmp_path) == GLYPHS.changed(tracker=tracker)
 
 
 def test_a_config_with_the_names_of_an_earlier_version_says_so(tmp_path):

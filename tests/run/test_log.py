@@ -6,9 +6,12 @@ import sys
 import types
 
 import pytest
+from accelerate import PartialState
+from matplotlib.figure import Figure
 
 from atrun import log as run_log
 from atrun.log import RunLog, read_log
+from atrun.pictures import as_png
 
 
 def steps(folder):
@@ -103,34 +106,47 @@ def test_a_damaged_log_is_set_aside_when_a_run_goes_on(tmp_path, nonsense):
     assert steps(tmp_path) == [1, 2, 3] and log.before == 2.0
 
 
-def test_tensorboard_gets_numbers_by_step(tmp_path, monkeypatch):
-    written = []
+def test_tensorboard_gets_numbers_by_step_and_pictures(tmp_path):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    PartialState(cpu=True)  # as training has begun it
+    for after, steps_done in ((0, (1, 2, 3)), (2, (3, 4))):  # killed after step 3, kept at step 2
+        log = RunLog(tmp_path, after=after, tracker="tensorboard")
+        for step in steps_done:
+            log({"event": "step", "step": step, "loss": step + after / 8})
+        log.picture("maps", 4, as_png(Figure()))
+        log.close()
+    shown = accumulator.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    losses = [(event.step, event.value) for event in shown.Scalars("loss")]
+    assert losses == [(1, 1.0), (2, 2.0), (3, 3.25), (4, 4.25)]
+    assert set(shown.Tags()["scalars"]) == {"loss", "seconds"} and "maps" in shown.Tags()["images"][0]
 
-    class SummaryWriter:
-        def __init__(self, folder, purge_step):
-            written.append((folder, purge_step))
 
-        def add_scalar(self, name, value, step):
-            written.append((name, value, step))
-
-        def close(self):
-            written.append("closed")
-
-    monkeypatch.setattr(run_log, "find_spec", lambda name: object())
-    monkeypatch.setitem(
-        sys.modules, "torch.utils.tensorboard", types.SimpleNamespace(SummaryWriter=SummaryWriter)
+@pytest.mark.parametrize("name", ["wandb", "mlflow"])
+def test_other_trackers_get_the_same(tmp_path, monkeypatch, name):
+    """By Accelerate's class, whose package is a stand-in here."""
+    got = []
+    package = types.ModuleType(name)
+    package.init = lambda **options: types.SimpleNamespace(
+        log=lambda values, step, **more: got.append((values, step)), finish=lambda: got.append("finished")
     )
-    log = RunLog(tmp_path, after=4, tensorboard=True)
+    package.search_experiments = lambda filter_string: []
+    package.create_experiment = lambda **options: "0"
+    package.start_run = lambda **options: None
+    package.log_metrics = lambda values, step, **more: got.append((values, step))
+    package.end_run = lambda: got.append("finished")
+    monkeypatch.setitem(sys.modules, name, package)
+    monkeypatch.setattr(run_log, "find_spec", lambda name: object())
+    PartialState(cpu=True)
+    log = RunLog(tmp_path, tracker=name)
     log({"event": "step", "step": 5, "loss": 1.5})
     log.close()
-    assert written[0] == (tmp_path / "tensorboard", 5), (
-        "what a killed run wrote about later steps is not shown"
-    )
-    assert ("loss", 1.5, 5) in written and written[-1] == "closed"
-    assert {entry[0] for entry in written[1:-1]} == {"loss", "seconds"}
+    (values, step), finished = got
+    assert step == 5 and values["loss"] == 1.5 and values.keys() == {"loss", "seconds"}
+    assert finished == "finished"
 
 
-def test_tensorboard_that_is_not_there(tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", run_log.TRACKERS)
+def test_a_tracker_that_is_not_there(tmp_path, monkeypatch, name):
     monkeypatch.setattr(run_log, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match="pip install tensorboard"):
-        RunLog(tmp_path, tensorboard=True)
+    with pytest.raises(ValueError, match=f"pip install {name}"):
+        RunLog(tmp_path, tracker=name)

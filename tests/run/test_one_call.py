@@ -124,6 +124,21 @@ def test_a_flat_folder_needs_no_labels(tmp_path, photographs, capsys):
         compare_methods(teacher, flat, ["distill"], out=tmp_path / "other")
 
 
+def test_a_dry_run_says_student_pairs_and_cost_and_trains_nothing(tmp_path, photographs, monkeypatch, capsys):
+    teacher = teacher_file(tmp_path / "teacher.safetensors", Normalisation(0.5, 0.25))
+    monkeypatch.setattr(one_call, "start", None)
+    monkeypatch.setattr(estimate, "time_steps", lambda *arguments: None)
+    before = set(tmp_path.rglob("*"))
+    asked = ["transfer", "--teacher", teacher, "--data", photographs, "--student", "half", "--methods"]
+    assert command.main([*asked, "distill", "logits", "--seeds", "3", "--dry-run", "--epochs", "1"]) == 0
+    said = capsys.readouterr()
+    assert "2 layers of width 24" in said.out and "0 from 1, 1 from 3" in said.out
+    assert said.out.count("FLOPs in all") == 2 and "3 runs of each" in said.out
+    assert "fine-tune: fine-tune" in said.out, "of logits first what makes the teacher's classes"
+    assert "--plan.unequal_heads aggregate" in said.err and set(tmp_path.rglob("*")) == before
+    assert command.main([*asked, "distill"]) == 2, "otherwise it needs --out"
+
+
 def test_a_run_of_more_than_an_hour_is_said_before_it_starts(tmp_path, photographs, monkeypatch, capsys):
     teacher = teacher_file(tmp_path / "teacher.safetensors", Normalisation(0.5, 0.25))
     config, _ = configured(*one_call._asked(teacher, photographs, "half", "distill", FEW, 0))

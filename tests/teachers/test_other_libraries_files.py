@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from timm.models import save_for_hf
 
-from atlib import load_teacher, walk
+from atlib import AttentionTransfer, Plan, create_student, load_teacher, walk
 from atlib.pair import IMAGENET
 from atrun.teachers.folders import KINDS
 from tests.helpers import random_images, randomise
@@ -33,6 +33,17 @@ def test_a_folder_of_save_pretrained_is_the_same_vit(tmp_path, name):
         assert (one.map - other.map).abs().max() <= 1e-4
     assert teacher.architecture.build().state_dict().keys() == teacher.vit.state_dict().keys()
     assert json.loads(json.dumps(teacher.architecture.overrides)) == teacher.architecture.overrides
+
+
+def test_the_student_of_a_live_model_is_built_from_its_saved_weights(tmp_path):
+    """As the message says: it has the teacher's components, and learns from the live model."""
+    live = randomise(BUILDS["transformers Dinov2Model"]()).eval()
+    with pytest.raises(ValueError, match=r"load_teacher\(FILE\)"):
+        create_student(live, 5)
+    live.save_pretrained(tmp_path)
+    student = create_student(load_teacher(tmp_path).vit, 5)
+    logits, loss = AttentionTransfer(live, student, Plan(how="distill"))(IMAGES)
+    assert logits.shape == (2, 5) and loss.isfinite() and student.blocks[0].ls1.gamma is not None
 
 
 def test_a_folder_at_another_image_size(tmp_path):

@@ -32,6 +32,13 @@ def trained(data, recipe=SHORT, model=None, **options):
     return state_of(model), history
 
 
+def test_the_bar_says_processes_device_loss_and_images_a_second(glyphs64, capsys):
+    history = train(tiny(), glyphs64, replace(SHORT, steps=1), progress="a run", cpu=True)
+    said = capsys.readouterr().err
+    assert "a run on 1 x cpu" in said and "images/s" in said
+    assert f"loss {history[0]['loss']:.3g}" in said
+
+
 # --- schedule and optimiser
 
 
