@@ -16,7 +16,7 @@ RECORDS = {"steps": "transfer_step"}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", ["steps", "speeds", "study"])
+@pytest.mark.parametrize("part", ["steps", "study"])
 def test_a_rehearsal(tmp_path, part):
     arguments = ["--small", "--parts", part, "--out", str(tmp_path)]
     assert on_a_gpu.main(arguments) == 0
