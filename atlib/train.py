@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 from accelerate.utils import DistributedType, broadcast_object_list, gather_object, set_seed
+from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
@@ -194,6 +195,15 @@ def train(
     return history
 
 
+def all_learn(model: nn.Module, loss: Loss, recipe: Recipe) -> bool:
+    """Whether every weight surely gets a gradient in every step: of timm's ViTs that learn labels, alone or
+    with maps that they learn too. Copied attention leaves some without one, a norm of q and k for one."""
+    student, plan = student_of(model), getattr(model, "plan", None)
+    follows = isinstance(model, Pair) and isinstance(plan, Plan) and plan.how == "distill"
+    learns_labels = loss is student_loss and recipe.task_weight > 0
+    return type(student) is VisionTransformer and learns_labels and (student is model or follows)
+
+
 class Training:
     """One run of `train`: its parts, prepared by Accelerate, and its position. kept: where the last good
     weights are."""
@@ -213,7 +223,7 @@ class Training:
             "model": {"kind": type(model).__name__, **planned},
             "loss": _name_of(loss),
         }
-        self.accelerator = start_processes(recipe, cpu)
+        self.accelerator = start_processes(recipe, cpu, all_learn(model, loss, recipe))
         if self.accelerator.num_processes > 1:
             set_seed(seed, device_specific=True)  # other images on each process, so other stochastic depth
         self.given, model = model.train(), to_train(model.train(), self.accelerator)
