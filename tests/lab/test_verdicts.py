@@ -22,10 +22,8 @@ from atbook.lab.verdicts import (
     proportion,
     share_of,
 )
-from atbook.records import add_record, pack_bits
-from atrun.record import Record
-
-ABOUT = dict.fromkeys(("python", "torch", "timm", "atlib", "device", "threads", "commit", "date"), "")
+from atbook.records import pack_bits
+from tests.toy import recorded
 
 
 def drawn(rng, S, n, seeds, images, rest):
@@ -117,7 +115,7 @@ def test_intervals_of_proportions_stay_between_0_and_1():
 
 
 def record(folder, method, seed, results):
-    add_record(folder / "s" / "toy.jsonl", Record("s", method, seed, {}, results, [], 1.0, 1.0, ABOUT))
+    recorded(folder, "s", "toy", method, seed, results)
 
 
 @pytest.fixture
