@@ -20,7 +20,18 @@ from atbook.lab.linear import LINEAR
 from atbook.lab.mosaics import MOSAICS
 from atbook.lab.pointing import POINTING
 from atbook.lab.pretraining_methods import PRETRAINING_METHODS, PRETRAINING_METHODS_MATCH
-from atbook.lab.scales import ALL_RATES, AXES, BLANK, GATE, START, CifarScale, GlyphScale, Schooling, colour
+from atbook.lab.scales import (
+    ALL_RATES,
+    AXES,
+    BLANK,
+    GATE,
+    START,
+    CifarScale,
+    GlyphScale,
+    Schooling,
+    colour,
+    painter,
+)
 from atbook.lab.study import CENTRAL as CENTRAL  # the study that all of these start from
 from atbook.lab.study import (
     Sources,
@@ -70,7 +81,7 @@ from atfamily.similarity import CompRess, SimilarityDistillation
 from atlib.attention_transfer import AttentionTransfer
 from atlib.baselines import FeatureDistillation, LogitDistillation, MeanMapCopy, StoredMaps, one_group
 from atlib.data import Images, with_unlabelled
-from atlib.mae import MaskedAutoencoder, mae_loss, unpainted
+from atlib.mae import mae_loss, unpainted
 from atlib.maps import pool_heads
 from atlib.plan import ROWS, Plan
 from atlib.vit import PRESETS
@@ -1175,12 +1186,6 @@ _PAINTING = {"steps": 500, "betas": (0.9, 0.95), "transfer_weight": 1.0}
 _PAINTERS_RATE = Ladder("lr", (1e-3, 2e-3, 4e-3, 8e-3))
 
 
-def _painter(vit: VisionTransformer, central: Callable[[], VisionTransformer]) -> MaskedAutoencoder:
-    """Half is hidden, not three quarters: of 16 patches one is marked, and a map needs it among the
-    visible."""
-    return MaskedAutoencoder(vit, mask_ratio=0.5)
-
-
 def _taught_painter(
     layers: Sequence[int] | None,
     match: Match,
@@ -1188,14 +1193,13 @@ def _taught_painter(
     vit: VisionTransformer,
     central: Callable[[], VisionTransformer],
 ) -> DistilledMae:
-    student = _painter(vit, central)
-    return DistilledMae(central(), student, layers=layers, match=match, mix_heads=mix_heads)
+    return DistilledMae(central(), painter(vit, central), layers=layers, match=match, mix_heads=mix_heads)
 
 
 def _with_hidden_states(
     layers: Sequence[int] | None, vit: VisionTransformer, central: Callable[[], VisionTransformer]
 ) -> DistilledHiddenMae:
-    return DistilledHiddenMae(central(), _painter(vit, central), layers=layers)
+    return DistilledHiddenMae(central(), painter(vit, central), layers=layers)
 
 
 def _unpainted(model: DistilledMae | DistilledHiddenMae, images: Images) -> float:
@@ -1203,7 +1207,7 @@ def _unpainted(model: DistilledMae | DistilledHiddenMae, images: Images) -> floa
 
 
 MAE = Schooling(
-    "mae", 0, glyph_images, mae_loss, changes=_PAINTING, around=_painter, unlearned=unpainted, again=1
+    "mae", 0, glyph_images, mae_loss, changes=_PAINTING, around=painter, unlearned=unpainted, again=1
 )
 
 
