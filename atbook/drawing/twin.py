@@ -20,6 +20,7 @@ def twin() -> str:
         f"token looks at the key of what it sees in layer 1, and at the {theirs.shape} in layer 3. The "
         f"student uses these maps on the image, and names a {named}."
     )
+    sign = "✓" if named == image.shape else "✗"
     parts = [
         text(LEFT + LARGE / 2, 14, "The twin", bold=True),
         text(LEFT + LARGE / 2, 30, "the teacher sees it"),
@@ -31,7 +32,7 @@ def twin() -> str:
         text(RIGHT, 265, "meets its own glyphs:", "start"),
         arrow(LEFT + LARGE + 1, 312, RIGHT - 1, 312, COLOURS["copy-routing-twin"]),
         text(LEFT + LARGE / 2, 390, f"(a {theirs.shape} in the twin)"),
-        text(RIGHT + LARGE / 2, 390, f"It answers: {named} {_mark(named, image)}", bold=True),
+        text(RIGHT + LARGE / 2, 390, f"It answers: {named} {sign}", bold=True),
     ]
     for left, sees in ((LEFT, theirs), (RIGHT, image)):
         parts += _framed(left, 38, LARGE, sees)
@@ -41,11 +42,6 @@ def twin() -> str:
             parts += _looked_at(x, 273, SMALL, sees, theirs, layer)
             parts.append(text(x + SMALL / 2, 366, what))
     return drawing(398, alt, parts)
-
-
-def _mark(said: str, image: seen.Seen) -> str:
-    """Whether an answer is right, as a sign."""
-    return "✓" if said == image.shape else "✗"
 
 
 def _framed(x: float, y: float, size: float, sees: seen.Seen) -> list[str]:
