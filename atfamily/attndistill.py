@@ -69,11 +69,9 @@ class AttnDistill(Distillation):
     `how`. `compare`: what measures the divergence, `row_divergence` or `row_squared_error`. `by_value`:
     before heads are merged, each share is weighted by the length of the value it goes to, p ‖v‖, in both
     models, and rows are scaled to sum to 1 (the score of Fayyaz et al. 2022, arXiv 2111.15667).
-    normalisation: of the images that the pair is given (`atlib.pair.Pair`).
 
-    Only student and `projector` are part of the module. The teacher stays as it is, moves
-    with `.to(...)`, and is run in eval mode without gradients, its head never. Raises `ValueError` for a pair
-    that does not fit, naming all that differs, and `Unwalkable`.
+    Only student and `projector` are part of the module. The teacher stays as it is, moves with `.to(...)`,
+    and is run in eval mode without gradients, its head never.
 
     Source: arXiv 2210.00944. Both losses with their reductions, temperature 10 and weight 0.1 were read in
     the published code and its scripts, not in the paper. The code differs from this module in three points:
@@ -101,13 +99,11 @@ class AttnDistill(Distillation):
         check_timm(teacher)
         check_timm(student)
         if not temperature > 0:
-            raise ValueError(f"temperature={temperature}: a temperature is above 0; AttnDistill uses 10")
+            raise ValueError(f"temperature={temperature}: above 0")
         if not 0 <= attention_weight < float("inf"):
-            raise ValueError(f"attention_weight={attention_weight}: a weight is a finite number from 0 on")
-        if hidden_width is not None and hidden_width < 1:
-            raise ValueError(f"hidden_width={hidden_width}: a layer has at least one unit")
-        if projector_layers < 1:
-            raise ValueError(f"projector_layers={projector_layers}: the widths differ, so one is needed")
+            raise ValueError(f"attention_weight={attention_weight}: finite, from 0 on")
+        if projector_layers < 1 or hidden_width == 0:
+            raise ValueError(f"projector_layers={projector_layers}, hidden_width={hidden_width}: above 0")
         _check_pair(teacher, student, resample, drop_prefix)
         super().__init__(student, teacher, normalisation=normalisation)
         self.temperature, self.attention_weight, self.merge = temperature, attention_weight, merge
@@ -137,10 +133,7 @@ class AttnDistill(Distillation):
             p_s = self.merge(scores.softmax(-1))[:, 0, 0]
             log_p_s = p_s.clamp(min=torch.finfo(p_s.dtype).tiny).log()
         if log_p_s.shape != p_t.shape:
-            raise ValueError(
-                f"the student has {log_p_s.shape[1]} tokens on these images, the teacher's attention goes to"
-                f" {p_t.shape[1]}: give both the image size they were built with"
-            )
+            raise ValueError(f"{log_p_s.shape[1]} tokens, the teacher's attention goes to {p_t.shape[1]}")
         alignment = nn.functional.mse_loss(projected.to(token_t.dtype), token_t)  # float32 beside bf16
         return Losses(seen.logits, alignment, self.compare(log_p_s, p_t))
 
@@ -199,31 +192,17 @@ def projector(width: int, hidden_width: int, teacher_width: int, layers: int = 4
 
 
 def _check_pair(teacher: nn.Module, student: nn.Module, resample: bool, drop_prefix: bool) -> None:
-    problems = [
-        f"the {role} has no class token, which is all that AttnDistill transfers (build it with"
-        " class_token=True, or transfer whole maps with AttentionTransfer)"
-        for role, vit in (("teacher", teacher), ("student", student))
-        if vit.cls_token is None
-    ]
-    problems += [
-        f"the {role} has {kind.__name__}, in which the class token must not look at all"
-        " tokens (build it with timm's own attention, or transfer whole maps with AttentionTransfer)"
-        for role, vit in (("teacher", teacher), ("student", student))
-        if (kind := masked_attention(vit.blocks[-1:])) is not None
-    ]
+    problems = []
+    for role, vit in (("teacher", teacher), ("student", student)):
+        if vit.cls_token is None:
+            problems.append(f"the {role} has no class token")
+        if (kind := masked_attention(vit.blocks[-1:])) is not None:
+            problems.append(f"the {role}'s {kind.__name__} hides tokens from the class token")
     grids = [tuple(vit.patch_embed.grid_size) for vit in (teacher, student)]
     if grids[0] != grids[1] and not resample:
-        problems.append(
-            f"patch grid: teacher {grids[0]}, student {grids[1]} (patch_size= as the teacher's, or"
-            " resample=True)"
-        )
+        problems.append(f"patch grids {grids[0]} and {grids[1]}: resample=True?")
     prefixes = [vit.num_prefix_tokens for vit in (teacher, student)]
     if prefixes[0] != prefixes[1] and not drop_prefix:
-        problems.append(
-            f"prefix tokens: teacher {prefixes[0]}, student {prefixes[1]} (same reg_tokens=, distillation"
-            " token, or drop_prefix=True)"
-        )
+        problems.append(f"{prefixes[0]} and {prefixes[1]} prefix tokens: drop_prefix=True?")
     if problems:
-        raise ValueError(
-            "the student's class token cannot learn from this teacher's: " + "; ".join(problems) + "."
-        )
+        raise ValueError(f"the class tokens cannot be matched: {'; '.join(problems)}")

@@ -23,17 +23,15 @@ Norm = type[nn.Module]
 
 
 def sign(x: Tensor) -> Tensor:
-    """1 where x >= 0, else -1, with the gradient of the piecewise polynomial that is nearest to it:
-    2 - 2 abs(x) where abs(x) <= 1, else 0 (Bi-Real Net, arXiv 1808.00278, section 3.2)."""
+    """1 where x >= 0, else -1, with the gradient of the piecewise polynomial that is nearest to it: 2 - 2
+    abs(x) where abs(x) <= 1, else 0 (Bi-Real Net, arXiv 1808.00278, section 3.2)."""
     return _Sign.apply(x)
 
 
 def signed_rows(weight: Tensor) -> Tensor:
     """Weights (out, ...) of one bit: each row's signs times the row's mean absolute value, so that a row has
-    two values.
-
-    The gradient is that of the identity where abs(w) <= 1, else 0; the factor is a constant in it.
-    """
+    two values. The gradient is that of the identity where abs(w) <= 1, else 0; the factor is a constant in
+    it."""
     factor = weight.detach().abs().flatten(1).mean(1).view(-1, *[1] * (weight.ndim - 1))
     return _Signed.apply(weight, factor)
 
@@ -110,16 +108,11 @@ class BinaryUnit(nn.Module):
 
     Without the shortcut all that a layer can say of its input is what is left of the signs. Where the sizes
     differ it repeats the channels, or takes the mean of neighbouring ones; one must be a multiple of the
-    other, else `ValueError`.
+    other.
     """
 
     def __init__(self, in_features: int, out_features: int, norm: Norm = TokenNorm):
         super().__init__()
-        if max(in_features, out_features) % min(in_features, out_features):
-            raise ValueError(
-                f"from {in_features} to {out_features} channels: the shortcut repeats channels or takes means"
-                " of them, so one number must be a multiple of the other"
-            )
         self.shift = nn.Parameter(torch.zeros(in_features))
         self.linear = BinaryLinear(in_features, out_features)
         self.norm = norm(out_features)

@@ -5,8 +5,7 @@ Source: Le and Li 2023, "BinaryViT: Pushing Binary Vision Transformers Towards C
 2306.16678). What is said here of "the published code" was read in github.com/Phuoc-Hoan-Le/BinaryViT.
 """
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -34,13 +33,8 @@ class BinaryAttention(nn.Module):
         self, width: int, heads: int, grid: Grid, tokens: int, reduction: int, rounded: bool, norm: Norm
     ):
         super().__init__()
-        if width % heads:
-            raise ValueError(f"a width of {width} cannot be divided among {heads} heads")
         if any(side % reduction for side in grid) or reduction > 1 and tokens != grid[0] * grid[1]:
-            raise ValueError(
-                f"reduction={reduction} averages squares of patches of a grid {grid}: it must divide both"
-                " sides, and there is no class token to go with them"
-            )
+            raise ValueError(f"reduction={reduction} must divide the grid {grid}, without a class token")
         self.heads, self.grid, self.reduction = heads, grid, reduction
         self.q, self.k, self.v = (BinaryUnit(width, width, norm) for _ in range(3))
         self.q_shift, self.k_shift, self.v_shift = (nn.Parameter(torch.zeros(width)) for _ in range(3))
@@ -164,10 +158,7 @@ class PatchMerging(nn.Module):
     def __init__(self, width: int, out: int, grid: Grid, binary: bool, norm: Norm):
         super().__init__()
         if any(side % 2 for side in grid) or out % width:
-            raise ValueError(
-                f"from {width} channels on a grid {grid} to {out}: a pyramid halves both sides, and its"
-                " shortcut repeats channels, so that sides must be even and widths multiples of one another"
-            )
+            raise ValueError(f"a pyramid from {width} channels on {grid} to {out}: even sides, a multiple")
         self.grid, self.pos_embed = grid, positions(grid[0] * grid[1] // 4, out)
         self.norm1, self.norm2 = norm(width), norm(out)
         self.shift = nn.Parameter(torch.zeros(width)) if binary else None
@@ -214,8 +205,6 @@ class BinaryViT(nn.Module):
 
     Weights start as PyTorch's own layers do. So they do in the published code: its initialisation, a method
     that is handed to `Module.apply`, takes every layer for its name and changes none.
-
-    Raises `ValueError` for sizes that do not fit, naming them.
     """
 
     def __init__(
@@ -242,26 +231,16 @@ class BinaryViT(nn.Module):
         per_stage = {"depths": depths, "heads": heads, "mlp_ratios": mlp_ratios, "reductions": reductions}
         if wrong := [name for name, numbers in per_stage.items() if len(numbers) != stages]:
             raise ValueError(
-                f"widths={tuple(widths)} are {stages} stages, and {wrong[0]}={tuple(per_stage[wrong[0]])} are"
-                f" {len(per_stage[wrong[0]])}: give one number for each stage"
+                f"{wrong[0]}={tuple(per_stage[wrong[0]])}: one number for each of {stages} stages"
             )
         if img_size % patch_size:
-            raise ValueError(
-                f"img_size={img_size} is no multiple of patch_size={patch_size}: a strip of it would be cut"
-                f" off; use img_size={img_size // patch_size * patch_size or patch_size}"
-            )
-        if class_token and stages > 1:
-            raise ValueError(
-                f"class_token=True with {stages} stages: a pyramid merges squares of patches, and a class"
-                " token is in none; take class_token=False"
-            )
+            raise ValueError(f"img_size={img_size} is no multiple of patch_size={patch_size}")
         if stages > 1:
             self.not_walkable = "it is a pyramid, with a patch grid and fewer keys than queries in each stage"
         self.num_classes, self.num_prefix_tokens = num_classes, int(class_token)
         # a norm after the patches stands in the published pyramid alone
-        self.patch_embed = PatchEmbed(
-            img_size, patch_size, embed_dim=widths[0], norm_layer=norm if stages > 1 else None
-        )
+        first_norm = norm if stages > 1 else None
+        self.patch_embed = PatchEmbed(img_size, patch_size, embed_dim=widths[0], norm_layer=first_norm)
         grid = self.patch_embed.grid_size
         self.cls_token = nn.Parameter(1e-6 * torch.randn(1, 1, widths[0])) if class_token else None
         self.pos_embed = positions(grid[0] * grid[1] + class_token, widths[0])
@@ -271,24 +250,17 @@ class BinaryViT(nn.Module):
             if stage:
                 self.merging.append(PatchMerging(widths[stage - 1], width, grid, binary_merging, norm))
                 grid = (grid[0] // 2, grid[1] // 2)
-            self.stages.append(
-                nn.ModuleList(
-                    BinaryBlock(
-                        width,
-                        heads[stage],
-                        grid,
-                        grid[0] * grid[1] + class_token,
-                        hidden=mlp_ratios[stage] * width,
-                        reduction=reductions[stage],
-                        branches=tuple(branches),
-                        scaled=scaled,
-                        rounded=binary_maps,
-                        drop_path=next(rates),
-                        norm=norm,
-                    )
-                    for _ in range(depths[stage])
-                )
-            )
+            sizes = width, heads[stage], grid, grid[0] * grid[1] + class_token
+            options = {
+                "hidden": mlp_ratios[stage] * width,
+                "reduction": reductions[stage],
+                "branches": tuple(branches),
+                "scaled": scaled,
+                "rounded": binary_maps,
+                "norm": norm,
+            }
+            blocks = (BinaryBlock(*sizes, drop_path=next(rates), **options) for _ in range(depths[stage]))
+            self.stages.append(nn.ModuleList(blocks))
         self.norm = norm(widths[-1])
         self.head = nn.Linear(widths[-1], num_classes) if num_classes else nn.Identity()
 
@@ -335,80 +307,6 @@ def binary_deit(
     `options`: the further arguments of `BinaryViT`. With class token, without branches and affine layers
     (`class_token=True, branches=(), scaled=False`) it is the paper's baseline (48.5 % on ImageNet); its steps
     are the mean of all patches in place of the token (56.4), pooling branches (60.2) and affine layers
-    (61.8). Raises `ValueError` as `BinaryViT`.
+    (61.8).
     """
     return BinaryViT(img_size, patch_size, num_classes, (width,), (depth,), (heads,), (4,), (1,), **options)
-
-
-# The names of the published code, by regular expressions that are applied one after the other, and ours.
-PUBLISHED_NAMES = (
-    (r"^vit\.embeddings\.cls_token", "cls_token"),
-    (r"^vit\.embeddings\.position_embeddings", "pos_embed"),
-    (r"^vit\.embeddings\.patch_embeddings\.projection", "patch_embed.proj"),
-    (r"^vit\.embeddings\.norm", "patch_embed.norm"),
-    (r"^vit\.layernorm", "norm"),
-    (r"^classifier", "head"),
-    (r"\.layernorm_before\.", ".norm1."),
-    (r"\.layernorm_after\.", ".norm2."),
-    (r"\.attention\.output\.layerscale\.", ".ls1."),
-    (r"\.output\.layerscale\.", ".ls2."),
-    (r"\.attention\.output\.", ".attn.out."),
-    (r"\.attention\.attention\.", ".attn."),
-    (r"\.intermediate\.", ".fc1."),
-    (r"(\d)\.output\.", r"\1.fc2."),
-    (r"\.layerscale_h3\.", ".branches.weigh.0."),
-    (r"\.layerscale_w3\.", ".branches.weigh.1."),
-    (r"\.layerscale_h5\.", ".branches.weigh.2."),
-    (r"\.layerscale_w5\.", ".branches.weigh.3."),
-    (r"\.att_prob_clip$", ".share"),
-    (r"\.move([qkv])2$", r".\1_shift"),
-    (r"\.move([qkv])$", r".\1.shift"),
-    (r"\.norm([qkv])\.", r".\1.norm."),
-    (r"\.rprelu([qkv])\.", r".\1.act."),
-    (r"\.query\.", ".q.linear."),
-    (r"\.key\.", ".k.linear."),
-    (r"\.value\.", ".v.linear."),
-    (r"\.mover$", ".reduce.shift"),
-    (r"\.norm_r\.", ".reduce.norm."),
-    (r"\.rprelur\.", ".reduce.act."),
-    (r"\.reduction\.", ".reduce.linear."),
-    (r"\.norm_context\.", ".norm."),
-    (r"\.rprelu_context\.", ".act."),
-    (r"(\d)\.position_embeddings$", r"\1.pos_embed"),
-    (r"(merging\.\d)\.norm\.", r"\1.norm2."),
-    (r"(merging\.\d)\.norm0\.", r"\1.norm1."),
-    (r"(merging\.\d)\.proj\.", r"\1.conv."),
-    (r"\.rprelu\.", ".act."),
-    (r"\.dense\.", ".linear."),
-    (r"\.prelu\.weight$", ".slope"),
-    (r"\.act\.move1$", ".act.shift_in"),
-    (r"\.act\.move2$", ".act.shift_out"),
-    (r"(ls[12]|weigh\.\d)\.move$", r"\1.beta"),
-    (r"\.move$", ".shift"),
-)
-
-
-def from_published(state: Mapping[str, Tensor], depths: Sequence[int]) -> dict[str, Tensor]:
-    """The weights of the published code's `ViTForImageClassification`, of a pyramid or of one stage, under
-    the names that a `BinaryViT` of these `depths` has for them: for `load_state_dict`."""
-    places = {
-        str(start + block): f"stages.{stage}.{block}"
-        for stage, depth in enumerate(depths)
-        for start in [sum(depths[:stage])]
-        for block in range(depth)
-    }
-
-    def ours(name: str) -> str:
-        name = re.sub(r"^vit\.encoder\.layer\.(\d+)", lambda found: places[found[1]], name)
-        name = re.sub(r"^vit\.encoder\.patch_embed(\d)", lambda at: f"merging.{int(at[1]) - 1}", name)
-        for theirs, instead in PUBLISHED_NAMES:
-            name = re.sub(theirs, instead, name)
-        return name
-
-    def shaped(name: str, value: Tensor) -> Tensor:
-        if name.endswith((".alpha", ".beta")):  # of timm's Affine, which has (1, 1, D)
-            return value.view(1, 1, -1)
-        return value.flatten() if name.endswith(".shift") else value  # of a convolution: (1, D, 1, 1) there
-
-    named = {ours(name): value for name, value in state.items()}
-    return {name: shaped(name, value) for name, value in named.items()}

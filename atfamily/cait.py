@@ -1,9 +1,6 @@
 """CaiT: patches attend to patches with talking heads, then a class token alone asks the patches. Walk timm's
-own, and transfer either part of its attention.
-
-Source: Touvron et al. 2021, "Going deeper with Image Transformers" (arXiv 2103.17239), section 3;
-talking heads: Shazeer et al. 2020 (arXiv 2003.02436).
-"""
+own, and transfer either part of its attention. Source: Touvron et al. 2021, "Going deeper with Image
+Transformers" (arXiv 2103.17239), section 3; talking heads: Shazeer et al. 2020 (arXiv 2003.02436)."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -51,9 +48,6 @@ def walk_cait(
     and k it has one wide head for each mixed head (`talking_heads`). `replace` and `replace_class` map the
     index of a self-attention or class-attention layer to what stands in place of its q and k: of a `Seen`, q,
     k and scale count (or its given map); values stay the layer's own.
-
-    Raises `Unwalkable` for anything but timm's own `Cait` (by name, with the reason), and `ValueError` for a
-    layer out of range or a replacement of the wrong shape.
     """
     check_cait(cait)
     replace, replace_class = dict(replace or {}), dict(replace_class or {})
@@ -137,17 +131,12 @@ def check_cait(cait: nn.Module) -> None:
     """Raise `Unwalkable`, naming the class, unless `walk_cait(cait, x)` computes exactly what `cait(x)`
     computes: timm's `Cait` of timm's own blocks."""
     if type(cait) is not Cait:
-        raise Unwalkable(
-            f"cannot walk a {type(cait).__name__} as a CaiT: walk_cait takes timm's own Cait, atlib.walk ViTs"
-        )
+        raise Unwalkable(f"a {type(cait).__name__} is not timm's Cait")
     for name, kinds in PARTS.items():
         for index, block in enumerate(getattr(cait, name)):
             for part, kind in zip((block, block.attn), kinds):
                 if type(part) is not kind:
-                    raise Unwalkable(
-                        f"cannot walk {name}.{index} of this Cait, a {type(part).__name__}: walk_cait knows"
-                        f" timm's {kind.__name__} there"
-                    )
+                    raise Unwalkable(f"{name}.{index} is a {type(part).__name__}, not timm's {kind.__name__}")
 
 
 def _check_replaced(replace: Mapping[int, Seen], blocks, sizes: tuple[int, int, int], what: str) -> None:
@@ -156,11 +145,9 @@ def _check_replaced(replace: Mapping[int, Seen], blocks, sizes: tuple[int, int, 
             raise ValueError(f"{what} layer {index} does not exist: layers 0 to {len(blocks) - 1} do")
         B, queries, keys = sizes
         expected = B, blocks[index].attn.num_heads, queries, keys
-        found = (*seen.q.shape[:3], seen.k.shape[2]) if seen.given is None else tuple(seen.given.shape)
-        if found != expected:
-            raise ValueError(
-                f"{what} layer {index} needs a map {expected} (batch, heads, queries, keys), got {found}"
-            )
+        shape = (*seen.q.shape[:3], seen.k.shape[2]) if seen.given is None else tuple(seen.given.shape)
+        if shape != expected:
+            raise ValueError(f"{what} layer {index} needs a map {expected}, got {shape}")
 
 
 # --- Transfer ---
@@ -177,21 +164,15 @@ class CaitTransfer(Distillation):
 
     `layers`: {self-attention layer of the student: layer of the teacher}; None pairs equal depths.
     `class_layers`: {class-attention layer: layer of the teacher}; None pairs them with the teacher's last.
-    normalisation: of the images that the pair is given (`atlib.pair.Pair`).
 
     The transfer loss is the sum of the parts that are distilled: `attention_cross_entropy` of the patches
     (mean over batch, heads and queries, summed over layers), and the same of the class rows. What is copied
     has no loss; its q, k and first mixing get no gradient. With a copied part the teacher is needed at
-    inference, else it is not run in eval mode, and the loss is 0. As in `AttentionTransfer` the teacher
-    stays as it is and is no part of the module; it drops nothing.
-
-    Raises `ValueError` for an unknown word, for nothing to transfer, and for a pair that does not fit, naming
-    all that differs; `Unwalkable` for other models.
+    inference, else it is not run in eval mode, and the loss is 0. As in `AttentionTransfer` the teacher stays
+    as it is and is no part of the module; it drops nothing.
     """
 
-    not_walkable = (
-        "it is a teacher and a student: walk its .teacher, or its .student with atfamily.cait.walk_cait"
-    )
+    not_walkable = "walk its .teacher, or its .student with atfamily.cait.walk_cait"
 
     def __init__(
         self,
@@ -210,24 +191,24 @@ class CaitTransfer(Distillation):
             if how is not None:
                 require_known(name, how, HOW)
         if patches is None and class_rows is None:
-            raise ValueError(
-                "patches=None and class_rows=None transfer nothing: give 'copy' or 'distill' to one"
-            )
+            raise ValueError("patches= and class_rows= are None: nothing is transferred")
         for part, how, pairs_of in (("patches", patches, layers), ("class_rows", class_rows, class_layers)):
             if how is None and pairs_of is not None:
-                raise ValueError(
-                    f"{dict(pairs_of)} pairs layers for {part}=None: give 'copy' or 'distill' to it"
-                )
+                raise ValueError(f"{dict(pairs_of)} pairs layers for {part}=None")
         depth, asking = len(teacher.blocks), len(student.blocks_token_only)
-        problems = _differences(teacher, student, class_rows is not None)
+        problems = []
+        if (kind := masked_attention(teacher.blocks)) is not None:
+            problems.append(f"the teacher has {kind.__name__}, which forbids pairs of tokens")
+        if class_rows is not None and teacher.cls_token is None:
+            problems.append("the teacher has no class token")
+        sizes = [(x.blocks[0].attn.num_heads, tuple(x.patch_embed.grid_size)) for x in (teacher, student)]
+        if sizes[0] != sizes[1]:
+            problems.append(f"(heads, patch grid) {sizes[0]}, {sizes[1]}")
         pairs: dict[int, int] = {}
         class_pairs: dict[int, int] = {}
         if patches is not None:
             if layers is None and len(student.blocks) != depth:
-                problems.append(
-                    f"depth: teacher {depth}, self-attention of the student {len(student.blocks)}"
-                    " (pair layers={student's: teacher's})"
-                )
+                problems.append(f"depths {depth} and {len(student.blocks)}: layers={{student's: teacher's}}")
             pairs = dict(enumerate(range(depth)) if layers is None else layers)
             problems += _absent("layers", pairs, len(student.blocks), depth)
         if class_rows is not None:
@@ -235,7 +216,7 @@ class CaitTransfer(Distillation):
             class_pairs = last if class_layers is None else dict(class_layers)
             problems += _absent("class_layers", class_pairs, asking, depth)
         if problems:
-            raise ValueError(f"this ViT cannot teach this CaiT as asked: {'; '.join(problems)}.")
+            raise ValueError(f"this ViT cannot teach this CaiT: {'; '.join(problems)}")
         super().__init__(student, teacher, normalisation=normalisation)
         self.patches, self.class_rows = patches, class_rows
         self.layers, self.class_layers = pairs, class_pairs
@@ -264,8 +245,8 @@ class CaitTransfer(Distillation):
         if self.patches == "distill":
             loss = loss + attention_cross_entropy([seen.layers[i] for i in target], list(target.values()))
         if self.class_rows == "distill":  # one row a head: written out it is small
-            own = [seen.class_layers[i] for i in class_target]
-            loss = loss + dense_attention_cross_entropy(own, list(class_target.values()))
+            student_rows = [seen.class_layers[i] for i in class_target]
+            loss = loss + dense_attention_cross_entropy(student_rows, list(class_target.values()))
         return Transferred(seen.logits, loss)
 
     def teacher_layers(self, images: Tensor) -> tuple[dict[int, Seen], dict[int, Seen]]:
@@ -278,54 +259,16 @@ class CaitTransfer(Distillation):
 
         def among(layer: int, queries: list[int] | slice, keys: list[int] | slice) -> Seen:
             # clones outlive inference mode, which autograd needs
-            return Seen(
-                seen[layer].q[:, :, queries].clone(),
-                seen[layer].k[:, :, keys].clone(),
-                None,
-                seen[layer].scale,
-            )
+            q, k = seen[layer].q[:, :, queries].clone(), seen[layer].k[:, :, keys].clone()
+            return Seen(q, k, None, seen[layer].scale)
 
         patches = slice(n, None)
         class_and_patches = [0, *range(n, seen[last].q.shape[2])]
-        return (
-            {
-                of_student: among(of_teacher, patches, patches)
-                for of_student, of_teacher in self.layers.items()
-            },
-            {
-                of_student: among(of_teacher, [0], class_and_patches)
-                for of_student, of_teacher in self.class_layers.items()
-            },
-        )
-
-
-def _differences(teacher: nn.Module, student: Cait, needs_class_token: bool) -> list[str]:
-    """What keeps these two from being paired, each with a way out."""
-    problems = []
-    if (kind := masked_attention(teacher.blocks)) is not None:
-        problems.append(
-            f"attention: the teacher has {kind.__name__}, which forbids pairs of tokens, and CaiT's forbids"
-            " none (take a teacher with timm's own attention)"
-        )
-    if needs_class_token and teacher.cls_token is None:
-        problems.append("class token: the teacher has none, so no class row (build it with class_token=True)")
-    of_both = [
-        (model.blocks[0].attn.num_heads, tuple(model.patch_embed.grid_size)) for model in (teacher, student)
-    ]
-    for name, of_teacher, of_student in zip(("heads", "patch grid"), *of_both):
-        if of_teacher != of_student:
-            remedies = {"heads": "num_heads=", "patch grid": "img_size= and patch_size="}
-            problems.append(
-                f"{name}: teacher {of_teacher}, student {of_student} ({remedies[name]} as the teacher's)"
-            )
-    return problems
+        of_patches = {s: among(t, patches, patches) for s, t in self.layers.items()}
+        return of_patches, {s: among(t, [0], class_and_patches) for s, t in self.class_layers.items()}
 
 
 def _absent(name: str, pairs: Mapping[int, int], of_student: int, of_teacher: int) -> list[str]:
     """What is wrong with pairs of layers: that there are none, or that some do not exist."""
     wrong = {s: t for s, t in pairs.items() if not (0 <= s < of_student and 0 <= t < of_teacher)}
-    if not pairs or wrong:
-        return [
-            f"{name}={wrong or pairs}: give {{student's: teacher's}}, below {of_student} and {of_teacher}"
-        ]
-    return []
+    return [] if pairs and not wrong else [f"{name}={wrong or pairs}, of {of_student} and {of_teacher}"]

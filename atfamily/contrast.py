@@ -72,13 +72,10 @@ class MomentumPair(nn.Module, ABC):
         for leader, follower in self.following():
             weights = list(leader.parameters())
             if any(hasattr(weight, "full_tensor") for weight in weights):
-                raise ValueError(
-                    "the weights are divided among processes (FSDP), and a momentum copy was never tried with"
-                    " that: launch it with DDP (configs/accelerate)"
-                )
+                raise ValueError("a momentum copy was never tried with divided weights (FSDP): use DDP")
             torch._foreach_lerp_(list(follower.parameters()), weights, 1 - momentum)
-            for own, followed in zip(follower.buffers(), leader.buffers(), strict=True):
-                own.copy_(followed)
+            for buffer, leading in zip(follower.buffers(), leader.buffers(), strict=True):
+                buffer.copy_(leading)
 
     def train(self, mode: bool = True) -> "MomentumPair":
         """As of any module, but what follows stays in eval mode."""
@@ -94,8 +91,8 @@ class MomentumPair(nn.Module, ABC):
     def no_weight_decay(self) -> set[str]:
         """The ViT's positions and tokens; timm asks a model for them by this name. Other networks need not
         have any."""
-        own = getattr(self.vit, "no_weight_decay", set)()
-        return {f"vit.{name}" for name in own}
+        names = getattr(self.vit, "no_weight_decay", set)()
+        return {f"vit.{name}" for name in names}
 
 
 def momentum_at(done: float, start: float) -> float:
@@ -111,12 +108,9 @@ def features(vit: nn.Module, images: Tensor) -> Tensor:
 
 
 def contrast_loss(model: MomentumPair, views: Tensor, targets: Tensor, recipe: Recipe) -> Tensor:
-    """The model's own loss; labels are not used. Raises `ValueError` for MoCo with a recipe that accumulates:
-    its images are told apart from those of the same step, and a part has fewer."""
+    """The model's own loss; labels are not used."""
     if isinstance(model, MoCo):
-        recipe.require_whole_steps(
-            "MoCo tells an image apart from the others of its step, of which each part has fewer"
-        )
+        recipe.require_whole_steps("MoCo tells an image from the others of its step")
     return model(views)
 
 
@@ -147,11 +141,7 @@ def _exact(x: Tensor) -> Tensor:
 def _check_views(views: Tensor, least: int, most: int | None = None) -> None:
     if views.ndim != 5 or views.shape[1] < least or (most is not None and views.shape[1] > most):
         number = str(least) if most == least else f"at least {least}"
-        raise ValueError(
-            f"{number} views of each image are wanted, (B, views, 3, height, width), got"
-            f" {tuple(views.shape)}: images.with_augment(small_views(looks((0.2, 1.0)))) makes two"
-            " (atrun.data.views)"
-        )
+        raise ValueError(f"{number} views, (B, views, 3, height, width), got {tuple(views.shape)}")
 
 
 # --- MoCo-v3 ---
@@ -159,10 +149,8 @@ def _check_views(views: Tensor, least: int, most: int | None = None) -> None:
 
 class BatchNorm(nn.Module):
     """Batch normalisation by the mean and the variance of the batch over all processes, in eval mode too:
-    what is thrown away after training needs no running averages. (..., width) in float32.
-
-    affine: with a learned scale and shift. `nn.SyncBatchNorm` does the same on GPUs alone.
-    """
+    what is thrown away after training needs no running averages. (..., width) in float32. affine: with a
+    learned scale and shift. `nn.SyncBatchNorm` does the same on GPUs alone."""
 
     def __init__(self, width: int, affine: bool = True, eps: float = 1e-5):
         super().__init__()
@@ -191,14 +179,12 @@ def draw_patches(vit: VisionTransformer) -> VisionTransformer:
 
 def info_nce(q: Tensor, k: Tensor, temperature: float) -> Tensor:
     """How badly queries find their own keys among all: 2τ · the mean over i of -log (exp(q_i · k_i / τ) / Σ_j
-    exp(q_i · k_j / τ)), q and k (B, d) scaled to length 1; a scalar.
-
-    The keys j are those of all processes, without gradients. Source: arXiv 2104.02057, algorithm 1.
-    """
+    exp(q_i · k_j / τ)), q and k (B, d) scaled to length 1; a scalar. The keys j are those of all processes,
+    without gradients. Source: arXiv 2104.02057, algorithm 1."""
     q, k = (nn.functional.normalize(x, dim=1) for x in (q, k))
     keys, first = gathered(k)
-    own = first + torch.arange(len(q), device=q.device)
-    return 2 * temperature * nn.functional.cross_entropy(q @ keys.T / temperature, own)
+    targets = first + torch.arange(len(q), device=q.device)
+    return 2 * temperature * nn.functional.cross_entropy(q @ keys.T / temperature, targets)
 
 
 class MoCo(MomentumPair):
@@ -212,8 +198,7 @@ class MoCo(MomentumPair):
     it as published). `result`: the ViT that learns.
 
     Source: arXiv 2104.02057, algorithm 1 and appendix A. As in the published code the copy has moved before
-    it makes keys. Departures: positions are the ViT's own, not fixed sines. Raises `ValueError` for a
-    temperature not above 0.
+    it makes keys. Departures: positions are the ViT's own, not fixed sines.
     """
 
     def __init__(
@@ -246,15 +231,13 @@ class MoCo(MomentumPair):
         return [(self.vit, self.momentum_vit), (self.projector, self.momentum_projector)]
 
     def forward(self, views: Tensor) -> Tensor:
-        """The loss, a scalar, of views (B, 2, 3, height, width). Raises `ValueError` for other shapes."""
+        """The loss, a scalar, of views (B, 2, 3, height, width)."""
         _check_views(views, 2, 2)
         first, second = views.unbind(1)
         queries = [self.predictor(self.projector(features(self.vit, view))) for view in (first, second)]
         with torch.no_grad():
             keys = [self.momentum_projector(features(self.momentum_vit, view)) for view in (first, second)]
-        return info_nce(queries[0], keys[1], self.temperature) + info_nce(
-            queries[1], keys[0], self.temperature
-        )
+        return sum(info_nce(q, k, self.temperature) for q, k in zip(queries, keys[::-1]))
 
 
 def _perceptron(*widths: int) -> nn.Sequential:
@@ -330,14 +313,13 @@ class Dino(MomentumPair):
     small parts of the image. local_size: compute them at so many pixels a side, as published (96 of 224),
     which takes a ViT with dynamic_img_size=True; None: at full size. teacher_temperature: at the first step
     and from the share `temperature_warmup` of the run on, linear between. frozen: the share of the run in
-    which the head's last layer is not trained. lengths: learn the lengths of its directions too.
-    `result`: the teacher's ViT. In place of a ViT, any of timm's networks with `num_features` will do, such
-    as a ResMLP, which Touvron's thesis pre-trains so (table 4.2).
+    which the head's last layer is not trained. lengths: learn the lengths of its directions too. `result`:
+    the teacher's ViT. In place of a ViT, any of timm's networks with `num_features` will do, such as a
+    ResMLP, which Touvron's thesis pre-trains so (table 4.2).
 
     Source: arXiv 2104.14294, section 3 and appendix D; numbers are those of the published code's defaults.
     Departures: the teacher's temperature rises step by step, not epoch by epoch; small views are made small
-    by the model, from crops of full size; positions are resampled as timm does it. Raises `ValueError` for
-    temperatures not above 0, and for a local_size that the ViT cannot take.
+    by the model, from crops of full size; positions are resampled as timm does it.
     """
 
     def __init__(
@@ -357,24 +339,15 @@ class Dino(MomentumPair):
         local_size: int | None = None,
     ):
         if not min(student_temperature, *teacher_temperature) > 0:
-            raise ValueError(
-                f"student_temperature={student_temperature}, teacher_temperature={teacher_temperature}: all"
-                " must be above 0; DINO has 0.1 and 0.04"
-            )
+            raise ValueError(f"temperatures {student_temperature}, {teacher_temperature}: above 0")
         if local_size is not None and not getattr(vit, "dynamic_img_size", False):
-            raise ValueError(
-                f"local_size={local_size}: this ViT takes one size only; build it with dynamic_img_size=True"
-            )
+            raise ValueError(f"local_size={local_size}: build the ViT with dynamic_img_size=True")
         super().__init__(vit, momentum)
         self.head = DinoHead(vit.num_features, hidden, bottleneck, outputs, lengths)
         self.momentum_head = _copy(self.head)
         self.student_temperature, self.teacher_temperature = student_temperature, teacher_temperature
-        self.temperature_warmup, self.centre_momentum, self.frozen = (
-            temperature_warmup,
-            centre_momentum,
-            frozen,
-        )
-        self.local_size = local_size
+        self.temperature_warmup, self.centre_momentum = temperature_warmup, centre_momentum
+        self.frozen, self.local_size = frozen, local_size
         self.register_buffer("centre", torch.zeros(outputs))
         # What the teacher has said in the step, over all processes: the sum, and of how many views.
         self.register_buffer("said", torch.zeros(outputs))
@@ -408,15 +381,13 @@ class Dino(MomentumPair):
         return first + (last - first) * share.clamp(max=1)
 
     def forward(self, views: Tensor) -> Tensor:
-        """The loss, a scalar, of views (B, V, 3, height, width), V ≥ 2. Raises `ValueError` for other
-        shapes."""
+        """The loss, a scalar, of views (B, V, 3, height, width), V ≥ 2."""
         _check_views(views, 2)
         B = len(views)
         large, small = (part.transpose(0, 1).flatten(0, 1) for part in views.tensor_split([2], dim=1))
         frozen = self.done < self.frozen
         with torch.no_grad():
-            teacher = self.momentum_head(features(self.momentum_vit, large), frozen)
-            teacher = _exact(teacher)
+            teacher = _exact(self.momentum_head(features(self.momentum_vit, large), frozen))
             if self.training:
                 self.said += summed(teacher.sum(0))
                 self.views_said += summed(teacher.new_tensor(float(len(teacher))))

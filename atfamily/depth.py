@@ -23,22 +23,15 @@ from atlib.vit import check_timm
 
 def layer_scale(vit: VisionTransformer, start: float | None = None) -> VisionTransformer:
     """The freshly built `vit` itself, with LayerScale: a factor for each channel of each branch, all starting
-    at `start`.
-
-    None takes `published_start` of its depth. With a start above 0 it is what timm builds with `init_values`.
-    Raises `ValueError` for a ViT that has factors, `Unwalkable` for models `walk` refuses. Source: arXiv
-    2103.17239, section 2.
-    """
+    at `start`. None takes `published_start` of its depth. With a start above 0 it is what timm builds with
+    `init_values`. Source: arXiv 2103.17239, section 2."""
     _require_plain(vit)
     return _with_factors(vit, vit.embed_dim, published_start(len(vit.blocks)) if start is None else start)
 
 
 def uniform_layer_scale(vit: VisionTransformer, mean: float) -> VisionTransformer:
     """The freshly built `vit` itself, with LayerScale whose factors start anywhere from 0 to twice `mean`,
-    drawn uniformly.
-
-    Raises as `layer_scale` does. Source: Touvron's thesis, table 3.12.
-    """
+    drawn uniformly. Source: Touvron's thesis, table 3.12."""
     layer_scale(vit, mean)
     for block in vit.blocks:
         for scale in (block.ls1, block.ls2):
@@ -48,18 +41,12 @@ def uniform_layer_scale(vit: VisionTransformer, mean: float) -> VisionTransforme
 
 def frozen_factors(vit: VisionTransformer, trained: VisionTransformer) -> VisionTransformer:
     """The freshly built `vit` itself, with the factors of a trained ViT of its sizes, which do not move: does
-    LayerScale's gain lie in the factors that it ends with, or in how they come about?
-
-    Raises as `layer_scale` does, and `ValueError` for a `trained` of another depth or without a factor for
-    each of the channels of each branch. Source: Touvron's thesis, section 3.5.3, unnumbered table.
-    """
+    LayerScale's gain lie in the factors that it ends with, or in how they come about? Source: Touvron's
+    thesis, section 3.5.3, unnumbered table."""
     factors = [[getattr(block, name) for name in ("ls1", "ls2")] for block in trained.blocks]
-    shapes = {tuple(getattr(each, "gamma", torch.empty(0)).shape) for pair in factors for each in pair}
+    shapes = {tuple(getattr(factor, "gamma", torch.empty(0)).shape) for pair in factors for factor in pair}
     if len(factors) != len(vit.blocks) or shapes != {(vit.embed_dim,)}:
-        raise ValueError(
-            f"trained: {len(factors)} layers with factors of the shapes {sorted(shapes)}, where"
-            f" {len(vit.blocks)} layers with factors of the shape ({vit.embed_dim},) are asked for"
-        )
+        raise ValueError(f"trained has factors {sorted(shapes)} in {len(factors)} layers")
     layer_scale(vit)
     for block, (attention, mlp) in zip(vit.blocks, factors):
         for scale, learned in ((block.ls1, attention), (block.ls2, mlp)):
@@ -69,30 +56,22 @@ def frozen_factors(vit: VisionTransformer, trained: VisionTransformer) -> Vision
 
 
 def one_scalar(vit: VisionTransformer, start: float) -> VisionTransformer:
-    """The freshly built `vit` itself, with a single factor for each branch, starting at `start`.
-
-    Raises as `layer_scale` does. Source: arXiv 2103.17239, section 2, where it starts as LayerScale does
-    (table 3.11 of Touvron's thesis).
-    """
+    """The freshly built `vit` itself, with a single factor for each branch, starting at `start`. Source:
+    arXiv 2103.17239, section 2, where it starts as LayerScale does (table 3.11 of Touvron's thesis)."""
     _require_plain(vit)
     return _with_factors(vit, 1, start)
 
 
 def rezero(vit: VisionTransformer) -> VisionTransformer:
-    """`one_scalar` from 0, so that the untrained ViT is its embedding and its head.
-
-    Source: Bachlechner et al. 2020 (arXiv 2003.04887); its Transformer has one factor for both branches of a
-    layer, here each has its own, as in arXiv 2103.17239. Raises as `layer_scale` does.
-    """
+    """`one_scalar` from 0, so that the untrained ViT is its embedding and its head. Source: Bachlechner et
+    al. 2020 (arXiv 2003.04887); its Transformer has one factor for both branches of a layer, here each has
+    its own, as in arXiv 2103.17239."""
     return one_scalar(vit, 0.0)
 
 
 def skip_init(vit: VisionTransformer) -> VisionTransformer:
-    """`one_scalar` from 1/√(number of branches), two a layer.
-
-    Source: De and Smith 2020 (arXiv 2002.10444), where 0, the start of `rezero`, serves as well.
-    Raises as `layer_scale` does.
-    """
+    """`one_scalar` from 1/√(number of branches), two a layer. Source: De and Smith 2020 (arXiv 2002.10444),
+    where 0, the start of `rezero`, serves as well."""
     _require_plain(vit)
     return _with_factors(vit, 1, (2 * len(vit.blocks)) ** -0.5)
 
@@ -103,8 +82,8 @@ def fixup(vit: VisionTransformer) -> VisionTransformer:
 
     In the attention branch these two are the projections of the values and of the output: q and k say where
     to look, not how loudly, and stay as they are. This reading of the formula is ours, and so is that there
-    are no further biases: timm's layers and norms have them. Raises as `layer_scale` does. Source: Zhang et
-    al. 2019 (arXiv 1901.09321), its three rules.
+    are no further biases: timm's layers and norms have them. Source: Zhang et al. 2019 (arXiv 1901.09321),
+    its three rules.
     """
     one_scalar(vit, 1.0)
     m, branches = 2, 2 * len(vit.blocks)
@@ -124,8 +103,8 @@ def t_fixup(vit: VisionTransformer) -> VisionTransformer:
     values, attention output and MLP multiplied by 0.67 · depth^(-1/4).
 
     They are drawn anew from torch's global generator. Embedding and head keep timm's weights (there,
-    embeddings have a start of their own). Raises as `layer_scale` does. Source: Huang et al. 2020, "Improving
-    Transformer Optimization Through Better Initialization" (ICML 2020), the encoder's rule.
+    embeddings have a start of their own). Source: Huang et al. 2020, "Improving Transformer Optimization
+    Through Better Initialization" (ICML 2020), the encoder's rule.
     """
     _require_plain(vit)
     with torch.no_grad():
@@ -141,9 +120,7 @@ def t_fixup(vit: VisionTransformer) -> VisionTransformer:
 
 def published_start(depth: int) -> float:
     """Where LayerScale starts in a ViT of this depth: 0.1 up to 18 layers, 1e-5 up to 24, 1e-6 beyond.
-
-    Source: arXiv 2103.17239, section 2; it names 18, 24 and deeper.
-    """
+    Source: arXiv 2103.17239, section 2; it names 18, 24 and deeper."""
     return 0.1 if depth <= 18 else 1e-5 if depth <= 24 else 1e-6
 
 
@@ -161,16 +138,10 @@ class BranchRatios(NamedTuple):
 @torch.no_grad()
 def branch_ratios(model: nn.Module, images: Tensor) -> BranchRatios:
     """The ratios of a ViT in eval mode, or of the student of a pair such as `AttentionTransfer` with the maps
-    that it is given, on images (B, 3, height, width).
-
-    Raises `ValueError` for a model in training mode or of another class than timm's `VisionTransformer`, and
-    `Unwalkable` for one that `walk` refuses. Source:
-    figure 3.6 of Touvron's thesis; over what to average is our choice.
-    """
+    that it is given, on images (B, 3, height, width). Source: figure 3.6 of Touvron's thesis; over what to
+    average is our choice."""
     if model.training:
-        raise ValueError(
-            "in training mode branches are dropped at random, training=True: call .eval() on the model"
-        )
+        raise ValueError("training=True: branches are dropped; call .eval() first")
     vit = student_of(model)
     _require_blocks(vit)
     start = walk(vit, images, stop_after=0).tokens
@@ -206,6 +177,4 @@ def _require_plain(vit: VisionTransformer) -> None:
     _require_blocks(vit)
     named = [f"layer {i}" for i, block in enumerate(vit.blocks) if not isinstance(block.ls1, nn.Identity)]
     if named:
-        raise ValueError(
-            f"{named[0]} of this ViT has factors on its branches already: build it without init_values="
-        )
+        raise ValueError(f"{named[0]} has factors on its branches already (init_values=)")

@@ -56,10 +56,8 @@ class DistillationToken(Distillation):
     normalisation: of the images that the pair is given (`atlib.pair.Pair`); None: as `maps` was told.
 
     Only the student (and what `maps` learns of its heads) is part of the module; the teachers are frozen in
-    place, move with `.to(...)`, and are run in eval mode. Raises `ValueError` for a student without a
-    distillation token, a temperature that is not above 0, and maps of another student or of images that are
-    normalised otherwise. Source: arXiv 2012.12877, equations 2 and 3, section 4; maps beside it are this
-    project's.
+    place, move with `.to(...)`, and are run in eval mode. Source: arXiv 2012.12877, equations 2 and 3,
+    section 4; maps beside it are this project's.
     """
 
     def __init__(
@@ -73,27 +71,17 @@ class DistillationToken(Distillation):
         maps_weight: float = 1.0,
         normalisation: Normalisation | None = None,
     ):
-        if not isinstance(student, VisionTransformerDistilled):
-            raise ValueError(
-                f"a {type(student).__name__} has no distillation token: build the student with"
-                " create_vit(..., distilled=True), or as one of timm's deit_*_distilled_* models"
-            )
         if not temperature > 0:
             raise ValueError(f"the temperature must be above 0, got {temperature}")
         if not 0 <= maps_weight < math.inf:
             raise ValueError(f"maps_weight={maps_weight}: a weight is a finite number from 0 on")
         if maps is not None and maps.student is not student:
-            raise ValueError(
-                "maps= transfers attention to another student than this: build both with the same one"
-            )
-        told = None if maps is None else maps.normalisation
-        if normalisation is not None and told not in (None, normalisation):
-            raise ValueError(
-                f"maps= was built for images of {told}, and this is to be given {normalisation}: say"
-                " the same to both"
-            )
+            raise ValueError("maps= has another student than this")
+        of_maps = None if maps is None else maps.normalisation
+        if normalisation is not None and of_maps not in (None, normalisation):
+            raise ValueError(f"maps= was built for images of {of_maps}, this for {normalisation}")
         beside = () if maps is None else maps.teachers
-        super().__init__(student, teacher, *beside, normalisation=normalisation or told)
+        super().__init__(student, teacher, *beside, normalisation=normalisation or of_maps)
         self.hard, self.temperature, self.maps_weight = hard, temperature, maps_weight
         # As the teacher: what it holds besides the student and this mapping is an input, not a part.
         self._maps = (maps,)
@@ -117,26 +105,21 @@ class DistillationToken(Distillation):
         return super().forward(images)
 
     def transferred(self, images: Tensor) -> Transferred:
-        """Logits of the class head and the loss of the other. Raises `ValueError` when the teacher predicts
-        other classes."""
+        """Logits of the class head and the loss of the other."""
         with self.frozen_teachers():
-            theirs = self.teacher(self.for_teacher(images))
-        theirs = theirs.clone()  # outlives inference mode, which autograd needs
-        tokens, beside = self._final_tokens(images)
+            teacher_logits = self.teacher(self.for_teacher(images))
+        teacher_logits = teacher_logits.clone()  # outlives inference mode, which autograd needs
+        if self.maps is None:
+            tokens, beside = self.student.forward_features(images), 0.0
+        else:
+            seen, beside = self.maps.walk_with_loss(images)
+            tokens, beside = self.student.norm(seen.tokens), self.maps_weight * beside
         heads = both_heads(self.student, tokens)
         if self.hard:
-            loss = hard_distillation(heads.of_token, theirs)
+            loss = hard_distillation(heads.of_token, teacher_logits)
         else:
-            loss = soft_distillation(heads.of_token, theirs, self.temperature)
+            loss = soft_distillation(heads.of_token, teacher_logits, self.temperature)
         return Transferred(heads.of_class, loss + beside)
-
-    def _final_tokens(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """The student's tokens after its final norm (B, N, D), and the weighted loss of the maps."""
-        if self.maps is None:
-            tokens = self.student.forward_features(images)
-            return tokens, tokens.new_zeros(())
-        seen, loss = self.maps.walk_with_loss(images)
-        return self.student.norm(seen.tokens), self.maps_weight * loss
 
     def train(self, mode: bool = True) -> "DistillationToken":
         """Set the mode, of the maps too."""
@@ -179,22 +162,21 @@ def token_report(
         for some in images.split(batch):
             seen = walk(student, some)
             final = student.norm(seen.tokens)
-            heads, theirs = both_heads(student, final), teacher(some).argmax(-1)
+            heads, teacher_class = both_heads(student, final), teacher(some).argmax(-1)
             cosines = cosines + torch.stack(
                 [nn.functional.cosine_similarity(x[:, 0], x[:, 1]).sum() for x in (*seen.stream, final)]
             )
-            named = heads.of_class.argmax(-1), heads.of_token.argmax(-1)
-            pairs = (named, (named[0], theirs), (named[1], theirs), (seen.logits.argmax(-1), theirs))
+            of_class, of_token = heads.of_class.argmax(-1), heads.of_token.argmax(-1)
+            both = of_token, teacher_class, teacher_class, teacher_class
+            pairs = zip((of_class, of_class, of_token, seen.logits.argmax(-1)), both)
             sums += torch.stack([(left == right).sum() for left, right in pairs]).cpu()
     return TokenReport(cosines.cpu() / len(images), *(sums / len(images)).tolist())
 
 
 def small_convnet(num_classes: int, widths: tuple[int, ...] = (24, 48, 96, 96)) -> nn.Sequential:
     """A plain convolutional classifier of images (B, 3, height, width), as a teacher without attention: 3 x 3
-    convolutions with batch norm, halved in size after all but the last, and the maximum over places. Ours.
-
-    It has 0.14 M weights; images must be larger than 2 to the number of halvings.
-    """
+    convolutions with batch norm, halved in size after all but the last, and the maximum over places. Ours. It
+    has 0.14 M weights; images must be larger than 2 to the number of halvings."""
     layers: list[nn.Module] = []
     for before, after in zip((3, *widths), widths):
         layers += [nn.Conv2d(before, after, 3, padding=1, bias=False), nn.BatchNorm2d(after), nn.ReLU()]

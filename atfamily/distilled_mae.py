@@ -109,9 +109,9 @@ class _TaughtMae(Pair, ABC):
         """Both losses for images (B, 3, height, width). order: (B, P), a permutation of the patches per image
         for teacher and student; None draws one."""
         order = self.student.draw_order(images) if order is None else order
-        own = self.student.encode(images, order)
-        transfer_loss = self.transfer_loss(own, self.teacher_targets(images, order))
-        return Painted(self.student.reconstruction(own.tokens, images, order), transfer_loss)
+        student_walk = self.student.encode(images, order)
+        transfer_loss = self.transfer_loss(student_walk, self.teacher_targets(images, order))
+        return Painted(self.student.reconstruction(student_walk.tokens, images, order), transfer_loss)
 
     def teacher_targets(self, images: Tensor, order: Tensor) -> list[Tensor]:
         """What the student is compared with, for the visible patches alone, as constants: a tensor for each
@@ -128,7 +128,7 @@ class _TaughtMae(Pair, ABC):
         layer that is compared."""
 
     @abstractmethod
-    def transfer_loss(self, own: Walk, targets: Sequence[Tensor]) -> Tensor:
+    def transfer_loss(self, student_walk: Walk, targets: Sequence[Tensor]) -> Tensor:
         """The sum over layers of how far the student's walk is from the targets, a scalar."""
 
 
@@ -145,11 +145,7 @@ class DistilledMae(_TaughtMae):
 
     Only the student and the mixing are part of the module; `.student.vit` is the result. The teacher, a ViT
     without a decoder, stays as it is, moves with `.to(...)`, and is run in eval mode without gradients, no
-    further than the last layer that is compared. normalisation: of the images that the pair is given
-    (`atlib.pair.Pair`).
-
-    Raises `ValueError` for a pair that does not fit, naming all that differs, and for layers that do not
-    exist; `Unwalkable` for models that cannot be walked from tokens.
+    further than the last layer that is compared.
 
     Source: arXiv 2205.14443, equation 3. That it is logits that are compared, the weight 1, layer 12 of 12
     and the mixing were read in the published code. A departure: where depths differ, the code compares layers
@@ -180,9 +176,9 @@ class DistilledMae(_TaughtMae):
         seen = walk_visible(self.teacher, images, places, stop_after=last).layers
         return [seen[of_teacher].scores for _, of_teacher in self.layers]
 
-    def transfer_loss(self, own: Walk, targets: Sequence[Tensor]) -> Tensor:
+    def transfer_loss(self, student_walk: Walk, targets: Sequence[Tensor]) -> Tensor:
         """`match` of the mixed heads, summed over layers."""
-        mixed = (mix(own.layers[layer].scores) for (layer, _), mix in zip(self.layers, self.mixing))
+        mixed = (mix(student_walk.layers[layer].scores) for (layer, _), mix in zip(self.layers, self.mixing))
         return sum(map(self.match, mixed, targets))
 
 
@@ -218,9 +214,9 @@ class DistilledHiddenMae(_TaughtMae):
         stream = walk_visible(self.teacher, images, places, stop_after=beyond).stream
         return [_as_read(self.teacher, stream, of_teacher) for _, of_teacher in self.layers]
 
-    def transfer_loss(self, own: Walk, targets: Sequence[Tensor]) -> Tensor:
+    def transfer_loss(self, student_walk: Walk, targets: Sequence[Tensor]) -> Tensor:
         """The squared error of the widened hidden states, summed over layers."""
-        states = (_as_read(self.student.vit, own.stream, layer) for layer, _ in self.layers)
+        states = (_as_read(self.student.vit, student_walk.stream, layer) for layer, _ in self.layers)
         return sum(
             nn.functional.mse_loss(widen(state), target)
             for widen, state, target in zip(self.widening, states, targets, strict=True)
@@ -254,10 +250,7 @@ def _check_pair(
     if teacher is student:
         raise ValueError("teacher and student are the same object: build a second ViT")
     if not isinstance(teacher, VisionTransformer):
-        raise ValueError(
-            f"the teacher is a {type(teacher).__name__}, which may rotate q and k by place, and tokens are"
-            " walked without: take a VisionTransformer"
-        )
+        raise ValueError(f"the teacher is a {type(teacher).__name__}: take a VisionTransformer")
     same = {
         "patch grid": lambda vit: tuple(vit.patch_embed.grid_size),
         "prefix tokens": lambda vit: vit.num_prefix_tokens,
@@ -269,8 +262,4 @@ def _check_pair(
         if read(teacher) != read(student)
     ]
     if problems:
-        raise ValueError(
-            "the student cannot be shown the same patches as this teacher, token for token: "
-            + "; ".join(problems)
-            + ". Build it with the teacher's."
-        )
+        raise ValueError(f"teacher and student differ: {'; '.join(problems)}")

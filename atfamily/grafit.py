@@ -60,10 +60,10 @@ class Grafit(nn.Module):
     """A ViT, alone or in a pair that copies, that learns from labels which may be coarser than what it is to
     tell apart. `.trunk` is the result.
 
-    An image's projection is that of its features, what a head would read. One loss, `knn_loss`, asks that
-    its neighbours among the projections of all training images, which are kept in a memory, have its label;
-    the other, `instance_loss`, that the projection of one view of it foretells that of another view, by a
-    copy of the network that follows slowly. Without the second it is SNCA+, the paper's baseline.
+    An image's projection is that of its features, what a head would read. One loss, `knn_loss`, asks that its
+    neighbours among the projections of all training images, which are kept in a memory, have its label; the
+    other, `instance_loss`, that the projection of one view of it foretells that of another view, by a copy of
+    the network that follows slowly. Without the second it is SNCA+, the paper's baseline.
 
     view: (images (B, 3, height, width)) -> another view of each, which draws from torch's global generator.
     images: how many there are to learn from, each with a number (`numbered`). projected: the width d of
@@ -71,9 +71,7 @@ class Grafit(nn.Module):
     FC). momentum: how much of the copy stays in a step. temperature: of `knn_loss`.
 
     `forward` returns both losses; in training mode it then writes the projections into the memory, and the
-    copy follows at the next call, so that a step has one call (`accumulate=1`, one process). Raises
-    `ValueError` for a pair that distills, a momentum that is no share, and for numbers that are not below
-    `images`.
+    copy follows at the next call, so that a step has one call (`accumulate=1`, one process).
     """
 
     not_walkable = "it is a ViT with a projector, a memory and a slow copy: walk its .trunk"
@@ -160,8 +158,7 @@ def numbered(images: Images) -> Images:
 
 def grafit_loss(model: Grafit, images: Tensor, targets: Tensor, recipe: Recipe) -> Tensor:
     """task_weight · `knn_loss` + transfer_weight · `instance_loss`, of `numbered` images; the paper's weights
-    are 1 and 1. Both are noted without their weights. Raises `ValueError` for a recipe that accumulates, and
-    under several processes."""
+    are 1 and 1. Both are noted without their weights."""
     require_undivided(recipe, ONE_CALL)
     of_neighbours, of_views = model(images, *targets.unbind(1))
     note("knn_loss", of_neighbours)
@@ -170,7 +167,7 @@ def grafit_loss(model: Grafit, images: Tensor, targets: Tensor, recipe: Recipe) 
 
 
 def snca_loss(model: Grafit, images: Tensor, targets: Tensor, recipe: Recipe) -> Tensor:
-    """The paper's baseline SNCA+: task_weight · `knn_loss` alone. Raises as `grafit_loss` does."""
+    """The paper's baseline SNCA+: task_weight · `knn_loss` alone."""
     require_undivided(recipe, ONE_CALL)
     return recipe.task_weight * note("knn_loss", model(images, *targets.unbind(1))[0])
 

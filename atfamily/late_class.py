@@ -12,8 +12,7 @@ class LateClassViT(VisionTransformer):
 
     options: `VisionTransformer`'s; its parameters are the same ones, so that with insert_at=0 it is that ViT.
     In a CaiT the patches would be done by then; here they go on looking at each other, and at the class
-    token. Its layers have different tokens, so that no pair has it. Raises `ValueError` for a layer that does
-    not exist and for a ViT whose only prefix token is not the class token. Source: Touvron et al. 2021 (arXiv
+    token. Its layers have different tokens, so that no pair has it. Source: Touvron et al. 2021 (arXiv
     2103.17239), section 3; Touvron's thesis, table 3.13.
     """
 
@@ -21,15 +20,9 @@ class LateClassViT(VisionTransformer):
         super().__init__(**options)
         depth = len(self.blocks)
         if not 0 <= insert_at < depth:
-            raise ValueError(
-                f"insert_at={insert_at}: the class token joins before a layer from 0 to {depth - 1}, as"
-                f" after all {depth} it would see no image"
-            )
+            raise ValueError(f"insert_at={insert_at}: a layer from 0 to {depth - 1}")
         if self.cls_token is None or self.num_prefix_tokens != 1:
-            raise ValueError(
-                f"class_token={self.cls_token is not None} and {self.num_prefix_tokens} prefix tokens: only a"
-                " class token can come late; leave out reg_tokens= and class_token="
-            )
+            raise ValueError(f"{self.num_prefix_tokens} prefix tokens: only a class token can come late")
         self.insert_at = insert_at
 
     def forward(self, images: Tensor) -> Tensor:

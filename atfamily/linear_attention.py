@@ -25,11 +25,8 @@ LEAST = 1e-12  # of a feature, as published: no row of a map is without a sum to
 
 class Hedgehog(nn.Module):
     """Hedgehog's features: x (B, H, N, d) to (B, H, N, 2d), the softmax over d of x W beside that of -x W,
-    with a learned W (d, d) for each head, at first the identity.
-
-    The paper has exp in place of softmax, too; the softmax is its stable form, and that of LoLCATs' published
-    code, which has no bias.
-    """
+    with a learned W (d, d) for each head, at first the identity. The paper has exp in place of softmax, too;
+    the softmax is its stable form, and that of LoLCATs' published code, which has no bias."""
 
     def __init__(self, heads: int, width: int):
         super().__init__()
@@ -53,17 +50,15 @@ class EluPlusOne(nn.Module):
 
 
 def linear_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Features of queries and keys (B, H, N, f), above 0, and values (B, H, N, d) to (B, H, N, d): the map
-    q kᵀ, rows divided by their sum, times v, without the map."""
+    """Features of queries and keys (B, H, N, f), above 0, and values (B, H, N, d) to (B, H, N, d): the map q
+    kᵀ, rows divided by their sum, times v, without the map."""
     return q @ (k.mT @ v) / (q @ k.sum(2, keepdim=True).mT)
 
 
 class LinearAttention(nn.Module):
     """A model with linear attention in every layer: its own weights and forward, and for each layer the
-    features of queries and those of keys, (2, layers) modules in `features`.
-
-    `features` makes one from the number of heads and their width. Raises `Unwalkable` as `walk` does.
-    """
+    features of queries and those of keys, (2, layers) modules in `features`. `features` makes one from the
+    number of heads and their width. Raises `Unwalkable` as `walk` does."""
 
     not_walkable = "its attention is linear: take its own walk(images), or walk its .model"
 
@@ -98,12 +93,9 @@ class LinearTransfer(Pair):
     of the values, the mean over (B, H, N, d) of each layer, summed over layers (LoLCATs). Where the teacher
     is the student's own `.model`, each layer's features are given the teacher's q, k and v, which have no
     gradients: only features learn, and a model is given another attention (LoLCATs' first stage, which
-    multiplies its loss by 1,000). Evaluation, eval mode without gradients, runs the student alone;
-    `.student` is the result. To *copy* the teacher's maps, copy into `.model`: with a given map no layer asks
-    for q and k, and both kinds of attention are one.
-
-    normalisation: of the images that the pair is given (`atlib.pair.Pair`). Raises `ValueError` for models
-    that differ in layers, heads, their width or tokens.
+    multiplies its loss by 1,000). Evaluation, eval mode without gradients, runs the student alone; `.student`
+    is the result. To *copy* the teacher's maps, copy into `.model`: with a given map no layer asks for q and
+    k, and both kinds of attention are one.
     """
 
     def __init__(

@@ -27,12 +27,9 @@ class ShiftedPatches(nn.Module):
     to a token. A drop-in for timm's `PatchEmbed` (`embed_layer=ShiftedPatches`): images (B, in_chans, height,
     width) to tokens (B, N, embed_dim). `img_size`, `patch_size`: in pixels, one number or (height, width).
 
-    Raises `ValueError` when an image does not consist of whole patches, when padding is asked for
-    (`dynamic_img_pad`), and for images of another size.
-
     Source: arXiv 2112.13492, section on SPT. That the four shifts are diagonal is from the published code,
-    which has others in comments. A patch is flattened as channel, row, column here, as timm's convolution
-    has it, there as row, column, channel: the same with the columns of the weights in another order.
+    which has others in comments. A patch is flattened as channel, row, column here, as timm's convolution has
+    it, there as row, column, channel: the same with the columns of the weights in another order.
     """
 
     def __init__(
@@ -51,10 +48,7 @@ class ShiftedPatches(nn.Module):
             (size, size) if isinstance(size, int) else tuple(size) for size in (img_size, patch_size)
         )
         if dynamic_img_pad or any(side % p for side, p in zip(self.img_size, self.patch_size)):
-            raise ValueError(
-                f"images of {self.img_size} pixels, patches of {self.patch_size}, dynamic_img_pad="
-                f"{dynamic_img_pad}: shifted patches are cut from images of whole patches, without padding"
-            )
+            raise ValueError(f"images {self.img_size} are not whole patches {self.patch_size}, or padded")
         self.strict_img_size = True  # as timm's says that one image size is taken
         self.grid_size = tuple(side // p for side, p in zip(self.img_size, self.patch_size))
         self.num_patches = self.grid_size[0] * self.grid_size[1]
@@ -97,7 +91,7 @@ class MaskedAttention(Attention, ABC):
         """For tokens x (B, N, D) what is added to the scores, 0 or `FORBIDDEN`: (N, N)."""
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
-        """Tokens (B, N, D) to tokens (B, N, D). Raises ValueError for a mask besides its own."""
+        """Tokens (B, N, D) to tokens (B, N, D)."""
         if attn_mask is not None or is_causal:
             raise ValueError(f"a {type(self).__name__} has a mask of its own: call it without another")
         q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, self.head_dim)).permute(2, 0, 3, 1, 4)
@@ -118,8 +112,7 @@ class LocalityAttention(MaskedAttention):
     """Locality self-attention: no token looks at itself, and how sharp a head's map is is learned.
 
     Takes over the parts of a timm `Attention`: on equal tokens both have equal q, k and v at first.
-    `sharpness`: (H,), learned, what q kᵀ is multiplied with; it starts at the usual 1/√d. Raises `ValueError`
-    for attention with a gate on its output.
+    `sharpness`: (H,), learned, what q kᵀ is multiplied with; it starts at the usual 1/√d.
 
     Source: arXiv 2112.13492, section on LSA. There one divides by a learned temperature τ; the published code
     multiplies, with a number for every head, and so does this module: sharpness = 1 / τ. It puts -987654321
@@ -154,15 +147,10 @@ def diagonal(tokens: int, like: Tensor) -> Tensor:
 
 def shift_patches(vit: VisionTransformer) -> VisionTransformer:
     """Give a ViT `ShiftedPatches`, freshly initialised, in place of its patch embedding; the ViT is changed
-    and handed back. All other weights stay. Raises `ValueError` as `ShiftedPatches` does, and for a patch
-    embedding that does more than project patches of images of one size."""
+    and handed back. All other weights stay."""
     embed = vit.patch_embed
     if type(embed) is not PatchEmbed or vit.dynamic_img_size or present(embed.norm):
-        raise ValueError(
-            f"this ViT has {type(embed).__name__}, dynamic_img_size={vit.dynamic_img_size} and a norm on"
-            f" patches: {present(getattr(embed, 'norm', None))}; shifted patches take the place of a plain"
-            " PatchEmbed for one image size"
-        )
+        raise ValueError(f"this ViT's {type(embed).__name__} is not a plain PatchEmbed for one image size")
     vit.patch_embed = ShiftedPatches(
         embed.img_size,
         embed.patch_size,
@@ -178,8 +166,7 @@ def shift_patches(vit: VisionTransformer) -> VisionTransformer:
 
 def localise_attention(vit: VisionTransformer) -> VisionTransformer:
     """Give every layer of a ViT `LocalityAttention`, made of the layer's own; the ViT is changed and handed
-    back. All weights stay. Raises `ValueError` as `LocalityAttention` does, and for other kinds of
-    attention than timm's `Attention`."""
+    back. All weights stay."""
     kinds = {type(block.attn) for block in vit.blocks}
     if kinds != {Attention}:
         names = ", ".join(sorted(kind.__name__ for kind in kinds))

@@ -39,9 +39,6 @@ class MapCache:
     folder: made where it is missing; an interrupted `add` leaves it whole, and goes on. Several processes may
     read, and add, at a time. layers: of the teacher, None for all. dtype: "float16", or "float32" for maps as
     the teacher makes them.
-
-    Raises `ValueError` for a folder with another teacher's maps, or of other layers or another dtype, and
-    `Unwalkable` for a teacher that `walk` refuses.
     """
 
     def __init__(
@@ -62,12 +59,16 @@ class MapCache:
         self.dtype = np.dtype(DTYPES[dtype])
         about = {
             "teacher": fingerprint(teacher),
-            "layers": list(self.layers),
-            "shape": list(self.shape),
+            "layers": [*self.layers],
+            "shape": [*self.shape],
             "dtype": dtype,
         }
+        path = self.folder / "about.json"
         with self._only_writer():
-            self._require(about)
+            if not path.exists():
+                write_atomically(path, json.dumps(about, indent=1).encode())
+            elif differ := [n for n, value in json.loads(path.read_text()).items() if value != about.get(n)]:
+                raise ValueError(f"{self.folder} holds maps of other {', '.join(differ)}")
         self._places: dict[bytes, int] = {}
         self._read_keys()
 
@@ -76,7 +77,7 @@ class MapCache:
 
     def __call__(self, images: Tensor) -> dict[int, Tensor]:
         """The teacher's maps of images (B, 3, height, width): {layer: (B, H, N, N)}, float32, rows sum to 1,
-        where the images are. Raises `ValueError` for an image whose maps are not there."""
+        where the images are."""
         keys = keys_of(images)
         if any(key not in self._places for key in keys):
             self._read_keys()  # another process may have added them
@@ -90,8 +91,7 @@ class MapCache:
 
     def add(self, images: Tensor) -> int:
         """Run the teacher on those of the images (B, 3, height, width) that are not there yet and keep their
-        maps; returns how many these were. Raises `ValueError` for maps that are not finite, and for images of
-        another size than the teacher's."""
+        maps; returns how many these were."""
         images = images.to(next(self.teacher.parameters()).device)
         if not self._unknown(keys_of(images)):
             return 0
@@ -103,7 +103,7 @@ class MapCache:
             maps = self._made(images[[*unknown.values()]])
             # The maps first, the keys when they are safe: what a kill leaves behind is cut off by the next.
             for name, content, length in (
-                ("maps", maps.tobytes(), self._size_of_one()),
+                ("maps", maps.tobytes(), int(np.prod(self.shape)) * self.dtype.itemsize),
                 ("keys", b"".join(unknown), KEY),
             ):
                 with open(self.folder / name, "ab") as file:
@@ -130,33 +130,20 @@ class MapCache:
         exact = torch.promote_types(maps.dtype, torch.float32)  # NumPy has no bf16
         return maps.to(exact).numpy().astype(self.dtype)
 
-    def _size_of_one(self) -> int:
-        return int(np.prod(self.shape)) * self.dtype.itemsize
-
     def _stored(self) -> np.ndarray:
         """All maps, read where they are asked for."""
         return np.memmap(self.folder / "maps", self.dtype, "r", shape=(len(self), *self.shape))
 
     def _read_keys(self) -> None:
         """Know what is there by now. A key is written after its maps, whole or not yet."""
-        path, known = self.folder / "keys", len(self._places)
+        path, count = self.folder / "keys", len(self._places)
         if not path.exists():
             return
         with open(path, "rb") as file:
-            file.seek(known * KEY)
+            file.seek(count * KEY)
             more = file.read()
         for start in range(0, len(more) - KEY + 1, KEY):
-            self._places[more[start : start + KEY]] = known + start // KEY
-
-    def _require(self, about: dict) -> None:
-        path = self.folder / "about.json"
-        if not path.exists():
-            write_atomically(path, json.dumps(about, indent=1).encode())
-            return
-        kept = json.loads(path.read_text())
-        if differ := [name for name in about if kept.get(name) != about[name]]:
-            what = ", ".join(f"{name} {kept.get(name)}, not {about[name]}" for name in differ)
-            raise ValueError(f"{self.folder} holds other maps: {what}")
+            self._places[more[start : start + KEY]] = count + start // KEY
 
     @contextmanager
     def _only_writer(self) -> Iterator[None]:

@@ -6,7 +6,6 @@ in github.com/facebookresearch/deit at 7e160fe, patchconvnet_models.py.
 """
 
 import copy
-from collections.abc import Mapping
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -48,21 +47,15 @@ class ConvStem(nn.Sequential):
     convolutions of stride 2, GELU between them; each has half the channels of the next.
 
     The published stem has four convolutions whatever its `patch_size` says, so it always divides by 16; this
-    one has as many as `patch_size` asks for. Raises `ValueError` for a patch size that is no power of 2 from
-    2 on, and for a width that cannot be halved that often.
+    one has as many as `patch_size` asks for.
     """
 
     def __init__(self, width: int, patch_size: int = 16):
         halvings = patch_size.bit_length() - 1
         if halvings < 1 or patch_size != 2**halvings:
-            raise ValueError(
-                f"patch_size={patch_size}: convolutions of stride 2 make patches of 2, 4, 8, 16, ... pixels"
-            )
+            raise ValueError(f"patch_size={patch_size}: 2, 4, 8, 16, ... pixels")
         if width % 2 ** (halvings - 1):
-            raise ValueError(
-                f"width={width} cannot be halved {halvings - 1} times, which patch_size={patch_size} needs:"
-                f" take a multiple of {2 ** (halvings - 1)}"
-            )
+            raise ValueError(f"width={width} is no multiple of {2 ** (halvings - 1)} (patch_size)")
         channels = [3, *(width // 2**i for i in reversed(range(halvings)))]
         layers = []
         for before, after in pairwise(channels):
@@ -72,10 +65,8 @@ class ConvStem(nn.Sequential):
 
 class ConvBlock(nn.Module):
     """x + scale · convolutions(norm(x)) for patches (B, D, h, w): 1 x 1, GELU, 3 x 3 depthwise, GELU,
-    squeeze-excite (a quarter of the width), 1 x 1.
-
-    Every patch grid will do; the published block takes the root of the number of patches for both sides.
-    """
+    squeeze-excite (a quarter of the width), 1 x 1. Every patch grid will do; the published block takes the
+    root of the number of patches for both sides."""
 
     def __init__(self, width: int, init_values: float = 1e-4, drop_path: float = 0.0):
         super().__init__()
@@ -112,8 +103,6 @@ class AttentionPool(nn.Module):
         self, width: int, queries: int = 1, heads: int = 1, mlp_ratio: float = 3.0, init_values: float = 1e-4
     ):
         super().__init__()
-        if width % heads:
-            raise ValueError(f"width={width} is no multiple of heads={heads}")
         self.heads = heads
         self.queries = nn.Parameter(torch.zeros(1, queries, width))
         self.norm1, self.norm2 = nn.LayerNorm(width, eps=EPS), nn.LayerNorm(width, eps=EPS)
@@ -171,25 +160,21 @@ class Pooled(nn.Module):
 
     trunk: images (B, 3, height, width) to (B, `width`, h, w). `pool`: "attention", with one query for the
     image; "per class", with one query and one weight vector for each class; "average". `init_values`: of the
-    pool's layer scales. Raises `ValueError` for an unknown pool.
+    pool's layer scales.
     """
 
-    not_walkable = (
-        "it is a convolutional network with one row of attention at its end: its own look(images) shows it"
-    )
+    not_walkable = "it is convolutional, with one row of attention at its end: its look(images) shows it"
 
     def __init__(self, trunk: nn.Module, width: int, num_classes: int, pool: str, init_values: float):
         super().__init__()
         require_known("pool", pool, POOLS)
-        each = pool == "per class"
+        per_class = pool == "per class"
         self.trunk, self.num_classes = trunk, num_classes
-        self.pool = (
-            AveragePool()
-            if pool == "average"
-            else AttentionPool(width, num_classes if each else 1, init_values=init_values)
-        )
+        queries = num_classes if per_class else 1
+        attention = None if pool == "average" else AttentionPool(width, queries, init_values=init_values)
+        self.pool = attention or AveragePool()
         self.norm = nn.LayerNorm(width, eps=EPS)
-        self.head = ClassHead(width, num_classes) if each else nn.Linear(width, num_classes)
+        self.head = ClassHead(width, num_classes) if per_class else nn.Linear(width, num_classes)
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits (B, classes) for images (B, 3, height, width)."""
@@ -210,8 +195,7 @@ class PatchConvNet(Pooled):
 
     Defaults are the paper's S60. The published variant with a query for each class works with 1,000 classes
     only, because their number never reaches its pool; here it does. Weights of linear layers and queries
-    start normal with standard deviation 0.02, convolutions as PyTorch's do, as in the published code. Raises
-    `ValueError` as `ConvStem` does, and for an unknown pool.
+    start normal with standard deviation 0.02, convolutions as PyTorch's do, as in the published code.
     """
 
     def __init__(
@@ -234,22 +218,15 @@ def with_attention_pool(
     network: nn.Module, num_classes: int, pool: str = "attention", init_values: float = 1e-4
 ) -> Pooled:
     """A copy of any timm convolutional network with an attention pool in the place of its average pool and
-    classifier; all other weights stay. `pool` as in `Pooled`.
-
-    Raises `ValueError` for a network that does not end with a grid of patches (B, channels, h, w). Source:
-    arXiv 2112.13692, on other architectures (ResNet-50 +0.3).
-    """
+    classifier; all other weights stay. `pool` as in `Pooled`. Source: arXiv 2112.13692, on other
+    architectures (ResNet-50 +0.3)."""
     trunk = copy.deepcopy(network)
     trunk.reset_classifier(0, "")
     with torch.no_grad(), in_eval_mode(trunk):
-        found = trunk(next(trunk.parameters()).new_zeros(1, 3, 64, 64))
-    if found.ndim != 4 or found.shape[1] not in (network.num_features, network.head_hidden_size):
-        raise ValueError(
-            f"a {type(network).__name__} of width {network.num_features} ends with {tuple(found.shape)} for"
-            " one image of 64 x 64 pixels: an attention pool needs a patch grid (1, width, h, w), as"
-            " convolutional networks of timm have"
-        )
-    pooled = Pooled(trunk, found.shape[1], num_classes, pool, init_values)
+        grid = trunk(next(trunk.parameters()).new_zeros(1, 3, 64, 64))
+    if grid.ndim != 4 or grid.shape[1] not in (network.num_features, network.head_hidden_size):
+        raise ValueError(f"a {type(network).__name__} ends with {tuple(grid.shape)}, not (1, width, h, w)")
+    pooled = Pooled(trunk, grid.shape[1], num_classes, pool, init_values)
     for part in (pooled.pool, pooled.norm, pooled.head):
         _start(part)
     return pooled
@@ -263,41 +240,6 @@ def _start(module: nn.Module) -> None:
             nn.init.zeros_(part.bias)
         elif isinstance(part, AttentionPool):
             trunc_normal_(part.queries, std=0.02)
-
-
-# Names in the published weights, and here.
-_RENAMED = (
-    ("patch_embed.proj.", "trunk.0."),
-    ("blocks_token_only.0.attn.", "pool."),
-    ("blocks_token_only.0.", "pool."),
-    ("attn.qkv_pos.4.conv_reduce.", "mix.4.fc1."),
-    ("attn.qkv_pos.4.conv_expand.", "mix.4.fc2."),
-    ("attn.qkv_pos.", "mix."),
-    ("cls_token", "pool.queries"),
-    ("pool.gamma_", "pool.scale"),
-)
-
-
-def from_published(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The published code's weights of a PatchConvNet under the names of this one: a state dict to load."""
-    found = {}
-    for name, value in state.items():
-        for theirs, ours in _RENAMED:
-            name = name.replace(theirs, ours)
-        match name.split("."):
-            case ["trunk", "0", index, *_]:
-                name = f"trunk.0.{index}.weight"  # there, each convolution is in a Sequential of its own
-            case ["blocks", index, *rest]:
-                name = ".".join(["trunk", str(int(index) + 1), *rest])
-                name = name.replace(".norm1.", ".norm.").replace(".gamma_1", ".scale.gamma")
-            case ["pool", "scale1" | "scale2"]:
-                name += ".gamma"
-        found[name] = value
-    for part in ("weight", "bias"):  # one layer for each class
-        rows = [found.pop(f"head.{c}.{part}") for c in range(len(state)) if f"head.{c}.{part}" in found]
-        if rows:
-            found[f"head.{part}"] = torch.cat(rows)
-    return found
 
 
 # --- What a ViT can tell a convolutional network: where to read the class ---
@@ -317,12 +259,9 @@ class PoolTransfer(Distillation):
 
     Keys: a pool of one query has itself among them, as the class token has; other prefix tokens, and the
     class token where the pool has only patches, are left out and the row is rescaled. `resample`: a network
-    with another patch grid than the teacher's is let in, the row is resampled to it. normalisation: of the
-    images that the pair is given (`atlib.pair.Pair`).
+    with another patch grid than the teacher's is let in, the row is resampled to it.
 
-    Raises `ValueError` for a teacher without a class token or with masked attention in that layer, a network
-    without an attention pool (to distill), another patch grid, and a temperature not above 0; `Unwalkable`
-    for teachers `walk` refuses. An extension of ours: in the papers the student is a ViT.
+    An extension of ours: in the papers the student is a ViT.
     """
 
     not_walkable = "it is a teacher and a convolutional student: its look(images) shows the pool"
@@ -345,25 +284,16 @@ class PoolTransfer(Distillation):
         if not -depth <= layer < depth:
             raise ValueError(f"layer={layer} does not exist: the teacher has depth {depth}")
         if (kind := masked_attention([teacher.blocks[layer]])) is not None:
-            raise ValueError(
-                f"the teacher has {kind.__name__}, whose class token must not look at all tokens: give"
-                " another layer=, or a teacher with timm's own attention"
-            )
+            raise ValueError(f"the teacher's layer {layer} has {kind.__name__}, which masks: another layer=")
         if teacher.cls_token is None:
-            raise ValueError(
-                "the teacher has no class token, whose row is what is transferred: build it with"
-                " class_token=True"
-            )
+            raise ValueError("the teacher has no class token")
         if not copy and isinstance(student.pool, AveragePool):
-            raise ValueError(
-                "the student's pool is the average, which nothing can be distilled into: give it"
-                " pool='attention', or copy=True"
-            )
-        grids = tuple(teacher.patch_embed.grid_size), _grid(student, teacher)
+            raise ValueError("the student's pool is the average: pool='attention', or copy=True")
+        example = next(student.parameters()).new_zeros(1, 3, *teacher.patch_embed.img_size)
+        with torch.no_grad(), in_eval_mode(student):
+            grids = tuple(teacher.patch_embed.grid_size), student.look(example).grid
         if grids[0] != grids[1] and not resample:
-            raise ValueError(
-                f"patch grid: teacher {grids[0]}, student {grids[1]} (another patch_size, or resample=True)"
-            )
+            raise ValueError(f"patch grids {grids[0]} and {grids[1]} differ: resample=True?")
         super().__init__(student, teacher, normalisation=normalisation)
         self.copy, self.temperature, self.layer, self.grids = copy, temperature, layer % depth, grids
         pool = student.pool
@@ -408,10 +338,3 @@ class PoolTransfer(Distillation):
             )[:, :, 0]
             row = resample_class_attention(p, *self.grids, prefix_tokens=len(kept)).unsqueeze(2)
         return row.clone()  # outlives inference mode, which autograd needs
-
-
-def _grid(student: Pooled, teacher: VisionTransformer | Eva) -> Grid:
-    """The student's patch grid on the teacher's images."""
-    example = next(student.parameters())
-    with torch.no_grad(), in_eval_mode(student):
-        return student.look(example.new_zeros(1, 3, *teacher.patch_embed.img_size)).grid

@@ -40,8 +40,8 @@ def resmlp(
     """A ResMLP: timm's `MlpMixer`, made of `ResBlock` and affine layers; by default the S12 of the paper.
 
     `mixing`: how patches talk to each other. "linear", the matrix A (N, N) of every block, with a bias for
-    each patch; "none", not at all; "mlp", a hidden layer of 4 N units; "conv", "depthwise" and "separable",
-    3 x 3 convolutions over the patch grid, dense, channel by channel, or so and then 1 x 1 (the rows of the
+    each patch; "none", not at all; "mlp", a hidden layer of 4 N units; "conv", "depthwise" and "separable", 3
+    x 3 convolutions over the patch grid, dense, channel by channel, or so and then 1 x 1 (the rows of the
     thesis's ablation, tab. 4.3, which gives them 76.6, 56.5, 77.3, 77.3, 76.3 and 77.0 % on ImageNet). With
     "none" the branch is only a factor and a shift of each channel, which the next affine layer could make as
     well.
@@ -51,16 +51,12 @@ def resmlp(
 
     `init_values`: of the layer scales. 0.1 is the official code's for 12 layers (timm has 1e-4 there); it has
     1e-5 for 24 and 1e-6 for 36. With `mixing="linear"` it loads the weights of timm's `resmlp_12_224`, and
-    computes the same. Raises `ValueError` for an unknown mixing or pooling, and for an image
-    that patches do not fill.
+    computes the same.
     """
     require_known("mixing", mixing, MIXINGS)
     require_known("pooling", pooling, POOLINGS)
     if img_size % patch_size:
-        raise ValueError(
-            f"img_size={img_size} is no multiple of patch_size={patch_size}: a strip of the image would be"
-            f" cut off; use img_size={img_size // patch_size * patch_size or patch_size}"
-        )
+        raise ValueError(f"img_size={img_size} is no multiple of patch_size={patch_size}")
     model = MlpMixer(
         num_classes=num_classes,
         img_size=img_size,
@@ -151,21 +147,15 @@ def _mixer(mixing: str, width: int, grid: Grid) -> nn.Module:
 
 
 def static_maps(model: MlpMixer) -> list[Tensor]:
-    """The learned A of every block, (N, N) each: row i says how much patch i takes from every patch j.
-
-    These are the model's weights, with gradients. One map serves all images, all channels share it, and it is
-    no distribution: entries can be negative and rows do not sum to one. Raises `ValueError` for a model whose
-    patches do not talk through one matrix.
-    """
+    """The learned A of every block, (N, N) each: row i says how much patch i takes from every patch j. These
+    are the model's weights, with gradients. One map serves all images, all channels share it, and it is no
+    distribution: entries can be negative and rows do not sum to one."""
     return [layer.weight for layer in _linear_layers(model)]
 
 
 def copy_static_maps(model: MlpMixer, maps: Sequence[Tensor]) -> MlpMixer:
     """Put `maps`, one (N, N) for each block, in the place of the learned A, for good: they are not trained,
-    the rest is. Returns the model.
-
-    Raises `ValueError` when their number or size is not the model's.
-    """
+    the rest is. Returns the model."""
     _check_maps(model, maps)
     with torch.no_grad():
         for layer, p in zip(_linear_layers(model), maps):
@@ -194,8 +184,7 @@ class StaticMapDistill(Pair):
     The transfer loss is Σ_l mean_i Σ_j (A_l(i, j) - p_l(i, j))²: squared error summed over keys, mean over
     queries, summed over layers, as the reductions of attention distillation (arXiv 2411.09702) are. A is no
     softmax, so cross-entropy is not defined for it. In eval mode the loss is 0. `.student` alone is the
-    result. Raises `ValueError` when number or size of the maps is not the student's: A has one row for each
-    patch, so a ResMLP fits one image size alone. Ours; compare `MeanMapCopy`, which does the like to a ViT.
+    result. Ours; compare `MeanMapCopy`, which does the like to a ViT.
     """
 
     not_walkable = "it is a ResMLP with stored maps, which has no attention: see atfamily.resmlp.static_maps"
@@ -224,26 +213,15 @@ def _linear_layers(model: MlpMixer) -> list[nn.Linear]:
     layers = [getattr(block, "linear_tokens", None) for block in model.blocks]
     for index, layer in enumerate(layers):
         if not isinstance(layer, nn.Linear):
-            raise ValueError(
-                f"block {index}, a {type(model.blocks[index]).__name__}, mixes patches by a"
-                f" {type(layer).__name__}, not by one matrix: only resmlp(mixing='linear') and timm's"
-                " resmlp_* have static maps"
-            )
+            raise ValueError(f"block {index} mixes patches by a {type(layer).__name__}, not by one matrix")
     return layers
 
 
 def _check_maps(model: MlpMixer, maps: Sequence[Tensor]) -> None:
     layers = _linear_layers(model)
     if len(maps) != len(layers):
-        raise ValueError(
-            f"one map for each block: got {len(maps)} maps, the model has {len(layers)} blocks; build it with"
-            f" depth={len(maps)}, or choose {len(layers)} of the maps"
-        )
+        raise ValueError(f"{len(maps)} maps for {len(layers)} blocks")
     N = layers[0].in_features
     for index, p in enumerate(maps):
         if tuple(p.shape) != (N, N):
-            raise ValueError(
-                f"layer {index}: the map is {tuple(p.shape)}, this ResMLP has {(N, N)} for its patch grid"
-                f" {tuple(model.stem.grid_size)}: A fits one image size alone; build the ResMLP with the"
-                " teacher's img_size and patch_size"
-            )
+            raise ValueError(f"layer {index}: the map is {tuple(p.shape)}, this ResMLP's {(N, N)}")

@@ -11,11 +11,8 @@ from atlib.loading import Batch, ShardSpec, my_batches
 
 class Sentences:
     """Pairs of sequences of words: what `atlib.train.train` takes, and what a translator is measured on.
-
     sources: int64 (n, N), or (n, 2, N) with what stands in the teacher's place second, as in
-    `atlib.data.pair`. targets: int64 (n, M + 1), from `BEGIN` to `END` (`atfamily.seq2seq`), then
-    padding. Raises `ValueError` for anything else.
-    """
+    `atlib.data.pair`. targets: int64 (n, M + 1), from `BEGIN` to `END` (`atfamily.seq2seq`), then padding."""
 
     corrupt: Mapping[int, str] = {}  # words in memory are decoded already
 

@@ -50,15 +50,10 @@ class SequenceWalk(NamedTuple):
 
 class Attention(nn.Module):
     """Multi-head attention: queries of one sequence, keys and values of the same one or another (section
-    3.2).
-
-    Maps are written out: sequences are short here, and a map that is put back gives the same bits.
-    """
+    3.2). Maps are written out: sequences are short here, and a map that is put back gives the same bits."""
 
     def __init__(self, width: int, heads: int):
         super().__init__()
-        if width % heads:
-            raise ValueError(f"width={width} is no multiple of heads={heads}: give each head a whole number")
         self.heads = heads
         self.q, self.k, self.v, self.proj = (nn.Linear(width, width) for _ in range(4))
 
@@ -172,7 +167,7 @@ class EncoderDecoder(nn.Module):
     (section 3.4) is left out. Dropout is on every branch and on embedded words, as in section 5.4; torch's
     own `nn.Transformer` also drops parts of maps and of the MLP, and normalises once more after either stack.
     Of ResMLP the static variant has the mixing alone: norms, and that there are no factors on branches, are
-    the Transformer's. Raises `ValueError` for other positions, and for a width that heads do not divide.
+    the Transformer's.
     """
 
     def __init__(
@@ -241,15 +236,15 @@ def walk_sequences(
     source: int64 (B, N), target: int64 (B, M), `PAD` where there is no word. replace: maps in place of the
     layers' own. What a layer forbids, padding and in the decoder later words, stays forbidden: a new map
     loses those entries, rows renormalised.
-
-    Raises `ValueError` for sequences of another form or longer than the model's, and for maps of a layer that
-    does not exist or of the wrong shape.
     """
-    _check_words(model, source, target)
-    own = source.shape[1], target.shape[1]
-    _check_maps("encoder", replace.encoder, model.encoder, (len(source), own[0], own[0]))
-    _check_maps("decoder", replace.decoder, model.decoder, (len(source), own[1], own[1]))
-    _check_maps("cross", replace.cross, model.decoder, (len(source), own[1], own[0]))
+    if len(source) != len(target):  # one would be broadcast
+        raise ValueError(f"{len(source)} sources, but {len(target)} targets")
+    if (source[:, 0] == PAD).any() or (target[:, 0] == PAD).any():  # its row would be forbidden in whole
+        raise ValueError("a sequence begins with padding: put words first")
+    lengths = source.shape[1], target.shape[1]
+    _check_maps("encoder", replace.encoder, model.encoder, (len(source), lengths[0], lengths[0]))
+    _check_maps("decoder", replace.decoder, model.decoder, (len(source), lengths[1], lengths[1]))
+    _check_maps("cross", replace.cross, model.decoder, (len(source), lengths[1], lengths[0]))
 
     x = model.embed(source, model.embed_in)
     no_padding = _padding(source, x)
@@ -258,7 +253,7 @@ def walk_sequences(
         x, seen = layer(x, no_padding, replace.encoder.get(index))
         encoder.append(seen)
     memory, x = x, model.embed(target, model.embed_out)
-    not_ahead = plus(x.new_full((own[1], own[1]), FORBIDDEN).triu(1), _padding(target, x))
+    not_ahead = plus(x.new_full((lengths[1], lengths[1]), FORBIDDEN).triu(1), _padding(target, x))
     for index, layer in enumerate(model.decoder):
         given = replace.decoder.get(index), replace.cross.get(index)
         x, seen, read = layer(x, memory, not_ahead, no_padding, *given)
@@ -272,21 +267,6 @@ def _padding(words: Tensor, like: Tensor) -> Tensor:
     return like.new_zeros(words.shape).masked_fill(words == PAD, FORBIDDEN)[:, None, None]
 
 
-def _check_words(model: EncoderDecoder, source: Tensor, target: Tensor) -> None:
-    for name, words in (("source", source), ("target", target)):
-        if words.ndim != 2 or words.dtype != torch.int64:
-            raise ValueError(f"{name}: words are int64 (B, words), got {words.dtype} {tuple(words.shape)}")
-        if words.shape[1] > model.longest:
-            raise ValueError(
-                f"{name}: {words.shape[1]} words, and this model has positions for {model.longest}: build it"
-                f" with longest={words.shape[1]}"
-            )
-        if (words[:, 0] == PAD).any():
-            raise ValueError(f"{name}: a sequence begins with padding: put words first, padding behind them")
-    if len(source) != len(target):
-        raise ValueError(f"{len(source)} sources, but {len(target)} targets")
-
-
 def _check_maps(part: str, maps: Mapping[int, Tensor], layers: nn.ModuleList, sizes: tuple) -> None:
     B, queries, keys = sizes
     for index, p in maps.items():
@@ -295,7 +275,4 @@ def _check_maps(part: str, maps: Mapping[int, Tensor], layers: nn.ModuleList, si
         mixing = layers[index].cross if part == "cross" else layers[index].attention
         heads = getattr(mixing, "heads", 1)
         if tuple(p.shape) not in ((B, heads, queries, keys), (B, 1, queries, keys)):
-            raise ValueError(
-                f"{part} layer {index} needs a map {(B, heads, queries, keys)} (batch, heads, queries, keys)"
-                f" or one for all heads, {(B, 1, queries, keys)}, got {tuple(p.shape)}"
-            )
+            raise ValueError(f"{part} layer {index}: map {tuple(p.shape)}, not {(B, heads, queries, keys)}")

@@ -38,8 +38,6 @@ class ToldMaps(Pair):
     and kinds, as `atlib.losses.attention_cross_entropy`. In eval mode it is 0.
 
     A source may come in two, (B, 2, N): the student reads the first, and the maps are those of the second.
-    Raises `ValueError` for an unknown word, for nothing to tell, and for a static student that is to make its
-    own maps like a told one, since its matrix is no distribution.
     """
 
     not_walkable = "it translates sequences: walk its .student with atfamily.seq2seq.walk_sequences"
@@ -51,10 +49,7 @@ class ToldMaps(Pair):
         if not any(how):
             raise ValueError("nothing is told: give 'copy' or 'distill' to encoder, decoder or cross")
         if student.static and "distill" in (how.encoder, how.decoder):
-            raise ValueError(
-                "this student mixes its words by static matrices, which are no distributions: only its cross"
-                " maps can be distilled; copy the others"
-            )
+            raise ValueError("static matrices are no distributions: copy them; cross maps can be distilled")
         super().__init__(student, *teachers)
         self.how = how
 
@@ -74,23 +69,23 @@ class ToldMaps(Pair):
         if not (self.training or self.needs_teacher):
             logits = self.student(source, target)
             return Transferred(logits, logits.new_zeros(()))
-        told = self.told(shown, target)
-        replace = Maps(*(maps if how == "copy" else {} for how, maps in zip(self.how, told)))
+        given = self.told(shown, target)
+        replace = Maps(*(maps if how == "copy" else {} for how, maps in zip(self.how, given)))
         seen = walk_sequences(self.student, source, target, replace=replace)
         loss = seen.logits.new_zeros(())
         if self.training:
             for name, how in self.how._asdict().items():
                 if how == "distill":
                     words = (source if name == "encoder" else target) != PAD
-                    loss = loss + _distilled(getattr(seen, name), getattr(told, name), words)
+                    loss = loss + _distilled(getattr(seen, name), getattr(given, name), words)
         return Transferred(seen.logits, loss)
 
 
-def _distilled(layers: Sequence[Seen], told: Mapping[int, Tensor], words: Tensor) -> Tensor:
+def _distilled(layers: Sequence[Seen], given: Mapping[int, Tensor], words: Tensor) -> Tensor:
     """The cross-entropy of some layers' maps (B, H, queries, keys), over the queries that are words (B,
     queries)."""
     total = 0.0
-    for index, p in told.items():
+    for index, p in given.items():
         log_p = layers[index].scores.log_softmax(-1)
         p = p.to(log_p.dtype).expand_as(log_p)
         total = total + map_cross_entropy(log_p.transpose(1, 2)[words], p.transpose(1, 2)[words])
@@ -101,8 +96,8 @@ class SequenceTransfer(ToldMaps):
     """A Transformer that takes from another one, of the same layers and heads, where words look: in the
     encoder, in the decoder, or from the decoder into the encoder (`cross`), each copied or distilled.
 
-    The teacher reads what the student reads, source and target so far. It is no part of the module and
-    stays as it is. Raises as `ToldMaps` does, and `ValueError` for a teacher of other sizes, naming them.
+    The teacher reads what the student reads, source and target so far. It is no part of the module and stays
+    as it is.
     """
 
     def __init__(
@@ -119,10 +114,7 @@ class SequenceTransfer(ToldMaps):
             for model in (teacher, student)
         ]
         if sizes[0] != sizes[1]:
-            raise ValueError(
-                f"maps correspond only in Transformers of the same (encoder layers, decoder layers, heads,"
-                f" static): teacher {sizes[0]}, student {sizes[1]}"
-            )
+            raise ValueError(f"(layers, layers, heads, static): teacher {sizes[0]}, student {sizes[1]}")
         super().__init__(student, teacher, how=How(encoder, decoder, cross))
 
     def told(self, source: Tensor, target: Tensor) -> Maps:
@@ -140,11 +132,8 @@ class SequenceTransfer(ToldMaps):
 
 class OracleTransfer(ToldMaps):
     """A Transformer that is told the right cross-attention, in all heads of all layers of its decoder: no
-    teacher is needed. how: "copy" or "distill".
-
-    Distilled, it is the training with known alignments of Chen et al. 2016 (arXiv 1607.01628), for all heads
-    and layers. Raises as `ToldMaps` does.
-    """
+    teacher is needed. how: "copy" or "distill". Distilled, it is the training with known alignments of Chen
+    et al. 2016 (arXiv 1607.01628), for all heads and layers."""
 
     def __init__(self, oracle: Oracle, student: EncoderDecoder, how: str = "copy"):
         super().__init__(student, how=How(cross=how))

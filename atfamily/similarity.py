@@ -30,13 +30,11 @@ class SimilarityDistillation(Distillation):
 
     teacher: a ViT, whose features are those that its head would read, such as a teacher by MoCo or DINO
     (`atfamily.contrast`). queue: how many features; it is filled with random ones at first, drawn from
-    torch's global generator, is kept in checkpoints, and gets the images of all processes. normalisation: of
-    the images that the pair is given (`atlib.pair.Pair`).
+    torch's global generator, is kept in checkpoints, and gets the images of all processes.
 
     Source: arXiv 2101.04731, section 3.2; the student's temperature is the published code's, the teacher's is
     this project's choice, where the code's default is 1e-4. A departure: published teachers are compared
-    after their projector, which is not kept here. Raises `ValueError` for temperatures not above 0 and for
-    an empty queue.
+    after their projector, which is not kept here.
     """
 
     queue: Tensor
@@ -53,10 +51,7 @@ class SimilarityDistillation(Distillation):
         normalisation: Normalisation | None = None,
     ):
         if not min(teacher_temperature, student_temperature) > 0:
-            raise ValueError(
-                f"teacher_temperature={teacher_temperature}, student_temperature={student_temperature}: both"
-                " must be above 0"
-            )
+            raise ValueError(f"temperatures {teacher_temperature} and {student_temperature}: above 0")
         if queue < 1:
             raise ValueError(f"queue={queue}: it holds the features of at least one image")
         super().__init__(student, teacher, normalisation=normalisation)
@@ -72,14 +67,14 @@ class SimilarityDistillation(Distillation):
 
     def transferred(self, images: Tensor) -> Transferred:
         """Student logits (B, classes) and the loss, a scalar; the teacher's features go into the queue."""
-        theirs = _of_teacher(self, images)
+        teacher_features = _of_teacher(self, images)
         tokens = self.student.forward_features(images)
         read = self.student.forward_head(tokens, pre_logits=True)
-        own = nn.functional.normalize(self.projector(read), dim=1)
+        student_features = nn.functional.normalize(self.projector(read), dim=1)
         loss = similarity_cross_entropy(
-            own, theirs, self.queue, self.student_temperature, self.teacher_temperature
+            student_features, teacher_features, self.queue, self.student_temperature, self.teacher_temperature
         )
-        self.queue, self.next_place = _with_newest(self.queue, self.next_place, theirs)
+        self.queue, self.next_place = _with_newest(self.queue, self.next_place, teacher_features)
         return Transferred(self.student.head(read), loss)
 
 
@@ -96,7 +91,7 @@ class CompRess(Distillation):
 
     Source: arXiv 2010.14713, section 3, the form with two queues; temperature 0.04 and 128,000 places are the
     published code's. That code has this form without and with a running average of the student that fills its
-    queue; here it is without. Raises `ValueError` for a temperature not above 0 and for an empty queue.
+    queue; here it is without.
     """
 
     own_queue: Tensor
@@ -124,25 +119,27 @@ class CompRess(Distillation):
 
     def transferred(self, images: Tensor) -> Transferred:
         """Student logits (B, classes) and the loss, a scalar; the features of both go into their queues."""
-        theirs = _of_teacher(self, images)
+        teacher_features = _of_teacher(self, images)
         tokens = self.student.forward_features(images)
         read = self.student.forward_head(tokens, pre_logits=True)
-        own = nn.functional.normalize(read, dim=1)
-        p = theirs @ self.teacher_queue.T / self.temperature
-        q = own @ self.own_queue.T / self.temperature
+        student_features = nn.functional.normalize(read, dim=1)
+        p = teacher_features @ self.teacher_queue.T / self.temperature
+        q = student_features @ self.own_queue.T / self.temperature
         loss = nn.functional.kl_div(
             q.log_softmax(1), p.log_softmax(1), reduction="batchmean", log_target=True
         )
-        self.own_queue, _ = _with_newest(self.own_queue, self.next_place, own)
-        self.teacher_queue, self.next_place = _with_newest(self.teacher_queue, self.next_place, theirs)
+        self.own_queue, _ = _with_newest(self.own_queue, self.next_place, student_features)
+        self.teacher_queue, self.next_place = _with_newest(
+            self.teacher_queue, self.next_place, teacher_features
+        )
         return Transferred(self.student.head(read), loss)
 
 
 def _of_teacher(pair: Distillation, images: Tensor) -> Tensor:
     """The teacher's features of the images, (B, d), of length 1."""
     with pair.frozen_teachers():
-        theirs = nn.functional.normalize(features(pair.teacher, pair.for_teacher(images)), dim=1)
-    return theirs.clone()  # outlives inference mode, which autograd needs
+        teacher_features = nn.functional.normalize(features(pair.teacher, pair.for_teacher(images)), dim=1)
+    return teacher_features.clone()  # outlives inference mode, which autograd needs
 
 
 @torch.no_grad()
@@ -155,18 +152,18 @@ def _with_newest(queue: Tensor, next_place: Tensor, rows: Tensor) -> tuple[Tenso
 
 
 def similarity_cross_entropy(
-    own: Tensor, theirs: Tensor, queue: Tensor, student_temperature: float, teacher_temperature: float
+    student: Tensor, teacher: Tensor, queue: Tensor, student_temperature: float, teacher_temperature: float
 ) -> Tensor:
     """Cross-entropy between what teacher and student find alike, the mean over the batch: a scalar.
 
-    own, theirs: the student's and the teacher's features of the same images, (B, d), queue: (K, d), all of
+    student, teacher: features of the same images, (B, d), queue: (K, d), all of
     length 1. Compared are an image's cosines with its own feature by the teacher, then with the queue.
     Source: arXiv 2101.04731, section 3.2.
     """
 
     def alike(x: Tensor, temperature: float) -> Tensor:
-        itself = (x * theirs).sum(1, keepdim=True)
+        itself = (x * teacher).sum(1, keepdim=True)
         return torch.cat([itself, x @ queue.T], dim=1) / temperature
 
-    p = alike(theirs, teacher_temperature).softmax(1)
-    return -(p * alike(own, student_temperature).log_softmax(1)).sum(1).mean()
+    p = alike(teacher, teacher_temperature).softmax(1)
+    return -(p * alike(student, student_temperature).log_softmax(1)).sum(1).mean()

@@ -1,8 +1,6 @@
 """SimMIM: a ViT that sees a learned token in the place of hidden patches, and tells their pixels by one
-linear layer.
-
-Source: Xie et al. 2022, "SimMIM: a Simple Framework for Masked Image Modeling" (arXiv 2111.09886).
-"""
+linear layer. Source: Xie et al. 2022, "SimMIM: a Simple Framework for Masked Image Modeling" (arXiv
+2111.09886)."""
 
 import math
 
@@ -17,14 +15,13 @@ from atlib.recipe import Recipe
 class SimMim(nn.Module):
     """Masked image modelling without a decoder: after pre-training `.vit` is the teacher.
 
-    Unlike a masked auto-encoder (`atlib.mae`) the ViT is given all tokens, so that its maps are
-    those of whole images; hidden ones are replaced by `mask_token` before positions are added.
-    `forward(images)` returns the loss: the mean absolute error of the hidden patches' pixels, as the images
-    come. Hidden are squares of unit × unit patches, ⌈mask_ratio · their number⌉ of them, drawn from torch's
-    global generator; published are squares of 32 pixels, 60 % of them.
+    Unlike a masked auto-encoder (`atlib.mae`) the ViT is given all tokens, so that its maps are those of
+    whole images; hidden ones are replaced by `mask_token` before positions are added. `forward(images)`
+    returns the loss: the mean absolute error of the hidden patches' pixels, as the images come. Hidden are
+    squares of unit × unit patches, ⌈mask_ratio · their number⌉ of them, drawn from torch's global generator;
+    published are squares of 32 pixels, 60 % of them.
 
-    Source: arXiv 2111.09886, section 3. Raises `ValueError` for a ratio that hides no square or all of them,
-    and for a unit that does not divide the patch grid.
+    Source: arXiv 2111.09886, section 3.
     """
 
     not_walkable = "it tells hidden patches: walk its .vit"
@@ -38,10 +35,7 @@ class SimMim(nn.Module):
         number = math.prod(self.squares)
         self.hidden = math.ceil(number * mask_ratio)
         if not 0 < self.hidden < number:
-            raise ValueError(
-                f"mask_ratio={mask_ratio} hides {self.hidden} of {number} squares; it must hide some and"
-                " leave some"
-            )
+            raise ValueError(f"mask_ratio={mask_ratio} hides {self.hidden} of {number} squares, not some")
         self.vit, self.unit = vit, unit
         pixels = 3 * math.prod(vit.patch_embed.patch_size)
         self.mask_token = nn.Parameter(torch.empty(1, 1, vit.embed_dim))
@@ -71,8 +65,8 @@ class SimMim(nn.Module):
         hidden = mask.reshape(*tokens.shape[:-1], 1)  # of any image size: (B, rows, columns, D)
         tokens = torch.where(hidden, self.mask_token.to(tokens.dtype), tokens)
         x = through_blocks(self.vit, self.vit.norm_pre(self.vit._pos_embed(tokens)))
-        told = self.to_pixels(self.vit.norm(x)[:, self.vit.num_prefix_tokens :])  # (B, P, pixels)
-        error = (told - patchify(images, self.vit.patch_embed.patch_size)).abs().mean(-1)
+        guess = self.to_pixels(self.vit.norm(x)[:, self.vit.num_prefix_tokens :])  # (B, P, pixels)
+        error = (guess - patchify(images, self.vit.patch_embed.patch_size)).abs().mean(-1)
         return (error * mask).sum() / mask.sum()
 
 

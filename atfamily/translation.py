@@ -15,10 +15,9 @@ from atlib.recipe import Recipe
 def translation_loss(model: nn.Module, sources: Tensor, targets: Tensor, recipe: Recipe) -> Tensor:
     """task_weight · cross-entropy of every word, given those before it, plus λ · transfer loss.
 
-    sources: (B, N), targets: (B, M + 1) from `BEGIN` to `END`, as `atfamily.sentences` has them. The mean
-    is over the words of the batch, padding left out, with the recipe's label smoothing (arXiv 1706.03762,
-    section 5.4). Both parts are noted as in `student_loss`. Raises `ValueError` for a recipe that
-    accumulates.
+    sources: (B, N), targets: (B, M + 1) from `BEGIN` to `END`, as `atfamily.sentences` has them. The mean is
+    over the words of the batch, padding left out, with the recipe's label smoothing (arXiv 1706.03762,
+    section 5.4). Both parts are noted as in `student_loss`.
     """
     require_undivided(recipe, "the loss is a mean over words, and parts of a step have unequally many")
     output = model(sources, targets[:, :-1])

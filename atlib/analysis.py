@@ -1,8 +1,6 @@
-"""Maps and features of students and teachers, described and compared.
-
-A map is (B, H, N, N), rows (queries) sum to 1; tokens are in timm's order, prefix tokens (class token,
-registers) first, then patches row by row.
-"""
+"""Maps and features of students and teachers, described and compared. A map is (B, H, N, N), rows (queries)
+sum to 1; tokens are in timm's order, prefix tokens (class token, registers) first, then patches row by
+row."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -36,13 +34,16 @@ def walks(models: Sequence[nn.Module], images: Images, batch_size: int) -> Itera
     A model is a ViT that `atlib.walk` takes, or a module with a `walk(images)` method, such as
     `AttentionTransfer`, whose student may need its teacher. All models see the same batches, in eval mode,
     without gradients and in their own precision, and are left in the mode they were in; logits may be None.
-    batch_size: images at once, fewer where what the walks hold would not fit `AT_ONCE`. Raises `ValueError`
-    where there is no image or batch_size is below 1, and for images of another size than a model takes.
+    batch_size: images at once, fewer where what the walks hold would not fit `AT_ONCE`.
     """
     if len(images) == 0 or batch_size < 1:
         raise ValueError(f"{len(images)} images in batches of {batch_size}: both must be at least 1")
     vits = [vit_of(model) for model in models]
-    at_once = min(batch_size, max(1, AT_ONCE // sum(map(_bytes_of_a_walk, vits))))
+    one = 0  # bytes of one image's walks, about: q, k, v, two states a layer, and a layer's maps in float64
+    for vit in vits:
+        tokens = (vit.patch_embed.num_patches or 0) + vit.num_prefix_tokens
+        one += 4 * 5 * len(vit.blocks) * tokens * vit.embed_dim + 8 * 4 * sizes_of(vit).heads * tokens**2
+    at_once = min(batch_size, max(1, AT_ONCE // one))
     kinds = [next(model.parameters()) for model in models]
     with in_eval_mode(*models):
         for batch, _ in images.loader(at_once):
@@ -57,20 +58,10 @@ def walks(models: Sequence[nn.Module], images: Images, batch_size: int) -> Itera
 
 def vit_of(model: nn.Module) -> nn.Module:
     """The ViT whose layers `walks` goes through: the model itself, or the student of a module such as
-    `AttentionTransfer`.
-
-    Raises `atlib.attention.Unwalkable` for anything else.
-    """
+    `AttentionTransfer`. Raises `atlib.attention.Unwalkable` for anything else."""
     vit = student_of(model)
     check_timm(vit)
     return vit
-
-
-def _bytes_of_a_walk(vit: nn.Module) -> int:
-    """About what one image's walk holds in float32: q, k, v and two states a layer, and a layer's maps in
-    float64 while they are looked at."""
-    tokens = (vit.patch_embed.num_patches or 0) + vit.num_prefix_tokens
-    return 4 * 5 * len(vit.blocks) * tokens * vit.embed_dim + 8 * 4 * sizes_of(vit).heads * tokens**2
 
 
 # --- What maps look like: how far they reach, how spread out they are, and pictures of them. Statistics are
@@ -93,21 +84,17 @@ def attention_distance(maps: Tensor, grid: Grid, prefix_tokens: int) -> Tensor:
     The distance is Euclidean on the patch `grid`, 1 between neighbours. Prefix tokens have no place: as
     queries they are left out, and of a patch's row what goes to them is taken out (`prefix_share` says how
     much) and the rest rescaled to sum to 1, so that a head that leans on the class token does not seem
-    short-sighted. A row that gives the patches nothing has no distance and is left out of the mean. Raises
-    `ValueError` when the grid does not fit, and for a head none of whose rows has a distance. Source: Wang et
-    al. 2023, lightweight ViTs (arXiv 2205.14443); whether it rescales we could not find out, so the rescaling
-    is our choice. Implementations in wide use drop the prefix tokens without it.
+    short-sighted. A row that gives the patches nothing has no distance and is left out of the mean. Source:
+    Wang et al. 2023, lightweight ViTs (arXiv 2205.14443); whether it rescales we could not find out, so the
+    rescaling is our choice. Implementations in wide use drop the prefix tokens without it.
     """
     check_maps(maps)
     return _mean_distance(*_distances(maps, grid, prefix_tokens))
 
 
 def prefix_share(maps: Tensor, prefix_tokens: int) -> Tensor:
-    """The share of the patches' attention (B, H, N, N) that goes to prefix tokens: (H,), from 0 to 1.
-
-    It is what `attention_distance` takes out. Raises `ValueError` for a number of prefix tokens that leaves
-    no patch.
-    """
+    """The share of the patches' attention (B, H, N, N) that goes to prefix tokens: (H,), from 0 to 1. It is
+    what `attention_distance` takes out."""
     check_maps(maps)
     if not 0 <= prefix_tokens < maps.shape[-1]:
         raise ValueError(f"prefix_tokens={prefix_tokens} leaves no patch of {maps.shape[-1]} tokens")
@@ -116,10 +103,7 @@ def prefix_share(maps: Tensor, prefix_tokens: int) -> Tensor:
 
 def attention_entropy(maps: Tensor) -> Tensor:
     """Mean entropy of the rows of maps (B, H, N, N), prefix tokens included: (H,), in nats, from 0 (one key)
-    to log N (uniform).
-
-    Source: Wang et al. 2023 (arXiv 2205.14443).
-    """
+    to log N (uniform). Source: Wang et al. 2023 (arXiv 2205.14443)."""
     check_maps(maps)
     return torch.special.entr(_exact(maps)).sum(-1).mean((0, 2))
 
@@ -129,9 +113,8 @@ def rollout(maps: Sequence[Tensor], residual: float = 0.5) -> Tensor:
     to 1.
 
     maps: one (B, H, N, N) per layer, first layer first. Every layer is taken as residual · identity + (1 -
-    residual) · mean of its heads, and the layers are multiplied. Raises `ValueError` without maps, for
-    unequal shapes, and for `residual` outside 0 to 1. Source: Abnar & Zuidema 2020, attention rollout (arXiv
-    2005.00928), with residual = 1/2.
+    residual) · mean of its heads, and the layers are multiplied. Source: Abnar & Zuidema 2020, attention
+    rollout (arXiv 2005.00928), with residual = 1/2.
     """
     return rollouts(maps, residual)[-1]
 
@@ -143,9 +126,8 @@ def rollouts(maps: Sequence[Tensor], residual: float = 0.5) -> list[Tensor]:
         raise ValueError(f"{len(maps)} maps, residual={residual}: at least one map, and a share from 0 to 1")
     for layer, map in enumerate(maps):
         check_maps(map, layer)
-        if (map.shape[0], map.shape[2]) != (maps[0].shape[0], maps[0].shape[2]):
-            shapes = f"{tuple(map.shape)}, that of layer 0 {tuple(maps[0].shape)}"
-            raise ValueError(f"layer {layer}: the map is {shapes}: images and tokens must agree")
+        if len(map) != len(maps[0]):  # one image would be broadcast
+            raise ValueError(f"layer {layer} has the maps of {len(map)} images, not of {len(maps[0])}")
     identity = torch.eye(maps[0].shape[-1], dtype=_exact(maps[0]).dtype, device=maps[0].device)
     rolled = [identity.expand(len(maps[0]), -1, -1)]
     for map in maps:
@@ -155,10 +137,7 @@ def rollouts(maps: Sequence[Tensor], residual: float = 0.5) -> list[Tensor]:
 
 def class_attention(map: Tensor, grid: Grid, prefix_tokens: int) -> Tensor:
     """What the class token gives to every patch, as pictures: a map (B, H, N, N) to (B, H, rows, columns).
-
-    Not rescaled: a picture sums to 1 less what goes to prefix tokens. Raises `ValueError` when the grid does
-    not fit, or without a class token, which is the first of the prefix tokens.
-    """
+    Not rescaled: a picture sums to 1 less what goes to prefix tokens."""
     check_maps(map)
     grid = check_grid(map.shape[-1], grid, prefix_tokens)
     if prefix_tokens == 0:
@@ -168,11 +147,8 @@ def class_attention(map: Tensor, grid: Grid, prefix_tokens: int) -> Tensor:
 
 def describe_layers(model: nn.Module, images: Images, batch_size: int = 100) -> list[LayerStatistics]:
     """`LayerStatistics` of every layer of a model over a data set, on the CPU; the maps of one layer and
-    batch exist at a time.
-
-    model: a ViT or an `AttentionTransfer`, of which the student's layers are described, with the teacher's
-    maps in them where the plan copies. Raises as `attention_distance` does, naming the layer.
-    """
+    batch exist at a time. model: a ViT or an `AttentionTransfer`, of which the student's layers are
+    described, with the teacher's maps in them where the plan copies."""
     vit = vit_of(model)
     grid, prefix_tokens = vit.patch_embed.grid_size, vit.num_prefix_tokens
     totals = [torch.zeros((), dtype=torch.float64) for _ in vit.blocks]  # each becomes (4, H)
@@ -227,15 +203,11 @@ def _exact(maps: Tensor) -> Tensor:
 
 def linear_cka(x: Tensor, y: Tensor) -> float:
     """Linear CKA of two sets of features of the same rows, x (n, p) and y (n, q): from 0 to 1, computed in
-    float64.
-
-    Raises `ValueError` for fewer than 2 rows, unequal rows, values that are not finite, and features that are
-    the same in every row. Source: Kornblith et al. 2019 (arXiv 1905.00414), section 3.
-    """
+    float64. Source: Kornblith et al. 2019 (arXiv 1905.00414), section 3."""
     (x,), (y,) = _checked([x], [y], 2)
     for name, side in (("x", x), ("y", y)):
-        if not _varies(side, side[0]):
-            raise ValueError(_no_variance(name))
+        if (side == side[0]).all():
+            raise ValueError(f"{name} is the same in every row: it has no variance")
     x, y = (side.double() - side.double().mean(0) for side in (x, y))
     # CKA does not see a scale, and its fourth power would leave float64.
     x, y = x / x.abs().max(), y / y.abs().max()
@@ -258,46 +230,38 @@ class _LayerPairs:
         self._varying: tuple[list[bool], ...] = ([], [])
 
     def update(self, x: Tensor, y: Tensor) -> None:
-        """Add the same rows of x (n, p) and y (n, q). Raises `ValueError` as `linear_cka` does."""
+        """Add the same rows of x (n, p) and y (n, q)."""
         self.update_layers([x], [y])
 
     def update_layers(self, xs: Sequence[Tensor], ys: Sequence[Tensor]) -> None:
-        """Add the same rows of all layers: xs and ys hold one (n, p) each. Raises as `linear_cka` does."""
+        """Add the same rows of all layers: xs and ys hold one (n, p) each."""
         sides = _checked(xs, ys, self.least)
         if self.rows == 0:
             self._first = tuple([x[0].clone() for x in side] for side in sides)
             self._varying = tuple([False] * len(side) for side in sides)
             self._start(*([x.shape[1] for x in side] for side in sides), sides[0][0].device)
         for name, side, first, varying in zip("xy", sides, self._first, self._varying):
-            before, now = [len(row) for row in first], [x.shape[1] for x in side]
-            if before != now:
-                raise ValueError(f"{name} had features {before} (one number a layer), this batch has {now}")
-            varying[:] = [varied or _varies(x, row) for varied, x, row in zip(varying, side, first)]
+            if [row.shape for row in first] != [x.shape[1:] for x in side]:
+                raise ValueError(f"{name} has other features than in the batches before")
+            varying[:] = [varied or bool((x != row).any()) for varied, x, row in zip(varying, side, first)]
         self._add(*sides)
         self.rows += len(sides[0][0])
 
     def matrix(self) -> Tensor:
-        """CKA of every pair of layers, (layers of x, layers of y), float64. Raises as `linear_cka` does."""
+        """CKA of every pair of layers, (layers of x, layers of y), float64."""
         if self.rows < 2:
             raise ValueError(f"CKA needs at least 2 rows, {self.rows} were given: call update first")
         for name, varying in zip("xy", self._varying):
             if not all(varying):
-                raise ValueError(_no_variance(_name(name, varying.index(False), len(varying))))
+                raise ValueError(f"layer {varying.index(False)} of {name} is the same in every row")
         xy, xx, yy = self._hsic()
-        for name, hsic in zip("xy", (xx, yy)):
-            if (hsic <= 0).any():
-                layer, least = _name(name, hsic.argmin().item(), len(hsic)), hsic.min().item()
-                raise ValueError(
-                    f"HSIC of {layer} with itself is {least:.3g}: larger batches, or StreamingCKA"
-                )
+        if min(xx.min(), yy.min()) <= 0:
+            raise ValueError("a layer's HSIC with itself is not above 0: larger batches, or StreamingCKA")
         return (xy / (xx.sqrt()[:, None] * yy.sqrt())).cpu()
 
     def value(self) -> float:
-        """CKA of the one pair of layers. Raises `ValueError` where there are several, and as `matrix`."""
-        matrix = self.matrix()
-        if matrix.numel() != 1:
-            raise ValueError(f"there are {tuple(matrix.shape)} layers: ask for matrix()")
-        return matrix.item()
+        """CKA of the one pair of layers."""
+        return self.matrix().item()
 
 
 class StreamingCKA(_LayerPairs):
@@ -381,12 +345,11 @@ def layer_cka(
     """CKA of every block's output of `a` with every block's of `b`: (layers of a, layers of b), in one pass
     over the images.
 
-    a, b: what `walks` takes; the same one for a comparison within a model. `read` turns tokens (B,
-    N, D) into rows (n, D): `class_token`, `patch_mean(prefix_tokens)`, `every_token`, or a function of your
-    own; `read_b` is for b where it needs another, as with another number of prefix tokens. Exact with the
+    a, b: what `walks` takes; the same one for a comparison within a model. `read` turns tokens (B, N, D) into
+    rows (n, D): `class_token`, `patch_mean(prefix_tokens)`, `every_token`, or a function of your own;
+    `read_b` is for b where it needs another, as with another number of prefix tokens. Exact with the
     `StreamingCKA` that it makes where no accumulator is given. The accumulator gets the rows of `batch_size`
-    images at a time; what is left over at the end, and too little for it, goes with those before. Raises
-    `ValueError` as the accumulator does (x is a's, y is b's), and for `class_token` of a model without one.
+    images at a time; what is left over at the end, and too little for it, goes with those before.
     """
     pairs = StreamingCKA() if accumulator is None else accumulator
     reads = read, read if read_b is None else read_b
@@ -415,7 +378,7 @@ def patch_mean(prefix_tokens: int) -> Read:
     """A function that averages every image's tokens after `prefix_tokens`, (B, N, D) to (B, D)."""
 
     def read(tokens: Tensor) -> Tensor:
-        if not 0 <= prefix_tokens < tokens.shape[1]:
+        if not 0 <= prefix_tokens < tokens.shape[1]:  # a mean of nothing
             raise ValueError(f"prefix_tokens={prefix_tokens} leaves no patch of {tokens.shape[1]} tokens")
         return tokens[:, prefix_tokens:].mean(1)
 
@@ -446,25 +409,12 @@ def _hsic_1(K: Tensor, L: Tensor) -> Tensor:
 def _checked(xs: Sequence[Tensor], ys: Sequence[Tensor], rows: int) -> tuple[list[Tensor], list[Tensor]]:
     """Both sides checked, on one device that has float64, into which they are turned one by one."""
     for name, side in (("x", xs), ("y", ys)):
-        for layer, x in enumerate(side):
-            check_features(x, _name(name, layer, len(side)), rows)
-    counts = sorted({len(x) for x in [*xs, *ys]})
-    if len(counts) > 1:
-        raise ValueError(f"x and y have {counts} rows: CKA compares features of the same images or tokens")
+        for x in side:
+            check_features(x, name, rows)
+    if len(counts := {len(x) for x in [*xs, *ys]}) > 1:
+        raise ValueError(f"x and y have {sorted(counts)} rows, not the same images or tokens")
     device = as_double(xs[0][:0]).device
     return tuple([x.detach().to(device) for x in side] for side in (xs, ys))
-
-
-def _varies(x: Tensor, row: Tensor) -> bool:
-    return bool((x != row).any())
-
-
-def _name(name: str, layer: int, layers: int) -> str:
-    return name if layers == 1 else f"layer {layer} of {name}"
-
-
-def _no_variance(name: str) -> str:
-    return f"{name} is the same in every row: features without variance are neither like nor unlike others"
 
 
 # --- Do two models attend alike? Jensen-Shannon divergence between maps, with the heads paired in four ways.
@@ -473,12 +423,8 @@ def _no_variance(name: str) -> str:
 
 def jensen_shannon(p: Tensor, q: Tensor) -> Tensor:
     """Jensen-Shannon divergence of distributions over the last axis, (..., N) each: (...), in nats, float64,
-    from 0 to ln 2.
-
-    With m = (p + q) / 2 it is H(m) - (H(p) + H(q)) / 2, where an entry of 0 adds nothing. Source: Lin 1991,
-    IEEE Transactions on Information Theory 37(1). Raises `ValueError` for unequal shapes and for what is no
-    distribution: not finite, negative, or not of sum 1.
-    """
+    from 0 to ln 2. With m = (p + q) / 2 it is H(m) - (H(p) + H(q)) / 2, where an entry of 0 adds nothing.
+    Source: Lin 1991, IEEE Transactions on Information Theory 37(1)."""
     if p.shape != q.shape or p.ndim == 0:
         raise ValueError(f"p and q are of one shape, got {tuple(p.shape)} and {tuple(q.shape)}")
     for name, rows in (("p", p), ("q", q)):
@@ -493,9 +439,8 @@ def head_divergence(maps_a: Tensor, maps_b: Tensor, pairing: str) -> float:
     The divergence of every head of a from every head of b is first averaged over images and queries; then
     heads are paired. `pairing`: "direct", head h with head h; "bipartite", one to one so that the mean is
     least (heads left over where the numbers differ do not count); "minimum", every head of a with the nearest
-    of b, which several may share; "average", one divergence, of the maps averaged over heads. Raises
-    `ValueError` for another word, for what `check_maps` refuses, for maps of other images or tokens,
-    and for "direct" with different numbers of heads. Source: arXiv 2411.09702, appendix.
+    of b, which several may share; "average", one divergence, of the maps averaged over heads. Source: arXiv
+    2411.09702, appendix.
     """
     divergence = StreamingDivergence()
     divergence.update(maps_a, maps_b)
@@ -512,19 +457,16 @@ class StreamingDivergence:
         self._averaged = 0.0  # the same for the maps averaged over heads
 
     def update(self, maps_a: Tensor, maps_b: Tensor, layers: tuple[int, int] | None = None) -> None:
-        """Add the maps (B, H, N, N) of the same images. Raises `ValueError` as `head_divergence` does, naming
-        `layers`, a's and b's."""
-        where = "" if layers is None else f"layers {layers[0]} of a and {layers[1]} of b: "
+        """Add the maps (B, H, N, N) of the same images."""
         for name, maps, layer in zip("ab", (maps_a, maps_b), layers or (None, None)):
             check_maps(maps, layer, name)
         if maps_a[:, 0].shape != maps_b[:, 0].shape:
-            shapes = f"{tuple(maps_a.shape)}, of b {tuple(maps_b.shape)}"
-            raise ValueError(f"{where}maps of a are {shapes}: images and tokens must be the same")
+            raise ValueError(f"maps are {tuple(maps_a.shape)} and {tuple(maps_b.shape)}: the same tokens")
         heads = maps_a.shape[1], maps_b.shape[1]
         if self._heads is None:
             self._heads = torch.zeros(heads, dtype=torch.float64)
         if self._heads.shape != heads:
-            raise ValueError(f"{where}maps had {tuple(self._heads.shape)} heads, this batch has {heads}")
+            raise ValueError(f"maps have {heads} heads, and had {tuple(self._heads.shape)}")
         # One head at a time: (B, N, N) in float64 is all that is ever made.
         entropies_b = [_entropy(as_double(q)) for q in maps_b.unbind(1)]
         for h, p in enumerate(maps_a.unbind(1)):
@@ -540,13 +482,10 @@ class StreamingDivergence:
     def matrix(self) -> Tensor:
         """The divergence of every head of a from every head of b, mean over images and queries: (H_a, H_b),
         float64, nats."""
-        if self._heads is None:
-            raise ValueError("no maps were given yet: call update first")
         return self._heads / self.images
 
     def value(self, pairing: str) -> float:
-        """The divergence for one `pairing` of the heads, in nats. Raises `ValueError` as `head_divergence`
-        does."""
+        """The divergence for one `pairing` of the heads, in nats."""
         require_known("pairing", pairing, PAIRINGS)
         matrix = self.matrix()
         if pairing == "average":
@@ -564,59 +503,19 @@ def compare_layers(
     a: nn.Module, b: nn.Module, images: Images, layers: Mapping[int, int] | None = None, batch_size: int = 50
 ) -> list[StreamingDivergence]:
     """The divergence of the maps of `a` and `b`, one for each pair of layers, over all images in one pass:
-    any pairing can be read off.
-
-    a, b: what `walks` takes. `layers`: {layer of a: layer of b}; without it layers are paired index
-    by index. Raises `ValueError` for layers that cannot be paired and as `StreamingDivergence.update` does.
-    """
-    pairs = _layer_pairs(len(vit_of(a).blocks), len(vit_of(b).blocks), layers)
+    any pairing can be read off. a, b: what `walks` takes. `layers`: {layer of a: layer of b}; without it
+    layers are paired index by index."""
+    depths = len(vit_of(a).blocks), len(vit_of(b).blocks)
+    if layers is None and depths[0] != depths[1]:
+        raise ValueError(f"depths {depths}: give layers={{layer of a: layer of b}}")
+    pairs = [(i, i) for i in range(depths[0])] if layers is None else list(layers.items())
+    if not pairs or any(not (0 <= i < depths[0] and 0 <= j < depths[1]) for i, j in pairs):
+        raise ValueError(f"layers={layers} of depths {depths}")
     divergences = [StreamingDivergence() for _ in pairs]
     for of_a, of_b in walks((a, b), images, batch_size):
         for divergence, (i, j) in zip(divergences, pairs):
             divergence.update(of_a.layers[i].map, of_b.layers[j].map, (i, j))
     return divergences
-
-
-class TinyLayer(NamedTuple):
-    """One attention layer, written out. maps: (1, H, N, N); values: (1, H, N, d); projection: (H·d, D)."""
-
-    maps: Tensor
-    values: Tensor
-    projection: Tensor
-
-    @property
-    def output(self) -> Tensor:
-        """What the layer adds to its tokens: (1, N, D)."""
-        return (self.maps @ self.values).transpose(1, 2).flatten(2) @ self.projection
-
-
-def three_models() -> dict[str, TinyLayer]:
-    """Three attention layers, "A", "B" and "C", with one and the same output: the same operation with other
-    maps.
-
-    B is A with its heads in another order, their values and projections with them. C is A with attention
-    moved: tokens 0 and 1 have equal values in every head, so that looking at one does what looking at the
-    other does, and C looks only at token 1.
-    """
-    H, N, d, D = 3, 5, 2, 6
-    generator = torch.Generator().manual_seed(0)
-    maps, values, projection = (
-        torch.randn(shape, generator=generator, dtype=torch.float64)
-        for shape in ((1, H, N, N), (1, H, N, d), (H * d, D))
-    )
-    maps = (2 * maps).softmax(-1)
-    values[:, :, 1] = values[:, :, 0]
-    order = [1, 2, 0]
-    moved = maps.clone()
-    moved[..., 1] += moved[..., 0]
-    moved[..., 0] = 0
-    return {
-        "A": TinyLayer(maps, values, projection),
-        "B": TinyLayer(
-            maps[:, order], values[:, order], projection.unflatten(0, (H, d))[order].flatten(0, 1)
-        ),
-        "C": TinyLayer(moved, values, projection),
-    }
 
 
 def _entropy(p: Tensor) -> Tensor:
@@ -634,49 +533,32 @@ def _divergence(p: Tensor, q: Tensor) -> Tensor:
     return _from_entropies(p, q, _entropy(p), _entropy(q))
 
 
-def _layer_pairs(depth_a: int, depth_b: int, layers: Mapping[int, int] | None) -> list[tuple[int, int]]:
-    if layers is None and depth_a != depth_b:
-        raise ValueError(f"depths {depth_a} and {depth_b}: give layers={{layer of a: layer of b}}")
-    pairs = [(i, i) for i in range(depth_a)] if layers is None else list(layers.items())
-    if not pairs or any(not (0 <= i < depth_a and 0 <= j < depth_b) for i, j in pairs):
-        raise ValueError(f"layers={layers} of depths {depth_a} and {depth_b}")
-    return pairs
-
-
 # --- What every analysis refuses: values that are not finite, maps and probabilities that are none ---
 
 
 def check_maps(maps: Tensor, layer: int | None = None, name: str = "") -> None:
     """Raise `ValueError` unless `maps` are attention maps (B, H, N, N): finite, not negative, rows that sum
-    to 1.
-
-    The message names the head, the image and the query of the first bad row, and the layer and the argument's
-    name where they are given.
-    """
+    to 1. The error names the first bad row, and layer and argument where they are given."""
     where = "".join(f"{part}: " for part in (name, "" if layer is None else f"layer {layer}") if part)
     square = maps.ndim == 4 and maps.shape[-1] == maps.shape[-2]
     if not square or maps.numel() == 0 or not maps.is_floating_point():
-        got = f"got {tuple(maps.shape)} of {maps.dtype}"
-        raise ValueError(f"{where}maps are floating-point (B, H, N, N), not empty, {got}")
+        raise ValueError(f"{where}maps are (B, H, N, N) and not empty, got {maps.dtype} {tuple(maps.shape)}")
     half = torch.finfo(maps.dtype).bits < 32
     # A NaN or an infinity anywhere in a row shows in its sum.
-    sums = maps.sum(-1, dtype=torch.float32 if half else maps.dtype)
-    least = maps.amin(-1)
-    off = (sums - 1).abs() > (HALF_TOLERANCE if half else TOLERANCE)
-    _refuse_rows(~sums.isfinite(), sums, where, "sums to {:.6g}: look for NaN in the weights and the images")
-    _refuse_rows(least < 0, least, where, "has the entry {:.6g}: pass maps, after the softmax")
-    _refuse_rows(off, sums, where, "sums to {:.6g}, not to 1 (atlib.maps.keep_tokens renormalises)")
+    sums, least = maps.sum(-1, dtype=torch.float32 if half else maps.dtype), maps.amin(-1)
+    fits = ((sums - 1).abs() <= (HALF_TOLERANCE if half else TOLERANCE)) & (least >= 0)
+    if not fits.all():
+        b, h, i = (~fits).nonzero()[0].tolist()
+        row = f"head {h}: the row of query {i} in image {b}"
+        raise ValueError(f"{where}{row} sums to {sums[b, h, i]:.6g}, its least entry is {least[b, h, i]:.6g}")
 
 
 def check_features(x: Tensor, name: str, rows: int = 2) -> None:
     """Raise `ValueError`, naming the argument, unless x is (n, p), finite, with `rows` rows and a column."""
-    if x.ndim != 2:
-        raise ValueError(f"{name} is (rows, features), got {tuple(x.shape)}: flatten it to rows first")
-    if x.shape[1] == 0 or len(x) < rows:
-        raise ValueError(f"{name} is {tuple(x.shape)}: at least {rows} rows and one feature are needed")
+    if x.ndim != 2 or x.shape[1] == 0 or len(x) < rows:
+        raise ValueError(f"{name} is (rows, features), at least {rows} and 1, got {tuple(x.shape)}")
     if not x.isfinite().all():
-        row, column = (~x.isfinite()).nonzero()[0].tolist()
-        raise ValueError(f"{name} is {x[row, column].item()} in row {row}, feature {column}: leave it out")
+        raise ValueError(f"{name} is not finite in row {(~x.isfinite()).nonzero()[0, 0].item()}")
 
 
 def check_scores(scores: Tensor, name: str) -> None:
@@ -691,11 +573,10 @@ def check_labels(labels: Tensor, rows: int, classes: int | None = None, name: st
     """Raise `ValueError`, naming the argument, unless it is (rows,) class indices, below `classes`."""
     if labels.shape != (rows,) or labels.is_floating_point() or labels.dtype == torch.bool:
         got = f"{labels.dtype} {tuple(labels.shape)}"
-        raise ValueError(f"{name} must be class indices ({rows},), one for each row, got {got}")
+        raise ValueError(f"{name} must be class indices ({rows},), got {got}")
     wrong = labels < 0 if classes is None else (labels < 0) | (labels >= classes)
     if wrong.any():
-        allowed = "from 0 on" if classes is None else f"0 to {classes - 1}, as the model has them"
-        raise ValueError(f"{name} holds {labels[wrong][0].item()}: class indices are {allowed}")
+        raise ValueError(f"{name} holds {labels[wrong][0].item()}, which is none of {classes} classes")
 
 
 def check_probabilities(p: Tensor, name: str) -> None:
@@ -706,18 +587,9 @@ def check_probabilities(p: Tensor, name: str) -> None:
     wrong = ((sums - 1).abs() > (HALF_TOLERANCE if half else TOLERANCE)) | (p.amin(1) < 0)
     if wrong.any():
         row = wrong.nonzero()[0].item()
-        total, least = sums[row].item(), p[row].min().item()
-        raise ValueError(f"{name}: row {row} sums to {total:.6g}, its least entry is {least:.6g}")
+        raise ValueError(f"{name}: row {row} sums to {sums[row]:.6g}, its least entry is {p[row].min():.6g}")
 
 
 def as_double(x: Tensor) -> Tensor:
     """x in float64 and without gradients; on the CPU where its device has no float64 (Apple's GPUs)."""
     return x.detach().to("cpu" if x.device.type == "mps" else x.device, torch.float64)
-
-
-def _refuse_rows(bad: Tensor, values: Tensor, where: str, problem: str) -> None:
-    """Raise `ValueError` for the first row of the maps that is `bad`; bad and values: (B, H, N)."""
-    if bad.any():
-        b, h, i = bad.nonzero()[0].tolist()
-        wrong = problem.format(values[b, h, i].item())
-        raise ValueError(f"{where}head {h}: the row of query {i} in image {b} {wrong}")

@@ -2,35 +2,29 @@
 
 The model runs its own forward. Nearly all libraries make one call for attention,
 `torch.nn.functional.scaled_dot_product_attention`: while a model is walked, a function of this file stands
-in that place. It notes q, k and v of every call, and computes with what it was given instead. Nothing of the
-model is rewritten, so with nothing replaced it computes what it computes alone.
+in that place. It notes q, k and v of every call, and computes with what it was given instead.
 
-A layer is a call in which there are as many queries as keys: self-attention. Attention pooling and
-cross-attention pass through. The function is swapped for the process, and asks a context variable whose walk
-this is: the calls of other threads pass through. A graph of torch.compile has no exceptions, hooks or
-context variables; there the compiler drops what nobody uses.
+A layer is a call with as many queries as keys: self-attention. Attention pooling and cross-attention pass
+through. The function is swapped for the process, and asks a context variable whose walk this is: the calls
+of other threads pass through. A graph of torch.compile has no exceptions, hooks or context variables; there
+the compiler drops what nobody uses.
 """
 
-import sys
 import threading
-import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-import torch.utils.checkpoint
+import torch.utils.checkpoint as checkpointing
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from atlib.maps import keep_own
-
 SDPA, LINEAR = F.scaled_dot_product_attention, F.linear  # torch's own
 
-# One layer's stochastic-depth factors for the attention and the MLP branch: (B, 1, 1) each, 0 or 1 / (1 -
-# rate).
+# A layer's stochastic-depth factors for the attention and the MLP branch: (B, 1, 1), 0 or 1 / (1 - rate).
 DropPathMasks = tuple[Tensor, Tensor]
 
 # Attention of another kind than softmax: queries, keys (B, H, N, d) and values (B, H, N, w) to (B, H, N, w),
@@ -50,9 +44,9 @@ class Unwalkable(TypeError):
 class Seen(NamedTuple):
     """What one attention layer saw and used.
 
-    q and k are what the map is really made of: those *after* q-norm and k-norm and *after* rotation by
-    position (RoPE), where a model has them, and with shared keys and values (grouped queries) repeated for
-    every head. A factor of a head's own (a learned temperature) is part of q.
+    q and k are what the map is really made of: *after* q-norm and k-norm and *after* rotation by position
+    (RoPE), with shared keys and values (grouped queries) repeated for every head. A factor of a head's own (a
+    learned temperature) is part of q.
     """
 
     #: Queries, (B, H, N, d); None where a whole map was put in (`Instead(map=...)`).
@@ -65,8 +59,8 @@ class Seen(NamedTuple):
     scale: float
     #: The whole map that was put in, (B, H, N, N).
     given: Tensor | None = None
-    #: What is added to the scores, such as relative positions (BEiT): (H, N, N), or (N, N) for all heads. It
-    #: belongs to q and k: where both are replaced, so is the bias.
+    #: Added to the scores, such as relative positions (BEiT): (H, N, N), or (N, N) for all heads. It belongs
+    #: to q and k: where both are replaced, so is the bias.
     bias: Tensor | None = None
     #: (N, N), constant, added to the scores of every head: 0 where a query may look and `FORBIDDEN` where it
     #: must not; (B, 1, N, N) where images differ. It belongs to the layer, and stays.
@@ -79,7 +73,7 @@ class Seen(NamedTuple):
         """Attention logits z = scale · q kᵀ + bias + mask: (B, H, N, N); with `attend`, the logarithm of its
         map. Raises ValueError where a map was given instead."""
         if self.given is not None:
-            raise ValueError("this layer was given a map: it has no q and k, hence no attention logits")
+            raise ValueError("this layer was given a map: it has no attention logits")
         if self.attend is not None:
             return self.map.log()
         scores, added = self.scale * self.q @ self.k.mT, self.added
@@ -206,7 +200,7 @@ def forbid(p: Tensor, mask: Tensor | None) -> Tensor:
 def put_in(layer: Seen, instead: Instead, index: int) -> Seen:
     """What a layer uses where something stands in place of its own. Raises `ValueError` for a replacement of
     the wrong shape; `index`, of the layer, is for that message."""
-    _check_instead(instead, layer, index)
+    _check_instead(instead, layer, f"layer {index}:")
     if instead.attend is not None:
         return layer._replace(attend=instead.attend)
     if instead.heads is not None or instead.kept is not None:
@@ -223,9 +217,8 @@ def put_in(layer: Seen, instead: Instead, index: int) -> Seen:
 def _put_in_parts(layer: Seen, instead: Instead) -> Seen:
     """Replace some heads, rows or columns and keep the others; a map for some needs the dense map of the
     rest."""
-    heads = torch.arange(layer.q.shape[1], device=layer.q.device)
-    if instead.heads is not None:
-        heads = torch.tensor(list(instead.heads), device=layer.q.device)
+    chosen = range(layer.q.shape[1]) if instead.heads is None else instead.heads
+    heads = torch.tensor([*chosen], device=layer.q.device)
 
     def put(current: Tensor, new: Tensor | None) -> Tensor:
         return current if new is None else current.index_copy(1, heads, new.to(current.dtype))
@@ -234,13 +227,15 @@ def _put_in_parts(layer: Seen, instead: Instead) -> Seen:
     if instead.map is not None:
         current, new = layer.map, forbid(instead.map, layer.mask)
         if instead.kept is not None:
+            from atlib.maps import keep_own  # here: whole maps need no file of operations on them
+
             new = keep_own(new.to(current.dtype), current[:, heads], *instead.kept)
         return Seen(None, None, v, layer.scale, put(current, new), mask=layer.mask)
     q, bias = instead.q, layer.bias
     if q is not None and instead.k is not None:
         if instead.scale is not None:
             q = q * (instead.scale / layer.scale)  # a layer has one scale: the rest goes into the new q
-        if layer.bias is not None or instead.bias is not None:
+        if bias is not None or instead.bias is not None:
             shape = layer.q.shape[1], layer.q.shape[2], layer.k.shape[2]
             current = layer.q.new_zeros(shape) if bias is None else bias.expand(shape)
             new = torch.zeros_like(current[heads]) if instead.bias is None else instead.bias
@@ -248,31 +243,23 @@ def _put_in_parts(layer: Seen, instead: Instead) -> Seen:
     return layer._replace(q=put(layer.q, q), k=put(layer.k, instead.k), v=v, bias=bias)
 
 
-def _check_instead(new: Instead, layer: Seen, index: int) -> None:
-    (B, H, N, d), at = layer.q.shape, f"layer {index}:"
+def _check_instead(new: Instead, layer: Seen, at: str) -> None:
+    """Raise `ValueError` for what would broadcast, or be left out, without a word."""
+    B, H, N, d = layer.q.shape
     both = new.q is not None and new.k is not None
     heads = H if new.heads is None else len(new.heads)
     beside = any(part is not None for part in new._replace(attend=None))
     if new.attend is not None and (beside or layer.added is not None):
-        raise ValueError(f"{at} attend= takes a layer's q, k and v alone, without a bias or a mask")
+        raise ValueError(f"{at} attend= takes q, k and v alone, without a bias or a mask")
     if new.map is not None and (new.q is not None or new.k is not None):
         raise ValueError(f"{at} a map is made of q and k: replace the map or q and k, not both")
     if new.kept is not None and new.map is None:
-        raise ValueError(f"{at} {new.kept} says what of a map stays, and none is put in: give map=")
+        raise ValueError(f"{at} kept= is of a map: give map=")
     for name in ("scale", "bias", "mask"):
-        if getattr(new, name) is not None and not both:
-            value = new.scale if name == "scale" else tuple(getattr(new, name).shape)
-            raise ValueError(f"{at} {name}={value} belongs to a new q and k: replace both, or the map")
-    if new.mask is not None and new.heads is not None:
-        raise ValueError(
-            f"{at} a mask {tuple(new.mask.shape)} belongs to q and k of all heads: replace the map"
-        )
-    if new.heads is not None and (
-        not heads or len(set(new.heads)) != heads or any(not 0 <= head < H for head in new.heads)
-    ):
-        raise ValueError(
-            f"{at} heads {list(new.heads)} must be distinct, at least one, and from 0 to {H - 1}"
-        )
+        if getattr(new, name) is not None and (not both or name == "mask" and new.heads is not None):
+            raise ValueError(f"{at} {name}= belongs to new q and k (a mask, of all heads): replace both")
+    if new.heads is not None and (not heads or len({*new.heads} & {*range(H)}) < heads):
+        raise ValueError(f"{at} heads={[*new.heads]}: distinct, at least one, from 0 to {H - 1}")
     # q and k need a common width, but not the layer's own: a wider teacher can teach a narrow student
     width = new.q.shape[-1] if both and new.heads is None else d
     few = (N, N), (heads, N, N), (B, 1, N, N), (B, heads, N, N)
@@ -329,24 +316,6 @@ def watched_attention(
     return SDPA(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
 
 
-def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`F.linear`, without the rows of a projection that nobody reads."""
-    watch = _current()
-    if watch is None:
-        return LINEAR(input, weight, bias)
-    if (unread := watch.unread_rows(weight)) is None:
-        output = LINEAR(input, weight, bias)
-        if watch.products is not None:
-            watch.products.append((weight, output))
-        return output
-    read, at = [], 0
-    for start, stop in (*unread, (len(weight), len(weight))):
-        rows = slice(at, start)
-        read.append((LINEAR(input, weight[rows], None if bias is None else bias[rows]), stop - start))
-        at = stop
-    return torch.cat([F.pad(output, (0, zeros)) for output, zeros in read], -1)
-
-
 def _added(attn_mask: Tensor | None, is_causal: bool, q: Tensor) -> tuple[Tensor | None, Tensor | None]:
     """What a call adds to its scores, as bias and mask: `Seen.bias`, `Seen.mask`."""
     exact = torch.promote_types(q.dtype, torch.float32)  # fp16 cannot hold FORBIDDEN
@@ -369,12 +338,28 @@ def _added(attn_mask: Tensor | None, is_causal: bool, q: Tensor) -> tuple[Tensor
     return attn_mask, None
 
 
+def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`F.linear`, without the rows of a projection that nobody reads."""
+    watch = _current()
+    unread = () if watch is None else watch.unread_rows(weight)
+    if not unread:
+        output = LINEAR(input, weight, bias)
+        if watch is not None and watch.products is not None:
+            watch.products.append((weight, output))
+        return output
+    read, at = [], 0
+    for start, stop in (*unread, (len(weight), len(weight))):
+        rows = slice(at, start)
+        read.append((LINEAR(input, weight[rows], None if bias is None else bias[rows]), stop - start))
+        at = stop
+    return torch.cat([F.pad(output, (0, zeros)) for output, zeros in read], -1)
+
+
 # --- A walk ---
 
 
 class Rows(NamedTuple):
-    """Where a layer's q, k or v comes from: rows of a projection's weight, found by where the numbers lie in
-    memory."""
+    """Where a layer's q, k or v comes from: rows of a projection's weight."""
 
     projection: nn.Module
     spans: tuple[tuple[int, int], ...]  # (first, last + 1)
@@ -388,17 +373,6 @@ class _Stop(Exception):
     """The rest of the model is not needed."""
 
 
-class _Again:
-    """What activation checkpointing needs in the backward pass, to compute again what it computed. It lives
-    as long as an input that was marked with it, and so does the swap."""
-
-    def __init__(self, watch: "_Watch"):
-        self.replace, self.unread = watch.replace, watch.unread
-        self.masks, self.slots = watch.masks, watch.slots
-        _swap()
-        weakref.finalize(self, _swap_back)
-
-
 class _Watch:
     """What is noted in one forward of a model, and what stands in place of its own."""
 
@@ -406,39 +380,61 @@ class _Watch:
         self,
         replace: Mapping[int, Instead],
         masks: Sequence[DropPathMasks] | None = None,
-        slots: frozenset[nn.Module] = frozenset(),
-        *,
         at: tuple[int, int] = (0, 0),
-        batch: int | None = None,
-        stop_after: int | None = None,
-        values: bool = False,
-        head: bool = True,
-        projections: Projections | None = None,
-        looks: bool = False,
     ):
-        self.replace, self.masks, self.slots = replace, masks, slots
+        self.replace, self.masks = replace, masks
         self.first, self.branch = at  # the layer, and how many branches of the one before were dropped
-        self.batch, self.stop_after, self.head, self.stops = batch, stop_after, head, True
+        self.unread: Mapping[int, Sequence[Rows]] = {}  # rows that nobody reads, by layer
+        self.batch: int | None = None
+        self.stop_after: int | None = None
+        self.head = self.stops = True
         self.layers: list[Seen] = []
         self.passed: list[str] = []
-        self.unread = _unread(replace, projections or (), None if values else stop_after)
-        self.products: list[tuple[Tensor, Tensor]] | None = [] if looks else None
+        self.products: list[tuple[Tensor, Tensor]] | None = None  # (weight, its output), to find projections
         self.rows: list[dict[str, tuple[Tensor, tuple]]] = []
-        # in eager mode: the modules that run with their inputs, and the blocks
-        self.running: list[tuple[nn.Module, tuple]] = []
+        # in eager mode:
+        self.running: list[tuple[nn.Module, tuple]] = []  # modules with their inputs
         self.elements: dict[nn.Module, nn.Module] = {}  # those of lists of modules, and the list
+        self.slots: frozenset[nn.Module] = frozenset()  # places of stochastic depth
+        self.switches: list[
+            tuple[Any, str, Any]
+        ] = []  # (object, attribute, value) that let modules make the call
         self.blocks: list[nn.Module | None] = []
-        self.open: nn.Module | None = None
+        self.open: nn.Module | None = None  # the block that runs, once its attention was noted
         self.tokens: Tensor | None = None
         self.stream: list[Tensor] = []
-        self.repeats = False  # whether it matters that a backward pass computes parts again
-        self.again: _Again | None = None
         self.learns = False  # whether gradients are kept
-        self.leaves: Callable[[], None] | None = None  # what ends a walk that a backward pass has begun
+
+    @property
+    def index(self) -> int:
+        """The layer that comes next."""
+        return self.first + len(self.layers)
+
+    def look_at(self, model: nn.Module) -> None:
+        """Note a model's lists of modules, its places of stochastic depth, what must be switched in it."""
+        slots = set()
+        for module in model.modules():
+            config = vars(module).get("config")
+            if isinstance(module, (nn.ModuleList, nn.Sequential)):
+                self.elements |= dict.fromkeys(module.children(), module)
+            if hasattr(type(module), "unshard"):  # FSDP2 has to see every module's end
+                self.stops = False
+            if vars(module).get("fused_attn") is False:  # timm
+                self.switches.append((module, "fused_attn", True))
+            elif getattr(config, "_attn_implementation", None) not in (None, "sdpa"):  # transformers
+                self.switches.append((config, "_attn_implementation", "sdpa"))
+            if self.masks is not None:
+                slots |= {part for name, part in module.named_children() if name.startswith("drop_path")}
+        self.slots = frozenset(slots)
+        if self.masks is not None and not slots:
+            raise ValueError(
+                f"a {type(model).__name__} has no modules named drop_path, whose masks were given"
+            )
+        self.learns = torch.is_grad_enabled() and model.training
 
     def note(self, layer: Seen) -> Seen:
         """Note what a layer computes with; what it shall use."""
-        index = self.first + len(self.layers)
+        index = self.index
         if self.batch is not None and len(layer.q) != self.batch:
             windows = len(layer.q) / self.batch
             raise Unwalkable(f"{self.caller()} attends in {windows:g} windows an image: no map of all tokens")
@@ -446,7 +442,7 @@ class _Watch:
             self.rows.append(_rows(layer, self.products))
             self.products.clear()
         if index in self.replace:
-            if any(index == of_layer for of_layer, _ in self.unread):
+            if self.unread.get(index):
                 layer = layer._replace(v=layer.v.clone())  # without the rows of zeros beside it
             layer = put_in(layer, self.replace[index], index)
         self.layers.append(layer)
@@ -461,66 +457,41 @@ class _Watch:
         places = [(part, inputs) for part, inputs in self.running if part in self.elements]
         # the outermost of several alike: a list inside of a block is part of it
         several = (place for place in places if len(self.alike(place[0])) > 1)
-        place = next(several, places[0] if places else None)
-        block = None if place is None else place[0]
+        block, inputs = next(several, places[0] if places else (None, ()))
         if block is not None and block is self.open:
             raise Unwalkable(f"a {type(block).__name__} attends more than once: its layer has no single map")
         self.blocks.append(block)
         self.open = block
-        if place is not None and place[1] and isinstance(place[1][0], Tensor):
-            self.tokens = place[1][0]
-        caller = self.running[-1][0]
-        if self.learns and not torch.is_grad_enabled() and any(p.requires_grad for p in caller.parameters()):
+        if inputs and isinstance(inputs[0], Tensor):
+            self.tokens = inputs[0]
+        weights = self.running[-1][0].parameters()
+        if self.learns and not torch.is_grad_enabled() and any(weight.requires_grad for weight in weights):
             raise Unwalkable(
                 "reentrant activation checkpointing hides q and k from gradients: use_reentrant=False"
             )
 
-    def unread_rows(self, weight: Tensor) -> tuple[tuple[int, int], ...] | None:
-        """The rows of a weight that nobody reads at this place of the forward; None for none."""
-        index = self.first + len(self.layers)
-        for layer, (projection, spans) in self.unread:
+    def unread_rows(self, weight: Tensor) -> tuple[tuple[int, int], ...]:
+        """The rows of a weight that nobody reads at this place of the forward."""
+        for projection, spans in self.unread.get(self.index, ()):
             hooked = projection._forward_hooks or projection._forward_pre_hooks
-            if layer == index and weight is projection.weight and not hooked:
+            if weight is projection.weight and not hooked:
                 return spans
-        return None
-
-    def enter(self, module: nn.Module, inputs: tuple) -> None:
-        """A module begins."""
-        self.running.append((module, inputs))
-        if self.repeats and _in_checkpoint():
-            if self.again is None:
-                self.again = _Again(self)
-            self.mark(inputs)
-
-    def mark(self, tensors: tuple) -> None:
-        """Let a backward pass know, where it computes from these tensors again, where in the walk that is."""
-        for x in tensors:
-            if isinstance(x, Tensor):
-                memory = x.untyped_storage()
-                if getattr(memory, "_atlib", (None,))[0] is not self.again:
-                    memory._atlib = self.again, (self.first + len(self.layers), self.branch)
+        return ()
 
     def leave(self, module: nn.Module, inputs: tuple, output: Any) -> Any:
-        """A module ends, by an exception too; what it returns, where that is another than its own."""
+        """A module ends, by an exception too (output None); what it returns, where that is not its own."""
         self.running.pop()
-        changed = None
-        index = self.first + len(self.layers) - 1
-        masked = self.masks is not None and module in self.slots and output is not None
-        if masked and index < len(self.masks):
-            mask = self.masks[index][self.branch]
-            changed = mask.to(inputs[0].dtype) * inputs[0]
+        changed, layer = None, self.index - 1
+        if self.masks is not None and module in self.slots and output is not None and layer < len(self.masks):
+            changed = self.masks[layer][self.branch].to(inputs[0].dtype) * inputs[0]
             self.branch += 1
         if module is self.open and output is not None:
             self.open = None
-            first = output[0] if isinstance(output, (tuple, list)) else output
-            self.tokens = first
-            self.stream.append(first)
+            self.tokens = output[0] if isinstance(output, (tuple, list)) else output
+            self.stream.append(self.tokens)
             *_, last = self.elements[module].children()
             if not self.head and module is last and self.stops:
                 raise _Stop
-        if self.leaves is not None and not self.running:
-            self.mark(output if isinstance(output, tuple) else (output,))
-            self.leaves()
         return changed
 
     def alike(self, block: nn.Module) -> list[nn.Module]:
@@ -560,31 +531,23 @@ def walk(
     """
     if (reason := getattr(model, "not_walkable", None)) is not None:
         raise Unwalkable(f"cannot walk a {type(model).__name__}: {reason}")
-    watch = _Watch(
-        replace or {},
-        drop_path,
-        batch=len(images) if isinstance(images, Tensor) else None,
-        stop_after=stop_after,
-        values=values,
-        head=head,
-        projections=projections,
-    )
-    return _walk(watch, model, lambda: outputs(model, images), values)
+    watch = _Watch(replace or {}, drop_path)
+    watch.stop_after, watch.head = stop_after, head
+    if projections is not None:
+        watch.unread = _unread(watch.replace, projections, None if values else stop_after)
+    return _walk(watch, model, images, values)
 
 
 @torch.no_grad()
 def find_projections(model: nn.Module, images: Tensor) -> tuple[Walk, Projections]:
     """A walk in the mode that the model is in, and where each layer's q, k and v come from: rows of a linear
     projection, found by where their numbers lie in memory, never by name."""
-    watch = _Watch({}, batch=len(images) if isinstance(images, Tensor) else None, looks=True)
-    seen = _walk(watch, model, lambda: outputs(model, images), True)
+    watch = _Watch({})
+    watch.products = []
+    seen = _walk(watch, model, images, True)
     holders = {id(part.weight): part for part in model.modules() if type(part) is nn.Linear}
     return seen, tuple(
-        {
-            part: Rows(holders[id(weight)], spans)
-            for part, (weight, spans) in rows.items()
-            if id(weight) in holders
-        }
+        {part: Rows(holders[id(w)], spans) for part, (w, spans) in rows.items() if id(w) in holders}
         for rows in watch.rows
     )
 
@@ -598,17 +561,15 @@ def sample_drop_path(model: nn.Module, images: Tensor) -> list[DropPathMasks]:
     """
 
     def mask(module: nn.Module) -> Tensor:
-        keep = 1 - getattr(module, "drop_prob", 0.0)
+        keep = 1 - getattr(module, "drop_prob", 0.0)  # a place where nothing is dropped is an Identity
         scale = keep if getattr(module, "scale_by_keep", True) and keep > 0 else 1.0
         return images.new_empty(len(images), 1, 1).bernoulli_(keep) / scale
 
-    places = ([p for name, p in part.named_children() if _drops(name)] for part in model.modules())
-    return [(mask(of_layer[0]), mask(of_layer[-1])) for of_layer in places if of_layer]
-
-
-def _drops(name: str) -> bool:
-    """Whether a module of this name is a place of stochastic depth, also where it drops nothing."""
-    return name.startswith("drop_path")
+    layers = (
+        [part for name, part in block.named_children() if name.startswith("drop_path")]
+        for block in model.modules()
+    )
+    return [(mask(places[0]), mask(places[-1])) for places in layers if places]
 
 
 def outputs(model: nn.Module, images: Tensor) -> Any:
@@ -629,52 +590,45 @@ def outputs(model: nn.Module, images: Tensor) -> Any:
     return output
 
 
-def _walk(watch: _Watch, model: nn.Module, call: Callable[[], Any], values: bool = False) -> Walk:
-    """The walk that `watch` is for, of a model that `call` runs."""
-    output = None
+def _walk(watch: _Watch, model: nn.Module, images: Tensor, values: bool) -> Walk:
+    """The walk that `watch` is for."""
+    watch.batch = len(images) if isinstance(images, Tensor) else None
     if torch.compiler.is_compiling():
         if watch.masks:
-            raise RuntimeError(
-                "stochastic depth is not shared in a compiled graph: Plan(share_drop_path=False)"
-            )
-        output = _traced(watch, call)
+            raise RuntimeError("a compiled graph shares no stochastic depth: Plan(share_drop_path=False)")
+        output = _traced(watch, model, images)
     else:
-        with _watching(watch, model):
+        watch.look_at(model)
+        with _watching(watch):
             try:
-                output = call()
+                output = outputs(model, images)
             except _Stop:
                 output = None
         _check_layers(watch, model)
-    layers = tuple(watch.layers)
-    if watch.stop_after is None:
-        return Walk(
-            output if watch.head else None, layers, watch.tokens, tuple(watch.stream), tuple(watch.passed)
-        )
-    layers, stream = layers[: watch.stop_after + 1], tuple(watch.stream[: watch.stop_after])
-    if not values:
-        layers = (*layers[:-1], layers[-1]._replace(v=None))
-    return Walk(None, layers, watch.tokens, stream, tuple(watch.passed))
+    layers, stream = watch.layers, watch.stream
+    if watch.stop_after is not None:  # also where nothing stops, as in a compiled graph
+        output, layers, stream = None, layers[: watch.stop_after + 1], stream[: watch.stop_after]
+        if not values:
+            layers[-1] = layers[-1]._replace(v=None)
+    return Walk(
+        output if watch.head else None, tuple(layers), watch.tokens, tuple(stream), tuple(watch.passed)
+    )
 
 
 def _check_layers(watch: _Watch, model: nn.Module) -> None:
     """Raise `Unwalkable` where layers made no call, and `ValueError` for layers that there are not."""
-    kind, depth = type(model).__name__, len(watch.layers)
-    whole = watch.stop_after is None
+    kind, depth, whole = type(model).__name__, len(watch.layers), watch.stop_after is None
     block = next((block for block in watch.blocks if block is not None), None)
     alike = [] if block is None else watch.alike(block)
-    expected = len(alike) or sum("attention" in type(part).__name__.lower() for part in model.modules())
     seen = sum(part in watch.blocks for part in alike)
     if not depth or whole and seen < len(alike):
+        expected = len(alike) or sum("attention" in type(part).__name__.lower() for part in model.modules())
         raise Unwalkable(
             f"a {kind}: {seen} of {expected} layers call F.scaled_dot_product_attention, which is seen"
         )
-    wanted = [*watch.replace, *([] if whole else [watch.stop_after])]
-    if wrong := [
-        layer for layer in wanted if layer < 0 or layer >= depth and (whole or layer == watch.stop_after)
-    ]:
-        raise ValueError(
-            f"layer {wrong[0]} does not exist: this {kind} has depth {depth}, layers 0 to {depth - 1}"
-        )
+    asked = {*watch.replace} if whole else {watch.stop_after, *(i for i in watch.replace if i < 0)}
+    if wrong := asked - {*range(depth)}:
+        raise ValueError(f"layer {min(wrong)} does not exist: this {kind} has depth {depth}")
     if watch.masks is not None and whole and len(watch.masks) != depth:
         raise ValueError(f"drop_path has masks for {len(watch.masks)} layers, this {kind} has depth {depth}")
 
@@ -706,21 +660,19 @@ def _rows(layer: Seen, products: list[tuple[Tensor, Tensor]]) -> dict[str, tuple
 
 def _unread(
     replace: Mapping[int, Instead], projections: Projections, stop_after: int | None
-) -> list[tuple[int, Rows]]:
-    """(layer, rows that nobody reads) under these replacements, where the walk ends before the values of
+) -> dict[int, list[Rows]]:
+    """By layer, the rows that nobody reads under these replacements, where the walk ends before the values of
     `stop_after`."""
-    unread = []
+    unread = {}
     for layer, rows_of in enumerate(projections):
-        new = replace.get(layer, Instead())
-        whole = new.heads is None and new.kept is None
-        parts = {name for name in "qkv" if whole and getattr(new, name) is not None}
-        parts |= {"q", "k"} if whole and new.map is not None else set()
-        parts |= {"qk"} if {"q", "k"} <= parts else set()
-        parts |= {"v"} if layer == stop_after else set()
+        new, parts = replace.get(layer, Instead()), {"v"} if layer == stop_after else set()
+        if new.heads is None and new.kept is None:
+            parts |= {name for name in "qkv" if getattr(new, name) is not None}
+            parts |= {"q", "k", "qk"} if new.map is not None or {"q", "k"} <= parts else set()
         spans: dict[nn.Module, list] = {}
-        for part in sorted(part for part in parts if part in rows_of):
+        for part in parts & rows_of.keys():
             spans.setdefault(rows_of[part].projection, []).extend(rows_of[part].spans)
-        unread += [(layer, Rows(projection, tuple(sorted(ranges)))) for projection, ranges in spans.items()]
+        unread[layer] = [Rows(projection, tuple(sorted(ranges))) for projection, ranges in spans.items()]
     return unread
 
 
@@ -736,62 +688,32 @@ def _current() -> _Watch | None:
     return _TRACED if torch.compiler.is_compiling() else _WATCH.get()
 
 
-def _traced(watch: _Watch, call: Callable[[], Any]) -> Any:
+def _traced(watch: _Watch, model: nn.Module, images: Tensor) -> Any:
     global _TRACED
     before = F.scaled_dot_product_attention, F.linear
     _TRACED, F.scaled_dot_product_attention, F.linear = watch, watched_attention, _linear
     try:
-        return call()
+        return outputs(model, images)
     finally:
         _TRACED = None
         F.scaled_dot_product_attention, F.linear = before
 
 
 @contextmanager
-def _watching(watch: _Watch, model: nn.Module):
-    """Within it, what runs in this thread is noted by `watch`."""
-    modules, slots, undo = [*model.modules()], set(), []
-    for module in modules:
-        if isinstance(module, (nn.ModuleList, nn.Sequential)):
-            watch.elements |= dict.fromkeys(module.children(), module)
-        if hasattr(type(module), "unshard"):  # FSDP2 has to see every module's end
-            watch.stops = False
-        if watch.masks is not None:
-            slots |= {part for name, part in module.named_children() if _drops(name)}
-    watch.slots = frozenset(slots)
-    if watch.masks is not None and not slots:
-        raise ValueError(f"a {type(model).__name__} has no modules named drop_path, whose masks were given")
-    watch.learns = torch.is_grad_enabled() and model.training
-    watch.repeats = torch.is_grad_enabled() and bool(watch.replace or watch.masks)
+def _watching(watch: _Watch) -> Iterator[None]:
+    """Within it, what runs in this thread is noted by `watch`, and modules make the call that can."""
+    before = [(switched, name, getattr(switched, name)) for switched, name, _ in watch.switches]
     _swap()
     token = _WATCH.set(watch)
     try:
-        undo = _made_to_call(modules)
+        for switched, name, value in watch.switches:
+            setattr(switched, name, value)
         yield
     finally:
-        _undone(undo)
+        for switched, name, value in before:
+            setattr(switched, name, value)
         _WATCH.reset(token)
         _swap_back()
-
-
-def _made_to_call(modules: Iterable[nn.Module]) -> list[tuple[Any, str, Any]]:
-    """Let modules make the call that can: what was changed, (object, attribute, value before)."""
-    undo = []
-    for module in modules:
-        attributes = vars(module)
-        config = attributes.get("config")
-        if attributes.get("fused_attn") is False:  # timm
-            undo.append((module, "fused_attn", False))
-            module.fused_attn = True
-        elif (now := getattr(config, "_attn_implementation", None)) not in (None, "sdpa"):  # transformers
-            undo.append((config, "_attn_implementation", now))
-            config._attn_implementation = "sdpa"
-    return undo
-
-
-def _undone(undo: list[tuple[Any, str, Any]]) -> None:
-    for changed, name, value in reversed(undo):
-        setattr(changed, name, value)
 
 
 def _swap() -> None:
@@ -799,8 +721,9 @@ def _swap() -> None:
     with _LOCK:
         if not _SWAPS:
             fast = torch.backends.mha.get_fastpath_enabled()  # of nn.MultiheadAttention: it makes no call
-            _BEFORE[:] = [F.scaled_dot_product_attention, F.linear, fast]
+            _BEFORE[:] = [F.scaled_dot_product_attention, F.linear, checkpointing._CheckpointFrame, fast]
             F.scaled_dot_product_attention, F.linear = watched_attention, _linear
+            checkpointing._CheckpointFrame = _Frame
             torch.backends.mha.set_fastpath_enabled(False)
             _HANDLES[:] = [
                 register_module_forward_pre_hook(_entered),
@@ -814,19 +737,16 @@ def _swap_back() -> None:
     with _LOCK:
         _SWAPS -= 1
         if not _SWAPS:
-            F.scaled_dot_product_attention, F.linear, fast = _BEFORE
+            F.scaled_dot_product_attention, F.linear, checkpointing._CheckpointFrame, fast = _BEFORE
             torch.backends.mha.set_fastpath_enabled(fast)
             for handle in _HANDLES:
                 handle.remove()
 
 
 def _entered(module: nn.Module, inputs: tuple) -> None:
-    if torch.compiler.is_compiling():
-        return
-    watch = _WATCH.get()
-    if watch is None and (watch := _computed_again(module, inputs)) is None:
-        return
-    watch.enter(module, inputs)
+    watch = None if torch.compiler.is_compiling() else _WATCH.get()
+    if watch is not None:
+        watch.running.append((module, inputs))
 
 
 def _left(module: nn.Module, inputs: tuple, output: Any) -> Any:
@@ -834,36 +754,22 @@ def _left(module: nn.Module, inputs: tuple, output: Any) -> Any:
     return None if watch is None else watch.leave(module, inputs, output)
 
 
-# --- Activation checkpointing ---
+class _Frame(checkpointing._CheckpointFrame):
+    """A part of a forward that activation checkpointing computes again in the backward pass, which knows
+    nothing of a walk: with what stood in place of the layers' own in the first pass."""
 
+    def __init__(self, recompute, *options):
+        watch = _WATCH.get()
+        if watch is not None:
+            # not the watch itself, which holds all layers
+            parts = watch.replace, watch.masks, (watch.index, watch.branch)
+            places = watch.unread, watch.slots, watch.switches
+            plain = recompute
 
-def _in_checkpoint() -> bool:
-    """Whether what is computed now may be computed again: something else than memory keeps tensors."""
-    if not torch.is_grad_enabled():
-        return False
-    if hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks"):
-        return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
-    frame = sys._getframe()  # before torch 2.8 only the stack says it
-    while frame is not None and frame.f_code.co_filename != torch.utils.checkpoint.__file__:
-        frame = frame.f_back
-    return frame is not None
+            def recompute(*inputs):
+                again = _Watch(*parts)
+                again.unread, again.slots, again.switches = places
+                with _watching(again):
+                    plain(*inputs)
 
-
-def _computed_again(module: nn.Module, inputs: tuple) -> _Watch | None:
-    """The walk that goes on where a backward pass computes a part of a forward again; None elsewhere."""
-    if torch._C._current_graph_task_id() == -1:
-        return None
-    memory = (x.untyped_storage() for x in inputs if isinstance(x, Tensor))
-    again, at = next((m._atlib for m in memory if hasattr(m, "_atlib")), (None, None))
-    if again is None:
-        return None
-    watch = _Watch(again.replace, again.masks, again.slots, at=at)
-    watch.unread, watch.again, watch.repeats = again.unread, again, True
-    token, undo = _WATCH.set(watch), _made_to_call(module.modules())
-
-    def leaves() -> None:
-        _undone(undo)
-        _WATCH.reset(token)
-
-    watch.leaves = leaves
-    return watch
+        super().__init__(recompute, *options)

@@ -48,9 +48,7 @@ class FeatureDistillation(Distillation):
 
     Where the widths differ, a linear layer for each pair of layers makes the student's stream as wide as the
     teacher's; these are trained beside the student and are no part of `.student`. Narrow students gain little
-    from wide teachers this way (arXiv 2511.15572). Both need equal prefix tokens and patch grids.
-    normalisation: of the images that the pair is given (`atlib.pair.Pair`). Raises `ValueError` where they
-    differ, or the depths without a mapping, `Unwalkable` for models `walk` refuses. Source: the
+    from wide teachers this way (arXiv 2511.15572). Both need equal prefix tokens and patch grids. Source: the
     feature-distillation baseline of arXiv 2411.09702 (81.3 % with ViT-L).
     """
 
@@ -76,19 +74,17 @@ class FeatureDistillation(Distillation):
         self.projectors = None
         if student.embed_dim != teacher.embed_dim:
             weight = next(student.parameters())
-            like = {"device": weight.device, "dtype": weight.dtype}
-            projectors = (nn.Linear(student.embed_dim, teacher.embed_dim, **like) for _ in self.pairs)
-            self.projectors = nn.ModuleList(projectors)
+            sizes = student.embed_dim, teacher.embed_dim
+            self.projectors = nn.ModuleList(
+                nn.Linear(*sizes, device=weight.device, dtype=weight.dtype) for _ in self.pairs
+            )
 
     def transferred(self, images: Tensor) -> Transferred:
         """Student logits and the squared error between the residual streams."""
         last = max(of_teacher for _, of_teacher in self.pairs)
         with self.frozen_teachers():
-            shown = self.for_teacher(images)
-            if last + 1 < len(self.teacher.blocks):
-                teacher_stream = walk(self.teacher, shown, stop_after=last + 1).stream
-            else:
-                teacher_stream = walk(self.teacher, shown, head=False).stream
+            stop = last + 1 if last + 1 < len(self.teacher.blocks) else None
+            teacher_stream = walk(self.teacher, self.for_teacher(images), head=False, stop_after=stop).stream
         seen = walk(self.student, images)
         streams = [seen.stream[layer] for layer in self.layers]
         if self.projectors is not None:
@@ -103,10 +99,9 @@ class TokenDistillation(Distillation):
 
     The linear layer is trained beside the student and is no part of `.student`. The two need equally many
     tokens. tokens: gives the teacher's tokens (B, N, D) of images as the student is given them, for instance
-    stored ones; None: the teacher makes them in every step. normalisation: of the images that the pair is
-    given (`atlib.pair.Pair`). Source: Wei et al. 2022 (arXiv 2205.14141), section 3, whose loss is smooth L1
-    and whose students see no labels meanwhile; ours has the book's squared error, beside labels. Raises
-    `ValueError` where the numbers of tokens differ.
+    stored ones; None: the teacher makes them in every step. Source: Wei et al. 2022 (arXiv 2205.14141),
+    section 3, whose loss is smooth L1 and whose students see no labels meanwhile; ours has the book's squared
+    error, beside labels.
     """
 
     def __init__(
@@ -126,8 +121,6 @@ class TokenDistillation(Distillation):
         with self.frozen_teachers():
             teacher_tokens = self._tokens(images)
         tokens = self.student.forward_features(images)
-        if tokens.shape[1] != teacher_tokens.shape[1]:
-            raise ValueError(f"{tokens.shape[1]} and {teacher_tokens.shape[1]} tokens of student and teacher")
         target = F.layer_norm(teacher_tokens, teacher_tokens.shape[-1:]).clone()
         return Transferred(self.student.forward_head(tokens), feature_mse([self.projector(tokens)], [target]))
 
@@ -138,9 +131,8 @@ class LogitDistillation(Distillation):
 
     Soft (`hard=False`): τ² · KL at `temperature` τ, for `Recipe(task_weight=0.9, transfer_weight=0.1)`. Hard:
     cross-entropy with the teacher's top class, for `Recipe(task_weight=0.5, transfer_weight=0.5)`: with these
-    weights they are DeiT's two formulas. normalisation: of the images that the pair is given
-    (`atlib.pair.Pair`). Source: Touvron et al. 2021 (arXiv 2012.12877), equations 2 and 3; τ = 3. Raises
-    `ValueError` for a temperature not above 0.
+    weights they are DeiT's two formulas. Source: Touvron et al. 2021 (arXiv 2012.12877), equations 2 and 3; τ
+    = 3.
     """
 
     def __init__(
@@ -153,13 +145,10 @@ class LogitDistillation(Distillation):
         normalisation: Normalisation | None = None,
     ):
         super().__init__(student, teacher, normalisation=normalisation)
-        if not temperature > 0:
-            raise ValueError(f"temperature={temperature}: it must be above 0")
         self.temperature, self.hard = temperature, hard
 
     def transferred(self, images: Tensor) -> Transferred:
-        """Student logits and the distillation loss. Raises `ValueError` when the teacher predicts other
-        classes."""
+        """Student logits and the distillation loss."""
         with self.frozen_teachers():
             teacher_logits = self.teacher(self.for_teacher(images))
         logits, teacher_logits = self.student(images), teacher_logits.clone()
@@ -179,12 +168,7 @@ def one_group(images: Tensor) -> Tensor:
 
 class StoredMaps(Pair):
     """A student whose maps are, for every image, those that are stored for its group: it needs no teacher any
-    more.
-
-    maps: a list over layers of (groups, H, N, N), which become buffers. group_of: see `Groups`.
-    normalisation: of the images that it is given (`atlib.pair.Pair`). Raises `Unwalkable` for a student that
-    `walk` refuses, and `ValueError` for another number of maps than it has layers.
-    """
+    more. maps: a list over layers of (groups, H, N, N), which become buffers. group_of: see `Groups`."""
 
     not_walkable = "it is a student with stored maps: walk its .student"
 
@@ -241,7 +225,7 @@ class MeanMapCopy(StoredMaps):
 
     `reference`: images (n, 3, height, width), or batches of them, such as training images without
     augmentation. `group_of`: see `Groups`. `number`: of groups. normalisation: of all these images
-    (`atlib.pair.Pair`). Raises `ValueError` for a group without a reference image.
+    (`atlib.pair.Pair`).
     """
 
     def __init__(
@@ -262,17 +246,15 @@ class MeanMapCopy(StoredMaps):
 
 def save_stored_maps(path: str | Path, model: StoredMaps, student: Architecture, more: Mapping = {}) -> Path:
     """Write a student with the maps that it needs, all images in one group; more: as in
-    `atlib.checkpoint.save_vit`. Returns the path. Raises `ValueError` for maps of several groups: what says
-    an image's group is a function, and a file has none."""
+    `atlib.checkpoint.save_vit`. Returns the path."""
     if (groups := len(model.maps_0)) != 1:
         raise ValueError(f"maps of {groups} groups: save model.state_dict(), a file cannot hold group_of=")
-    seen = None if model.normalisation is None else model.normalisation.describe()
     header = {
         **more,
         "needs_teacher": True,
         "stored_maps": True,
         "student": student._asdict(),
-        "pair_normalisation": seen,
+        "pair_normalisation": model.normalisation and model.normalisation.describe(),
     }
     return write_tensors(Path(path), dict(model.state_dict()), header)
 
@@ -292,9 +274,7 @@ def load_stored_maps(path: str | Path) -> StoredMaps:
         model = StoredMaps(student, [tensors[name] for name in names], normalisation=told)
         model.load_state_dict(tensors)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise OSError(
-            f"{path} holds no student with its maps ({type(error).__name__}: {error}); it was left as it is"
-        ) from error
+        raise OSError(f"{path} holds no student with its maps ({type(error).__name__}: {error})") from error
     return model.eval()
 
 
@@ -310,9 +290,8 @@ def mean_maps(
     """The mean map of every group and layer: a list over layers of (number, H, N, N).
 
     `images`: (n, 3, height, width), of which `batch` are walked at a time, or batches of them, where there
-    are more than memory holds. normalisation: of these images; None: they are as the ViT shall see them.
-    The ViT runs in eval mode and is left in the mode it was in. Raises `ValueError` for a group without an
-    image or beyond `number`.
+    are more than memory holds. normalisation: of these images; None: they are as the ViT shall see them. The
+    ViT runs in eval mode and is left in the mode it was in.
     """
     view = View.of(vit)
     counts = torch.zeros(number, dtype=torch.long)
@@ -338,11 +317,7 @@ def mean_maps(
 
 def feature_mse(student: Sequence[Tensor], teacher: Sequence[Tensor]) -> Tensor:
     """Squared error between residual streams (B, N, D), `Walk.stream` of some layers: mean over elements,
-    summed over layers.
-
-    The feature-distillation baseline of arXiv 2411.09702. Raises ValueError when the numbers of layers or the
-    shapes differ.
-    """
+    summed over layers. The feature-distillation baseline of arXiv 2411.09702."""
     shapes = [[tuple(stream.shape) for stream in streams] for streams in (student, teacher)]
     if not student or shapes[0] != shapes[1]:
         raise ValueError(f"the student's residual streams are {shapes[0]}, the teacher's {shapes[1]}")
@@ -353,12 +328,8 @@ def feature_mse(student: Sequence[Tensor], teacher: Sequence[Tensor]) -> Tensor:
 
 def soft_distillation(student_logits: Tensor, teacher_logits: Tensor, temperature: float) -> Tensor:
     """τ² · KL(teacher ‖ student) of class predictions softened by the temperature τ: a scalar, in nats; mean
-    over the batch.
-
-    logits: (B, classes). DeiT's soft distillation adds it with weight 0.1 to 0.9 · cross-entropy, τ = 3
-    (Touvron et al. 2021, arXiv 2012.12877, equation 2). Raises ValueError for a temperature that is not above
-    0.
-    """
+    over the batch. logits: (B, classes). DeiT's soft distillation adds it with weight 0.1 to 0.9 ·
+    cross-entropy, τ = 3 (Touvron et al. 2021, arXiv 2012.12877, equation 2)."""
     if not temperature > 0:
         raise ValueError(f"temperature={temperature}: it must be above 0")
     _check_logits(student_logits, teacher_logits)
@@ -369,11 +340,8 @@ def soft_distillation(student_logits: Tensor, teacher_logits: Tensor, temperatur
 
 def hard_distillation(student_logits: Tensor, teacher_logits: Tensor) -> Tensor:
     """Cross-entropy of the student with the teacher's most likely class as the label: a scalar, in nats; mean
-    over the batch.
-
-    logits: (B, classes). DeiT's hard distillation adds it with weight 1/2 to 1/2 · cross-entropy (arXiv
-    2012.12877, equation 3).
-    """
+    over the batch. logits: (B, classes). DeiT's hard distillation adds it with weight 1/2 to 1/2 ·
+    cross-entropy (arXiv 2012.12877, equation 3)."""
     _check_logits(student_logits, teacher_logits)
     return F.cross_entropy(student_logits, teacher_logits.argmax(-1))
 

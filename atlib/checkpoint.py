@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from atlib._util import write_atomically
 from atlib.attention_transfer import AttentionTransfer
-from atlib.compatibility import differences
 from atlib.pair import Normalisation, attach
 from atlib.plan import Plan
-from atlib.vit import VITS, Architecture
+from atlib.student import unlike
+from atlib.vit import Architecture
 
 
 def save_weights(path: str | Path, model: nn.Module) -> Path:
@@ -212,27 +212,8 @@ def _load_state(vit: nn.Module, tensors: dict[str, Tensor], path: str | Path) ->
 
 
 def _check_architecture(vit: VisionTransformer, architecture: Architecture) -> None:
-    if not isinstance(architecture, Architecture):
-        raise ValueError(f"architecture={architecture!r}: give an Architecture, which timm builds")
     Architecture.read(architecture._asdict())  # or the file could not be read
     with torch.random.fork_rng(devices=[]):  # its weights are drawn for nothing
         built = architecture.build_classifier()
-    twin, mine = built.state_dict(), vit.state_dict()
-    differ = sorted(
-        name
-        for name in twin.keys() | mine.keys()
-        if name not in twin or name not in mine or twin[name].shape != mine[name].shape
-    )
-    if differ:
-        more = f" and {len(differ) - 5} more" if len(differ) > 5 else ""
-        wrong = f"they differ in {', '.join(differ[:5])}{more}"
-        raise ValueError(f"{architecture} does not build this ViT: {wrong}")
-    if not isinstance(built, VITS):
-        return
-    # What weights do not show: the same shapes with other heads or another activation are another function.
-    heads = [[block.attn.num_heads for block in one.blocks] for one in (built, vit)]
-    components = differences(built, vit)
-    if heads[0] != heads[1] or components:
-        what = f"heads {heads}" if heads[0] != heads[1] else str(components)
-        wrong = f"its weights fit, but the two differ in {what}"
-        raise ValueError(f"{architecture} does not build this ViT: {wrong}")
+    if wrong := unlike(built, vit):
+        raise ValueError(f"{architecture} does not build this ViT: they differ in {', '.join(wrong[:5])}")

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from atlib._util import write_atomically
 
-MANIFEST, FACTS, FIRST = "manifest.json", "facts.json", "process-00000.safetensors"
+MANIFEST, FACTS, PROCESS = "manifest.json", "facts.json", "process-{:05d}.safetensors"
 
 
 class CheckpointError(OSError):
@@ -90,11 +90,8 @@ class CheckpointManager:
         metrics: Mapping,
     ) -> Path:
         """Write a checkpoint of all that `accelerator` has prepared, of `facts` (with the "step"), and of
-        tensors, and return its path.
-
-        own: this process's tensors; shared: tensors that are the same on all processes. Every process must
-        call it. Raises `CheckpointError` when it cannot be written.
-        """
+        tensors, and return its path. own: this process's tensors; shared: tensors that are the same on all
+        processes. Every process must call it. Raises `CheckpointError` when it cannot be written."""
         path = self.folder / f"step-{facts['step']:08d}"
         temporary = path.with_name(f".{path.name}.tmp")
         try:
@@ -105,7 +102,7 @@ class CheckpointManager:
             if not temporary.is_dir():
                 raise OSError(errno.ENOENT, "the folder must be one that all machines see")
             accelerator.save_state(str(temporary))
-            _save_tensors(own, _file_of_process(temporary, accelerator))
+            _save_tensors(own, temporary / PROCESS.format(accelerator.process_index))
             if accelerator.is_main_process:
                 _save_tensors(shared, temporary / "shared.safetensors")
                 beside = {"config": {**self.config, **config}, "processes": accelerator.num_processes}
@@ -122,10 +119,8 @@ class CheckpointManager:
             if accelerator.is_main_process:
                 shutil.rmtree(temporary, ignore_errors=True)
             kept = self._checkpoints()
-            raise CheckpointError(
-                f"the checkpoint {path} could not be written ({error}); the last one is"
-                f" {kept[-1] if kept else None}: make room, then resume"
-            ) from error
+            last = kept[-1] if kept else None
+            raise CheckpointError(f"{path} could not be written ({error}); kept: {last}") from error
         return path
 
     def restore(self, accelerator: Accelerator, config: Mapping) -> Restored | None:
@@ -159,9 +154,10 @@ class CheckpointManager:
         if changed := differences(then, json.loads(json.dumps(now))):
             raise ValueError(f"the run in {self.folder} was started otherwise: {'; '.join(changed)}")
         accelerator.load_state(str(path))
-        file = _file_of_process(path, accelerator)  # of a process more than there were: the first one's
-        shared = load_file(path / "shared.safetensors")
-        return Restored(path, facts, shared | load_file(file if file.exists() else path / FIRST))
+        file = path / PROCESS.format(accelerator.process_index)
+        if not file.exists():  # of a process more than there were
+            file = path / PROCESS.format(0)
+        return Restored(path, facts, load_file(path / "shared.safetensors") | load_file(file))
 
     def _checkpoints(self) -> list[Path]:
         """Everything under a checkpoint's name, oldest first, whole or not."""
@@ -210,7 +206,7 @@ def damage_of(path: Path) -> str | None:
     if manifest is None:
         return f"it has no readable {MANIFEST}"
     named, there = manifest["files"], {str(file.relative_to(path)) for file in _files(path)} - {MANIFEST}
-    if lacks := {FACTS, "shared.safetensors", FIRST} - named.keys():
+    if lacks := {FACTS, "shared.safetensors", PROCESS.format(0)} - named.keys():
         return f"its {MANIFEST} names no {min(lacks)}"
     if differ := named.keys() ^ there:
         return f"{min(differ)} is {'missing' if min(differ) in named else 'none of its files'}"
@@ -243,7 +239,7 @@ def digest(path: Path) -> str:
 
 
 def digest_of_weights(model: nn.Module) -> str:
-    """The SHA-256 of a model's weights by their names: the same on all processes, whatever is on the disk."""
+    """The SHA-256 of a model's weights by their names."""
     return digest_of_tensors(model.state_dict())
 
 
@@ -263,7 +259,7 @@ def digest_of_model(model: nn.Module) -> str:
     keys = ("num_heads", "num_attention_heads", "scale", "scaling", "eps", "approximate")
     shown = []
     for name, part in model.named_modules():
-        values = [getattr(part, key, None) for key in keys]
+        values = (getattr(part, key, None) for key in keys)
         plain = [str(value) if isinstance(value, (int, float, str)) else None for value in values]
         shown.append((name, type(part).__name__, *plain))
     return hashlib.sha256((json.dumps(shown) + digest_of_weights(model)).encode()).hexdigest()
@@ -278,10 +274,6 @@ def _manifest(path: Path) -> dict | None:
         return manifest if readable and isinstance(manifest["metrics"], dict) else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
-
-
-def _file_of_process(folder: Path, accelerator: Accelerator) -> Path:
-    return folder / f"process-{accelerator.process_index:05d}.safetensors"
 
 
 def _save_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
@@ -316,7 +308,13 @@ def identity_of(data: Any) -> dict[str, str]:
     files = _files_of(data)
     if not files:
         return digests
-    facts = [_fact(file) for file in files]
+    facts = []
+    for file in files:
+        try:
+            stat = os.stat(file)
+            facts.append((stat.st_size, stat.st_mtime_ns))
+        except OSError:  # inside an archive, or gone: what reads it says so
+            facts.append((-1, -1))
     root = os.path.commonpath(files) if len(files) > 1 else os.path.dirname(files[0])
     digests["names of files"] = _digest(os.path.relpath(file, root) for file in files)
     digests["sizes of files"] = _digest(size for size, _ in facts)
@@ -342,14 +340,6 @@ def _files_of(data: Any) -> Sequence[str]:
             return [file["filename"] for file in rows.cache_files]
     pictures = rows.with_format("arrow")[:][data.image_column].to_pylist()
     return [one["path"] for one in pictures if isinstance(one, dict) and one.get("path")]
-
-
-def _fact(file: str) -> tuple[int, int]:
-    try:
-        stat = os.stat(file)
-    except OSError:  # inside an archive, or gone: what reads it says so
-        return -1, -1
-    return stat.st_size, stat.st_mtime_ns
 
 
 def _digest(parts: Iterable[object]) -> str:

@@ -48,22 +48,16 @@ def example_of(model: nn.Module, beside: nn.Module | None = None) -> Tensor:
     """One input for a model: an image of noise in its size, or that of the model `beside` it; a clip of such
     frames; what transformers gives as an example for other models. Raises `Unwalkable` where nothing says
     the size."""
-    weight, config = next(model.parameters()), getattr(model, "config", None)
-    image = usual_image_size(model)
+    weight, image = next(model.parameters()), usual_image_size(model)
     if image is None and hasattr(model, "dummy_inputs"):
         return next(iter(model.dummy_inputs.values()))[:1].to(weight.device)
-    if image is None and beside is not None:
-        image = usual_image_size(beside)
-    if image is None:
-        raise Unwalkable(
-            f"a {type(model).__name__} does not say its size: set its image_size = (height, width)"
-        )
-    convolution = next((part for part in model.modules() if isinstance(part, nn.Conv2d)), None)
-    channels = 3 if convolution is None else convolution.in_channels
+    if image is None and (beside is None or (image := usual_image_size(beside)) is None):
+        raise Unwalkable(f"a {type(model).__name__} does not say its size: set image_size = (height, width)")
+    channels = next((part.in_channels for part in model.modules() if isinstance(part, nn.Conv2d)), 3)
+    config = getattr(model, "config", None)
     frames = [config.num_frames] if hasattr(config, "num_frames") else []
-    noise = torch.randn(
-        1, *frames, channels, *image, generator=torch.Generator().manual_seed(0), device="cpu"
-    )
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn(1, *frames, channels, *image, generator=generator, device="cpu")
     return noise.to(weight.device, weight.dtype)
 
 
@@ -73,6 +67,9 @@ def examine(model: nn.Module, beside: nn.Module | None = None) -> tuple[Sizes, P
 
     Raises `Unwalkable` where its attention cannot be seen, or its layers have other shapes each.
     """
+    kind = type(model).__name__
+    if (reason := getattr(model, "not_walkable", None)) is not None:
+        raise Unwalkable(f"cannot walk a {kind}: {reason}")
     example = example_of(model, beside)
     image = tuple(example.shape[2:]) if example.ndim == 4 else None
     try:
@@ -81,13 +78,11 @@ def examine(model: nn.Module, beside: nn.Module | None = None) -> tuple[Sizes, P
     except RuntimeError as error:
         if out_of_memory(error):
             raise
-        kind, first = type(model).__name__, str(error).splitlines()[0]
+        first = str(error).splitlines()[0]
         raise Unwalkable(f"a {kind} does not take an input {tuple(example.shape)}: {first}") from error
     shapes = {tuple(layer.q.shape) for layer in seen.layers}
     if len(shapes) > 1:
-        raise Unwalkable(
-            f"the layers of a {type(model).__name__} have q of other shapes each: {sorted(shapes)}"
-        )
+        raise Unwalkable(f"the layers of a {kind} have q of other shapes each: {sorted(shapes)}")
     _, heads, tokens, width = shapes.pop()
     grid, kinds = _tokens(model, tokens, image)
     masked = any(layer.mask is not None for layer in seen.layers)
@@ -159,84 +154,72 @@ def pair_up(
     `ValueError` naming all that stands in the way."""
     if teacher is student:
         raise ValueError("teacher and student are the same object: build a second ViT")
-    sizes = (sizes_of(teacher), sizes_of(student)) if sizes is None else sizes
+    of_teacher, of_student = (sizes_of(teacher), sizes_of(student)) if sizes is None else sizes
     components = differences(teacher, student)
-    obstacles = [*_obstacles(*sizes, plan), *_component_obstacles(components, plan)]
+    obstacles = [*_obstacles(of_teacher, of_student, plan), *_component_obstacles(components, plan)]
     if getattr(getattr(student, "patch_drop", None), "prob", 0) > 0:
         obstacles.append("patches: the student drops some in training (patch_drop_rate=0)")
     if obstacles:
         raise ValueError(f"teacher and student differ in {'; '.join(obstacles)}")
-    layers = plan.pairs_of(sizes[1].depth, sizes[0].depth)
+    layers = plan.pairs_of(of_student.depth, of_teacher.depth)
     for layer, _ in layers:
-        plan.heads_of(layer, sizes[1].heads)
-    if plan.heads is not None and plan.heads and isinstance(plan.heads[0], tuple):
-        stray = [layer for layer, _ in plan.heads if layer not in {student for student, _ in layers}]
-        if stray:
-            raise ValueError(f"heads= names layers {stray}, which the plan does not transfer")
+        plan.heads_of(layer, of_student.heads)
+    if plan.heads and isinstance(plan.heads[0], tuple) and (stray := dict(plan.heads).keys() - dict(layers)):
+        raise ValueError(f"heads= names layers {sorted(stray)}, which the plan does not transfer")
     if plan.average == "layers" and len(layers) < 2:
         raise ValueError("average='layers' needs at least two transferred layers, this plan has one")
-    common = _common_prefix(*sizes)
-    own_keys = tuple(range(common, sizes[1].prefix)) if plan.unequal_prefix == "own" else ()
+    common = _common_prefix(of_teacher, of_student)
+    own_keys = tuple(range(common, of_student.prefix)) if plan.unequal_prefix == "own" else ()
     return Pairing(
         layers,
-        _kept(sizes[0], common),
-        _kept(sizes[1], common),
-        sizes[0].grid,
-        sizes[1].grid,
+        _kept(of_teacher, common),
+        _kept(of_student, common),
+        of_teacher.grid,
+        of_student.grid,
         common,
-        sizes[0].heads != sizes[1].heads,
-        sizes[0].head_width != sizes[1].head_width,
+        of_teacher.heads != of_student.heads,
+        of_teacher.head_width != of_student.head_width,
         components,
         own_keys,
-        _queries(plan.rows, sizes[1], common, own_keys),
+        _queries(plan.rows, of_student, common, own_keys),
     )
 
 
 def _obstacles(teacher: Sizes, student: Sizes, plan: Plan) -> list[str]:
     """What differs though the plan says no way with it, each with the way out."""
-    sizes, maps, lost = (
-        (teacher, student),
-        plan.what == "map",
-        student.prefix > _common_prefix(teacher, student),
-    )
+    obstacles, maps = [], plan.what == "map"
+
+    def require_equal(name: str, of_teacher: Any, of_student: Any, unless: bool, remedy: str) -> None:
+        if of_teacher != of_student and not unless:
+            obstacles.append(f"{name}: teacher {of_teacher}, student {of_student} ({remedy})")
+
+    def on_maps(remedy: str) -> str:
+        return remedy if maps else "what='map'"
+
     paired = bool(plan.layers) and isinstance(plan.layers[0], tuple)
+    require_equal("depth", teacher.depth, student.depth, paired, "depth=, or layers={student's: teacher's}")
+    merged = plan.unequal_heads is not None
+    require_equal("heads", teacher.heads, student.heads, merged, on_maps("num_heads=, or unequal_heads="))
+    require_equal("head width", teacher.head_width, student.head_width, maps, "what='map'")
     # images of another size are resized for the teacher (`Pair.for_teacher`): what counts is the patches
-    grids = teacher.grid, student.grid
     resampled = plan.unequal_grid is not None and 1 not in (*teacher.grid, *student.grid)
-    prefixes = [
-        f"{one.prefix} (class, distillation, registers: {one.prefix_kinds})"
-        if teacher.prefix == student.prefix
-        else one.prefix
-        for one in sizes
-    ]
+    remedy = on_maps("unequal_grid='resample', sides above 1")
+    require_equal("patch grid", teacher.grid, student.grid, resampled, remedy)
     # a copied map says where each of the student's tokens looks
-    no_rows = plan.how == "copy" and plan.unequal_prefix == "drop" and lost
-    of_class = [one.prefix_kinds[0] for one in sizes]
-    on_maps = "what='map'"
-    checks = [
-        ("depth", [one.depth for one in sizes], paired, "depth=, or layers={student's: teacher's}"),
-        (
-            "heads",
-            [one.heads for one in sizes],
-            plan.unequal_heads is not None,
-            "num_heads=, or unequal_heads=" if maps else on_maps,
-        ),
-        ("head width", [one.head_width for one in sizes], maps, on_maps),
-        ("patch grid", grids, resampled, "unequal_grid='resample', sides above 1" if maps else on_maps),
-        (
-            "prefix tokens",
-            prefixes if teacher.prefix_kinds != student.prefix_kinds else (0, 0),
-            plan.unequal_prefix is not None and not no_rows,
-            ("unequal_prefix='own'" if lost else "unequal_prefix='drop'") if maps else on_maps,
-        ),
+    lost = student.prefix > _common_prefix(teacher, student)
+    settled = plan.unequal_prefix is not None and not (
+        lost and plan.how == "copy" and plan.unequal_prefix == "drop"
+    )
+    prefixes = [
+        one.prefix
+        if teacher.prefix != student.prefix
+        else f"{one.prefix} (class, distillation, registers: {one.prefix_kinds})"
+        for one in (teacher, student)
     ]
-    obstacles = [
-        f"{name}: teacher {of_teacher}, student {of_student} ({remedy})"
-        for name, (of_teacher, of_student), allowed, remedy in checks
-        if of_teacher != of_student and not allowed
-    ]
-    if plan.rows == "class" and not all(of_class):
-        obstacles.append(f"class tokens: teacher {of_class[0]}, student {of_class[1]} (rows='patches')")
+    remedy = on_maps(f"unequal_prefix={'own' if lost else 'drop'!r}")
+    require_equal("prefix tokens", *prefixes, settled, remedy)
+    if plan.rows == "class" and not (teacher.prefix_kinds[0] and student.prefix_kinds[0]):
+        obstacles.append("class tokens: one has none (rows='patches')")
     return obstacles
 
 

@@ -72,9 +72,7 @@ class Images(Dataset):
         if len(pixels) != len(targets):
             raise ValueError(f"{len(pixels)} images, but {len(targets)} targets")
         if pixels.dtype != torch.uint8 or pixels.ndim not in (4, 5):
-            raise ValueError(
-                f"pixels are uint8 (n, 3, height, width), got {pixels.dtype} {tuple(pixels.shape)}"
-            )
+            raise ValueError(f"pixels are uint8 (n, 3, h, w), got {pixels.dtype} {tuple(pixels.shape)}")
         self.pixels, self.targets, self.classes = pixels, targets, tuple(classes)
         self.mean, self.std, self.augment = mean, std, augment
 
@@ -90,17 +88,14 @@ class Images(Dataset):
         index = torch.as_tensor(indices)
         return self._scaled(self.pixels[index]), self.targets[index]
 
-    __getitems__ = (
-        take  # a DataLoader then fetches a batch in one call, a hundred times faster than image by image
-    )
+    __getitems__ = take  # a DataLoader then fetches a batch in one call, a hundred times faster
 
     def loader(self, batch_size: int, *, seed: int | None = None) -> DataLoader:
         """A DataLoader of (images, targets) as evaluation sees them: in order without a seed, shuffled anew
         each epoch with one. Every image once."""
         # Both generators are its own: evaluating in the middle of a training run shall not change the run.
-        sampler = None
-        if seed is not None:
-            sampler = RandomSampler(self, generator=torch.Generator().manual_seed(seed))
+        shuffled = None if seed is None else torch.Generator().manual_seed(seed)
+        sampler = None if seed is None else RandomSampler(self, generator=shuffled)
         return DataLoader(
             self, batch_size=batch_size, sampler=sampler, collate_fn=as_is, generator=torch.Generator()
         )
@@ -157,10 +152,8 @@ class Images(Dataset):
         return self._but(pixels=self.pixels[index], targets=self.targets[index])
 
     def _but(self, **changed) -> "Images":
-        kept = {
-            name: getattr(self, name) for name in ("pixels", "targets", "classes", "mean", "std", "augment")
-        }
-        return Images(**(kept | changed))
+        names = ("pixels", "targets", "classes", "mean", "std", "augment")
+        return Images(**{name: getattr(self, name) for name in names} | changed)
 
 
 def pair(images: Images, teacher_images: Images) -> Images:
@@ -168,7 +161,7 @@ def pair(images: Images, teacher_images: Images) -> Images:
 
     Everything that trains and evaluates an `AttentionTransfer` takes them; labels and treatment are those of
     `images`. With `generate(..., twin=...)`, what the two have in common is all that maps can tell the
-    student. Raises `ValueError` for another number or shape of images, and for another scaling.
+    student.
     """
     if images.pixels.shape != teacher_images.pixels.shape or images.pixels.ndim != 4:
         shapes = f"{tuple(images.pixels.shape)} and {tuple(teacher_images.pixels.shape)}"
@@ -179,18 +172,13 @@ def pair(images: Images, teacher_images: Images) -> Images:
 
 def with_unlabelled(images: Images, more: Images) -> Images:
     """`images`, and after them those of `more` with their labels taken away (`UNLABELLED`): a task's loss
-    leaves them out, and what a teacher says of them is learned.
-
-    Classes and treatment are those of `images`. Raises `ValueError` for images of another shape or scaling,
-    and for targets that are not class indices.
-    """
+    leaves them out, and what a teacher says of them is learned. Classes and treatment are those of
+    `images`."""
     if images.pixels.shape[1:] != more.pixels.shape[1:]:
         raise ValueError(f"images of {tuple(images.pixels.shape[1:])} and {tuple(more.pixels.shape[1:])}")
     _check_scaling(images, more)
     if images.targets.ndim != 1 or images.targets.is_floating_point():
-        raise ValueError(
-            f"targets are {images.targets.dtype} {tuple(images.targets.shape)}, not class indices"
-        )
+        raise ValueError(f"targets are {images.targets.dtype}, not class indices")
     pixels = torch.cat([images.pixels, more.pixels])
     targets = torch.cat([images.targets, images.targets.new_full((len(more),), UNLABELLED)])
     return Images(pixels, targets, images.classes, images.mean, images.std, images.augment)
@@ -202,21 +190,20 @@ def _check_scaling(images: Images, others: Images) -> None:
 
 
 def crop_and_flip(padding: int = 4) -> Augment:
-    """The usual CIFAR augmentation: reflect-pad, random crop back to size, random horizontal flip.
-
-    What it returns raises `ValueError` for images that are not larger than the padding: they cannot be
-    reflected so far.
-    """
+    """The usual CIFAR augmentation: reflect-pad, random crop back to size, random horizontal flip. What it
+    returns raises `ValueError` for images that are not larger than the padding: they cannot be reflected so
+    far."""
 
     def augment(images: Tensor, seeds: Tensor) -> Tensor:
-        height, width = images.shape[-2:]
-        if padding >= min(height, width):
-            raise ValueError(f"padding={padding} reflects more than {height} x {width} pixels")
+        if padding >= min(images.shape[-2:]):
+            raise ValueError(f"padding={padding} reflects more than {tuple(images.shape[-2:])} pixels")
         # instead of padding and cutting, every pixel is fetched from where it would have been: (B, side)
-        rows, columns = (
-            _reflected(draw_below(seeds, number, 2 * padding + 1) - padding, side)
-            for number, side in enumerate((height, width))
-        )
+        places = []
+        for number, side in enumerate(images.shape[-2:]):
+            first = draw_below(seeds, number, 2 * padding + 1) - padding
+            place = first[:, None] + torch.arange(side, device=first.device)
+            places.append(side - 1 - (side - 1 - place.abs()).abs())  # mirrored beyond both edges
+        rows, columns = places
         flipped = draw_below(seeds, 2, 2).bool()
         columns = torch.where(flipped[:, None], columns.flip(1), columns)
         cut = images.gather(2, rows[:, None, :, None].expand(images.shape))
@@ -225,16 +212,8 @@ def crop_and_flip(padding: int = 4) -> Augment:
     return augment
 
 
-def _reflected(first: Tensor, side: int) -> Tensor:
-    """Which of `side` pixels lie in the windows that begin at `first` (B,), where the image goes on beyond
-    its edges as its mirror image does: (B, side)."""
-    places = first[:, None] + torch.arange(side, device=first.device)
-    return side - 1 - (side - 1 - places.abs()).abs()
-
-
 def draw(count: int, size: int | None, seed: int, what: str) -> Sequence[int]:
-    """Which `size` of `count` images: a random choice by `seed`, or all in order (None). Raises `ValueError`
-    when there are too few."""
+    """Which `size` of `count` images: a random choice by `seed`, or all in order (None)."""
     if count == 0:
         raise ValueError(f"{what} has no images")
     if size is None:
@@ -260,9 +239,8 @@ class TorchData:
     that read. initialise: called with its number in each of them, before it reads.
 
     While an item is read, the global generators of Python, NumPy and torch (on the CPU) start from a seed of
-    its own and are put back afterwards. So what random transforms draw hangs on run, pass and index, not on
-    workers or processes, nor on where a run is taken up again; in an evaluation it hangs on the index alone.
-    (For what a `collate` draws, that is so as long as a step's images are divided in the same way.)
+    its own, and are put back afterwards: what random transforms draw hangs on run, pass and index alone, in
+    an evaluation on the index. (What a `collate` draws hangs on how a step's images are divided, too.)
     """
 
     corrupt: Mapping[int, str] = {}  # what cannot be read raises the data set's own error
@@ -286,8 +264,7 @@ class TorchData:
         return len(self.dataset)
 
     def take(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """The batch at `indices`: float32 (B, 3, height, width) and its targets (B, ...). Raises `ValueError`
-        for items of another form, and what the data set raises, with a note of the index."""
+        """The batch at `indices`: float32 (B, 3, height, width) and its targets (B, ...)."""
         return self._make([(index, index) for index in indices])
 
     def loader(self, batch_size: int) -> DataLoader:
@@ -313,21 +290,20 @@ class TorchData:
     def _make(self, wanted: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
         """The items at (index, seed of what their transforms draw); runs in a worker."""
         with rng_put_back():  # once for all, since it takes longer than to read a small item
-            items = [self._item(index, seed) for index, seed in wanted]
+            items = []
+            for index, seed in wanted:
+                seed_generators(seed)
+                try:
+                    items.append(self.dataset[index])
+                except Exception as error:
+                    error.add_note(f"while item {index} of this {type(self.dataset).__name__} was read")
+                    raise
             if self.collate is not None:
                 seed_generators([wanted[0][1], 1])  # another stream than its first item's
                 return _collated(self.collate(items), len(items))
         pairs = [_image_and_label(item, index) for item, (index, _) in zip(items, wanted)]
         images, targets = (torch.stack(part) for part in zip(*pairs))
         return images, targets
-
-    def _item(self, index: int, seed: int) -> Any:
-        seed_generators(seed)
-        try:
-            return self.dataset[index]
-        except Exception as error:
-            error.add_note(f"while item {index} of this {type(self.dataset).__name__} was read")
-            raise
 
 
 def as_data(data: Any, batch_size: int | None = None) -> TrainingData | EvaluationData:
@@ -336,8 +312,7 @@ def as_data(data: Any, batch_size: int | None = None) -> TrainingData | Evaluati
 
     Of a DataLoader its dataset, collate_fn, num_workers and worker_init_fn are used. Order and size of a
     batch are a recipe's, and every image comes once in a pass; batch_size: in a training that of the recipe,
-    with which it is warned of what the loader has otherwise. Raises `ValueError` for data that are read as
-    they come, for a loader that chooses its images by a sampler, and for items of another form.
+    with which it is warned of what the loader has otherwise.
     """
     # torchvision's ImageFolder has a `loader`, too, and data sets of `datasets` have a `take`
     if callable(getattr(data, "epoch", None)) or hasattr(data, "loader") and hasattr(data, "take"):
@@ -349,20 +324,26 @@ def as_data(data: Any, batch_size: int | None = None) -> TrainingData | Evaluati
         raise ValueError(f"data={data!r}: give a torch Dataset, or the DataLoader of one")
     if not isinstance(data, DataLoader):
         return TorchData(dataset)
-    _check_order(data)
+    sampler, count = data.sampler, len(dataset)
+    plain = type(sampler) is SequentialSampler or (
+        type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == count
+    )
+    if not plain or type(data.batch_sampler) is not BatchSampler:
+        raise ValueError("the DataLoader chooses its batches itself: give its data set, or a Subset of it")
     if batch_size is not None:
-        _tell_replaced(data, batch_size)
+        of_recipe = {"batch_size": batch_size, "shuffle": True, "drop_last": False}
+        shuffled = type(sampler) is RandomSampler
+        of_loader = {"batch_size": data.batch_size, "shuffle": shuffled, "drop_last": data.drop_last}
+        if other := [f"{name}={x}" for name, x in of_loader.items() if x != of_recipe[name]]:
+            warnings.warn(f"of the DataLoader {', '.join(other)} is not used: {of_recipe}", stacklevel=3)
     collate = None if data.collate_fn is default_collate else data.collate_fn
     return TorchData(dataset, collate, data.num_workers, data.worker_init_fn)
 
 
 def normalisation_of(dataset: Any) -> Normalisation | None:
     """How the images of a torch `Dataset` are normalised: as its attribute `normalisation` says, else as the
-    one `Normalize` among torchvision's transforms in its `transform`; None where neither says it.
-
-    A `Subset` says what its data set does, and a `ConcatDataset` what all of its own do. Raises `ValueError`
-    where these differ.
-    """
+    one `Normalize` among torchvision's transforms in its `transform`; None where neither says it. A `Subset`
+    says what its data set does, and a `ConcatDataset` what all of its own do."""
     if (stated := getattr(dataset, "normalisation", None)) is not None:
         return stated
     if isinstance(dataset, Subset):
@@ -370,8 +351,7 @@ def normalisation_of(dataset: Any) -> Normalisation | None:
     if isinstance(dataset, ConcatDataset):
         parts = {normalisation_of(part) for part in dataset.datasets}
         if len(parts - {None}) > 1:
-            several = "; ".join(sorted(map(str, parts - {None})))
-            raise ValueError(f"the parts of this ConcatDataset are normalised differently: {several}")
+            raise ValueError(f"the parts of this ConcatDataset are normalised differently: {parts}")
         return parts.pop() if len(parts) == 1 else None
     transform = getattr(dataset, "transform", None)
     one_by_one = transform if isinstance(transform, nn.Sequential) else [transform]
@@ -387,31 +367,8 @@ def normalisation_of(dataset: Any) -> Normalisation | None:
     return Normalisation(*(value[0] if len(value) == 1 else value for value in (mean, std)))
 
 
-def _check_order(loader: DataLoader) -> None:
-    """Raise `ValueError` for a loader whose batches are not its data set in order, or shuffled."""
-    sampler, count = loader.sampler, len(loader.dataset)
-    plain = type(sampler) is SequentialSampler or (
-        type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == count
-    )
-    if plain and type(loader.batch_sampler) is BatchSampler:
-        return
-    raise ValueError("the DataLoader chooses its batches itself: give its data set, or a Subset of it")
-
-
-def _tell_replaced(loader: DataLoader, batch_size: int) -> None:
-    replaced = []
-    if loader.batch_size != batch_size:
-        replaced.append(f"batch_size={loader.batch_size}: the recipe's is {batch_size}")
-    if type(loader.sampler) is SequentialSampler:
-        replaced.append("shuffle=False: images are shuffled anew in each pass")
-    if loader.drop_last:
-        replaced.append("drop_last=True: the last step of a pass has the images that are left")
-    if replaced:
-        warnings.warn(f"of the DataLoader this is not used: {'; '.join(replaced)}", stacklevel=4)
-
-
 def _image_and_label(item: Any, index: int) -> tuple[Tensor, Tensor]:
-    """An item as two tensors. Raises `ValueError` for one of another form."""
+    """An item as two tensors."""
     image, label = item
     if not isinstance(image, Tensor) or image.dtype != torch.float32 or image.ndim not in (3, 4):
         given = f"{image.dtype} {tuple(image.shape)}" if isinstance(image, Tensor) else type(image).__name__
@@ -424,13 +381,11 @@ def _image_and_label(item: Any, index: int) -> tuple[Tensor, Tensor]:
 
 
 def _collated(batch: Any, count: int) -> tuple[Tensor, Tensor]:
-    """What a collate_fn made of so many items. Raises `ValueError` for another form."""
+    """What a collate_fn made of so many items."""
     if isinstance(batch, (tuple, list)) and len(batch) == 2 and all(isinstance(p, Tensor) for p in batch):
         images, targets = batch
         fits = images.dtype == torch.float32 and images.ndim in (4, 5)
         if fits and len(images) == len(targets) == count:
             return images, targets
-        made = f"{images.dtype} {tuple(images.shape)} and targets {tuple(targets.shape)}"
-    else:
-        made = f"a {type(batch).__name__}"
-    raise ValueError(f"the collate_fn made {made} of {count} items, not float32 images and their targets")
+        batch = [(part.dtype, tuple(part.shape)) for part in batch]
+    raise ValueError(f"the collate_fn made {batch!r:.200} of {count} items, not float32 images and targets")

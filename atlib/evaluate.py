@@ -30,17 +30,13 @@ Labelled = EvaluationData | Dataset | DataLoader
 
 def predict(model: nn.Module, images: Labelled, batch_size: int = 500) -> Tensor:
     """Logits (n, classes) of all images in order, on the CPU. The model runs in eval mode and is left in the
-    mode it was in. Raises `ValueError` for images that are normalised otherwise than a pair was told."""
+    mode it was in."""
     return _predicted(model, as_data(images), batch_size)[0]
 
 
 def evaluate(model: nn.Module, images: Labelled, batch_size: int = 500) -> Evaluation:
     """Accuracy and loss of `model` on `images`: what `atlib.data` opens, or a torch `Dataset` of (image,
-    label), or its `DataLoader`, whose batch size gives way to `batch_size`.
-
-    Raises `ValueError` for a model without a class head, with fewer outputs than there are classes, or with
-    logits that are NaN or infinite, and for images without a label.
-    """
+    label), or its `DataLoader`, whose batch size gives way to `batch_size`."""
     if getattr(student_of(model), "num_classes", None) == 0:
         raise ValueError("the model has no class head (num_classes=0): build it with num_classes=")
     return score(*_predicted(model, as_data(images), batch_size))
@@ -48,11 +44,8 @@ def evaluate(model: nn.Module, images: Labelled, batch_size: int = 500) -> Evalu
 
 def evaluate_together(model: nn.Module, images: Labelled, batch_size: int = 500) -> Evaluation:
     """`evaluate`, with the images divided among the processes that Accelerate has started; on one process it
-    is `evaluate`.
-
-    Every process must call it, and gets the result for all images. Each image is counted once: none is
-    repeated to fill up a batch. Raises as `evaluate` does.
-    """
+    is `evaluate`. Every process must call it, and gets the result for all images. Each image is counted once:
+    none is repeated to fill up a batch."""
     if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
         return evaluate(model, images, batch_size)
     images, parts = as_data(images), []
@@ -86,8 +79,7 @@ def _predicted(
 
 
 def score(logits: Tensor, labels: Tensor) -> Evaluation:
-    """Accuracy and loss of logits (n, classes), as `predict` gives them, against labels (n,). Raises as
-    `evaluate` does."""
+    """Accuracy and loss of logits (n, classes), as `predict` gives them, against labels (n,)."""
     check_labels(labels, logits.shape[1])
     if labels.ndim != 1:
         raise ValueError(f"labels are class indices (n,), got {tuple(labels.shape)}")

@@ -19,8 +19,7 @@ from atlib._util import require_known
 class ShardSpec(NamedTuple):
     """What one process asks of one epoch. batch_size: images of a step over all processes; `start`: steps of
     this epoch to leave out, because they are done; `repeats`: how often an image comes in an epoch that has
-    it (repeated augmentation).
-    """
+    it (repeated augmentation)."""
 
     seed: int
     epoch: int
@@ -103,13 +102,11 @@ def my_batches(count: int, part: ShardSpec) -> list[tuple[list[int], float]]:
 
     A step's images are dealt out in turn, so over all processes each image comes exactly once, and repeats of
     one image go to different processes. A process that is left without an image gets the step's first one
-    with weight 0. Raises `ValueError` for a batch size below 1, and for a rank that does not exist.
+    with weight 0.
     """
     order = epoch_order(count, part.seed, part.epoch, part.repeats)
-    return [
-        ([order[position] for position in positions], weight)
-        for positions, weight in my_positions(count, part)
-    ]
+    mine = my_positions(count, part)
+    return [([order[position] for position in positions], weight) for positions, weight in mine]
 
 
 def my_repeats(count: int, part: ShardSpec) -> list[list[int]]:
@@ -145,20 +142,15 @@ ROLES = ("teacher", "teacher order", "student", "head", "labels", "order", "unla
 
 def seed_for(seed: int, role: str, again: int = 0) -> int:
     """The seed of what plays `role` in the run of a seed, from 0 to 2³² - 1: two roles share no stream, so no
-    student starts from its teacher's first weights. again: another number for another draw of the same.
-
-    Raises `ValueError` for an unknown role.
-    """
+    student starts from its teacher's first weights. again: another number for another draw of the same."""
     require_known("role", role, ROLES)
     return int(np.random.SeedSequence([seed, ROLES.index(role), again]).generate_state(1)[0])
 
 
 def augmentation_seeds(part: ShardSpec, indices: Tensor, repeats: Tensor) -> Tensor:
     """The seeds of images' augmentation, for int64 indices and repeats (B,), on their device: int64 (B,),
-    from 0 on.
-
-    They hang on run, epoch, image and repeat, not on which process makes them, when, or beside which others.
-    """
+    from 0 on. They hang on run, epoch, image and repeat, not on which process makes them, when, or beside
+    which others."""
     run = np.random.SeedSequence([part.seed, part.epoch]).generate_state(1, np.uint64).view(np.int64)[0]
     return _shifted(splitmix64(splitmix64(indices + int(run)) + repeats), 1)
 
@@ -171,11 +163,8 @@ def draw_below(seeds: Tensor, number: int, below: int) -> Tensor:
 
 def splitmix64(state: Tensor) -> Tensor:
     """What the generator SplitMix64 gives from each state of int64 (B,): its 64 bits, as int64. The same bits
-    on every device.
-
-    Source: Steele, Lea & Flood 2014, "Fast splittable pseudorandom number generators"; constants of S.
-    Vigna's splitmix64.c.
-    """
+    on every device. Source: Steele, Lea & Flood 2014, "Fast splittable pseudorandom number generators";
+    constants of S. Vigna's splitmix64.c."""
     z = state + _signed(_GAMMA)  # products and sums of int64 wrap around, as those of uint64 do
     z = (z ^ _shifted(z, 30)) * _signed(0xBF58476D1CE4E5B9)
     z = (z ^ _shifted(z, 27)) * _signed(0x94D049BB133111EB)

@@ -24,7 +24,6 @@ class MaskedAutoencoder(nn.Module):
     drawn from torch's global generator.
 
     Source: He et al. 2022, "Masked Autoencoders Are Scalable Vision Learners" (arXiv 2111.06377), section 3.
-    Raises `ValueError` for a mask ratio that leaves no patch visible or none hidden.
     """
 
     not_walkable = "it paints hidden patches: walk its .vit"
@@ -98,7 +97,7 @@ def walk_visible(
     vit: VisionTransformer, images: Tensor, places: Tensor, *, stop_after: int | None = None
 ) -> Walk:
     """Walk a ViT that is shown only some patches of its images, those at `places` (B, visible), with their
-    own positions; prefix tokens come before them. `logits` is None. Raises as `walk_tokens` does."""
+    own positions; prefix tokens come before them. `logits` is None."""
     tokens = _shown(vit, _with_positions(vit, images), places)
     return walk_tokens(vit, tokens, stop_after=stop_after)
 

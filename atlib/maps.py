@@ -24,25 +24,18 @@ def average_over(maps: Sequence[Tensor], what: str) -> list[Tensor]:
     equal everywhere.
 
     `what`: "examples" (the mean over the batch), "layers", "heads", or "queries" (every row becomes the mean
-    row). The results may be expanded views. Raises `ValueError` for another word, for a batch of one over
-    "examples", and over "layers" for fewer than two layers or shapes that differ. Source: arXiv 2411.09702,
-    appendix, on what in a map matters.
+    row). The results may be expanded views. Raises `ValueError` for another word, and where there is one
+    example, or one layer, alone. Source: arXiv 2411.09702, appendix, on what in a map matters.
     """
     require_known("average", what, AVERAGES)
-    if len(maps) == 0:
-        raise ValueError("there are no maps to average")
-    for index, map in enumerate(maps):
-        _check_map(map, f"layer {index}: map")
+    for map in maps:
+        _check_map(map)
     if what == "layers":
-        shapes = [tuple(map.shape) for map in maps]
-        if len(maps) == 1:
-            raise ValueError("an average over 'layers' needs at least two layers, got one")
-        if len(set(shapes)) > 1:
-            raise ValueError(f'an average over "layers" needs maps of one shape (B, H, N, N), got {shapes}')
-        mean = torch.stack(list(maps)).mean(0)
-        return [mean] * len(maps)
-    if what == "examples" and (alone := [index for index, map in enumerate(maps) if len(map) == 1]):
-        raise ValueError(f"the batch of layer {alone[0]} is 1: an average over 'examples' needs two")
+        if len(maps) < 2:
+            raise ValueError("an average over 'layers' needs at least two layers")
+        return [torch.stack(list(maps)).mean(0)] * len(maps)
+    if what == "examples" and any(len(map) == 1 for map in maps):
+        raise ValueError("an average over 'examples' needs at least two, and the batch is 1")
     axis = {"examples": 0, "heads": 1, "queries": 2}[what]
     return [map.mean(axis, keepdim=True).expand_as(map) for map in maps]
 
@@ -119,7 +112,7 @@ def resample(map: Tensor, grid_from: Grid, grid_to: Grid, prefix_tokens: int) ->
     """
     _check_map(map)
     grid_from = check_grid(map.shape[-1], grid_from, prefix_tokens, "grid_from")
-    grid_to = _sides(grid_to, "grid_to")
+    grid_to = tuple(grid_to)
     if grid_from == grid_to:
         return map
     n = prefix_tokens
@@ -148,7 +141,7 @@ def resample_class_attention(
     if attention.ndim != 3:
         raise ValueError(f"class attention is (B, H, tokens), got {tuple(attention.shape)}")
     grid_from = check_grid(attention.shape[-1], grid_from, prefix_tokens, "grid_from")
-    grid_to = _sides(grid_to, "grid_to")
+    grid_to = tuple(grid_to)
     if grid_from == grid_to:
         return attention
     return _resample_keys(attention.unsqueeze(2), grid_from, grid_to, prefix_tokens).squeeze(2)
@@ -164,15 +157,8 @@ def keep_tokens(map: Tensor, tokens: Sequence[int]) -> Tensor:
     """
     _check_map(map)
     N, tokens = map.shape[-1], list(tokens)
-    wrong = [
-        token
-        for token in tokens
-        if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < N
-    ]
-    if wrong:
-        raise ValueError(f"tokens {wrong} do not exist: this map has {N} tokens, 0 to {N - 1}")
-    if not tokens or len(set(tokens)) != len(tokens):
-        raise ValueError(f"the tokens to keep must be distinct and at least one, got {tokens}")
+    if not tokens or len({*tokens} & {*range(N)}) < len(tokens):
+        raise ValueError(f"tokens={tokens}: distinct, at least one, from 0 to {N - 1}")
     if tokens == list(range(N)):
         return map
     index = torch.tensor(tokens, device=map.device)
@@ -245,26 +231,15 @@ def _rescale(x: Tensor, total: Tensor) -> Tensor:
     return x * (total / x.sum(-1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny))
 
 
-def _check_map(map: Tensor, name: str = "a map") -> None:
+def _check_map(map: Tensor) -> None:
     if map.ndim != 4 or map.shape[-1] != map.shape[-2]:
-        raise ValueError(f"{name} is (B, H, N, N), got {tuple(map.shape)}")
+        raise ValueError(f"a map is (B, H, N, N), got {tuple(map.shape)}")
 
 
 def check_grid(tokens: int, grid: Grid, prefix_tokens: int, name: str = "grid") -> Grid:
     """`grid` as a tuple. Raises `ValueError` unless `tokens` are `prefix_tokens` and its patches, at least
     one."""
-    down, across = grid = _sides(grid, name)
-    if prefix_tokens < 0 or down * across != tokens - prefix_tokens:
+    down, across = grid = tuple(grid)
+    if prefix_tokens < 0 or min(grid) < 1 or down * across != tokens - prefix_tokens:
         raise ValueError(f"{name}={grid} does not fit {tokens} tokens, {prefix_tokens} of them prefix tokens")
-    return grid
-
-
-def _sides(grid: Grid, name: str) -> Grid:
-    grid = tuple(grid)
-    if len(grid) != 2 or any(
-        isinstance(side, bool) or not isinstance(side, int) or side < 1 for side in grid
-    ):
-        raise ValueError(
-            f"{name}={grid}: a patch grid is two whole numbers from 1 on, down and across, such as (14, 14)"
-        )
     return grid

@@ -33,12 +33,9 @@ def as_transferred(output: Tensor | Transferred) -> Transferred:
 def student_loss(model: nn.Module, images: Tensor, labels: Tensor, recipe: Recipe) -> Tensor:
     """task_weight · task loss + λ · transfer loss: cross-entropy with label smoothing, plus what is
     distilled. Both are noted (`atlib.losses.noted`), without their weights, as "task_loss" and, of a pair,
-    "transfer_loss". Raises `ValueError` where some images have no label, for a recipe that accumulates and
-    under several processes."""
+    "transfer_loss"."""
     if labels.ndim == 1 and (labels == UNLABELLED).any():
-        require_undivided(
-            recipe, "the loss is a mean over the images with a label, and parts of a step have unequally many"
-        )
+        require_undivided(recipe, "the parts of a step have unequally many labels")
     output = model(images)
     logits, transfer_loss = as_transferred(output)
     of_task = note("task_loss", task_loss(logits, labels, recipe))
@@ -58,9 +55,7 @@ def check_labels(targets: Tensor, classes: int | None) -> None:
     if targets.ndim != 1:
         return
     if targets.is_floating_point():
-        raise ValueError(
-            f"labels are {targets.dtype} {tuple(targets.shape)}, not class indices: call .long()"
-        )
+        raise ValueError(f"labels are {targets.dtype}, not class indices: call .long()")
     labels = targets[targets != UNLABELLED]
     wrong = labels[(labels < 0) | (labels >= classes)] if classes else labels[labels < 0]
     if len(wrong):
@@ -102,24 +97,16 @@ def mixed(
     `draw`: the numbers that decide the mix, such as (seed, step, rank). With both, a step uses one of the
     two, with equal chance, and mixes the i-th image with the i-th from the end; with an odd number the last
     image stays as it is. The images given may be written over. Source: Zhang et al. 2018 (arXiv 1710.09412),
-    Yun et al. 2019 (arXiv 1905.04899), in the form of DeiT (arXiv 2012.12877). Raises `ValueError` for
-    targets that are not class indices, for a model that does not say how many classes it knows, and for pairs
-    of images (`atlib.data.pair`).
+    Yun et al. 2019 (arXiv 1905.04899), in the form of DeiT (arXiv 2012.12877).
     """
     if not (recipe.mixup or recipe.cutmix):
         return images, targets
     if images.ndim == 5:
         raise ValueError(f"mixup and cutmix mix single images, not pairs {tuple(images.shape)}")
-    if targets.ndim != 1 or targets.is_floating_point() or not classes:
-        raise ValueError(
-            f"mixup and cutmix need indices of {classes} classes, got {targets.dtype} {tuple(targets.shape)}"
-        )
-    if (targets == UNLABELLED).any():
-        raise ValueError("mixup and cutmix need a label of every image")
+    if targets.ndim != 1 or targets.is_floating_point() or not classes or (targets == UNLABELLED).any():
+        raise ValueError(f"mixup and cutmix need a label of each image, one of {classes} classes")
     # the loss smooths
-    mix = Mixup(
-        recipe.mixup, recipe.cutmix, prob=1.0, switch_prob=0.5, label_smoothing=0.0, num_classes=classes
-    )
+    mix = Mixup(recipe.mixup, recipe.cutmix, switch_prob=0.5, label_smoothing=0.0, num_classes=classes)
     even = len(images) - len(images) % 2
     with rng_put_back():  # timm draws from NumPy's global generator
         np.random.seed(list(draw))

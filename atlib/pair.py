@@ -36,14 +36,14 @@ class Normalisation:
             value = getattr(self, name)
             try:
                 values = tuple(map(float, value if isinstance(value, Sequence) else (value,) * 3))
-            except (TypeError, ValueError):
+            except TypeError:  # of a stranger's file
                 values = ()
             if not values or not all(map(math.isfinite, values)) or name == "std" and min(values) <= 0:
-                says = "finite numbers, one a channel" + (", above 0" if name == "std" else "")
-                raise ValueError(f"Normalisation({name}={value!r}): {name} is {says}, or one for all three")
+                above = " above 0" if name == "std" else ""
+                raise ValueError(f"{name}={value!r}: finite numbers{above}, one a channel, or one for all")
             if max(map(abs, values)) > LARGEST:
                 in_0_to_1 = ", ".join(f"{value / 255:.3f}" for value in values)
-                raise ValueError(f"Normalisation({name}={value!r}): for pixels in 0..1 it is {in_0_to_1}")
+                raise ValueError(f"{name}={value!r}: for pixels in 0..1 it is {in_0_to_1}")
             object.__setattr__(self, name, values)
         if len(self.mean) != len(self.std):
             raise ValueError(f"mean={self.mean} and std={self.std}: both have one number a channel")
@@ -94,11 +94,8 @@ def renormalised(images: Tensor, now: Normalisation | None, then: Normalisation 
     a copy, where both are equal or one is not known. Raises `ValueError` for another number of channels."""
     if now is None or then is None or now == then:
         return images
-    channels = {images.shape[1], len(now.mean), len(then.mean)}
-    if len(channels) > 1:
-        raise ValueError(
-            f"images of {images.shape[1]} channels, with {now} and {then}: each has one number a channel"
-        )
+    if len({images.shape[1], len(now.mean), len(then.mean)}) > 1:  # one number would do for all channels
+        raise ValueError(f"images of {images.shape[1]} channels, with {now} and {then}")
     exact = torch.promote_types(images.dtype, torch.float32)
     (mean, std), (mean_then, std_then) = (
         (torch.tensor(part, dtype=torch.float64)[:, None, None] for part in (one.mean, one.std))
@@ -113,17 +110,14 @@ def check_images(model: nn.Module, images: Tensor) -> None:
     """Raise `ValueError` for what a ViT cannot take as images: not float (B, channels, height, width) with
     its channels and, where it takes one size only, of that size."""
     channels, size = channels_of(model), image_size_of(model)
-    if images.ndim != 4 or not images.is_floating_point():
-        wrong = "they are normalised floats, in batches"
-    elif channels not in (None, images.shape[1]):
-        wrong = f"this {type(model).__name__} takes {channels} channels: convert them (grey to RGB)"
-    elif size not in (None, tuple(images.shape[2:])):
-        wrong = f"this {type(model).__name__} takes {size[0]} x {size[1]}: resize them, or set its img_size"
-    else:
-        return
-    raise ValueError(
-        f"images are (B, channels, height, width), got {tuple(images.shape)} of {images.dtype}: {wrong}"
-    )
+    if (
+        images.ndim != 4
+        or not images.is_floating_point()
+        or channels not in (None, images.shape[1])
+        or size not in (None, tuple(images.shape[2:]))
+    ):
+        needed = f"{channels or 'its'} channels" + (f", {size[0]} x {size[1]}" if size else "")
+        raise ValueError(f"images {tuple(images.shape)} of {images.dtype}: batches of floats, {needed}")
 
 
 def channels_of(model: nn.Module) -> int | None:
@@ -310,10 +304,8 @@ def stated(normalisation: Normalisation | None, teachers: Sequence[nn.Module]) -
     of_teachers = [one for teacher in teachers if (one := Normalisation.of(teacher)) is not None]
     if another := [one for one in of_teachers if one != IMAGENET]:
         warnings.warn(
-            f"the teacher was trained on images of {another[0]}. It is not said how those of this pair are"
-            f" normalised; they are taken to be ImageNet's ({IMAGENET}), and normalised anew for the teacher."
-            " Say it with normalisation=, such as normalisation=images.normalisation or"
-            " normalisation=Normalisation(mean, std)",
+            f"the teacher was trained on images of {another[0]}; this pair's are taken to be ImageNet's and"
+            " normalised anew: say normalisation=, such as images.normalisation",
             stacklevel=4,
         )
     return IMAGENET if of_teachers else None
@@ -329,9 +321,8 @@ def check_normalisation(model: nn.Module, images: object) -> None:
             raise ValueError(f"the images have {now}, and the pair was built with normalisation= of {told}")
         if now is None and isinstance(part, Pair) and part._assumed:
             warnings.warn(
-                f"neither the images nor the pair say how images are normalised; they are taken to be"
-                f" ImageNet's ({told}), as the teacher is told. Say it: build the pair with normalisation=,"
-                " or give the data set an attribute `normalisation`, both an atlib.Normalisation(mean, std)",
+                "neither images nor pair say how images are normalised: ImageNet's is taken; give the pair"
+                " normalisation=, or the data set an attribute `normalisation`",
                 stacklevel=3,
             )
 

@@ -46,11 +46,9 @@ class Plan:
     #: 2411.09702, appendix; its average over examples is `atlib.baselines.MeanMapCopy`).
     average: str | None = None
     #: Where the two have different numbers of heads: "aggregate" (softmax of the summed log-maps over T = 10,
-    #: AttnDistill, arXiv 2210.00944), "average", or, to distill, "learn" (a matrix M of each layer under
-    #: MSE(p_t, M p_s), hundreds of times smaller than a cross-entropy: it needs a weight λ of its own, and
-    #: our study of Find chose 10,000 where "aggregate" has 10. It is a variant of this project's own. The
-    #: published one, distilled MAE of arXiv 2205.14443, is a squared error of attention *logits*, before the
-    #: softmax, in the last layer alone, with weight 1 and during pre-training: `atfamily.distilled_mae`).
+    #: AttnDistill, arXiv 2210.00944), "average", or, to distill, "learn" (ours: a matrix M of each layer
+    #: under MSE(p_t, M p_s), hundreds of times smaller than a cross-entropy, so with a weight λ of its own:
+    #: in Find 10,000, where "aggregate" has 10. The published one is `atfamily.distilled_mae`).
     unequal_heads: str | None = None
     #: Where their patch grids differ: "resample" the teacher's maps to the student's patches.
     unequal_grid: str | None = None

@@ -14,8 +14,7 @@ IN_EPOCHS = {"steps": "epochs", "warmup": "warmup_epochs", "lr": "base_lr"}
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything `train` needs to know besides model, data and seed. Raises `ValueError` for a value that
-    cannot be meant."""
+    """Everything `train` needs to know besides model, data and seed."""
 
     #: optimiser steps
     steps: int = 1000
@@ -124,7 +123,7 @@ class Recipe:
 
     def changed(self, values: Mapping[str, Any]) -> "Recipe":
         """With other values: steps, warmup and lr in place of epochs, warmup_epochs and base_lr. New steps
-        leave the warm-up its share. Raises `ValueError` where both of such a pair are given."""
+        leave the warm-up its share."""
         instead: dict[str, Any] = {}
         if "steps" in values and self.epochs is not None and self.warmup_epochs is not None:
             instead |= {"warmup": self.warmup_epochs / self.epochs, "warmup_epochs": None}

@@ -16,7 +16,7 @@ from torch import nn
 from atlib.compatibility import Sizes, differences, sizes_of
 from atlib.pair import channels_of, config_of
 from atlib.plan import Plan
-from atlib.vit import create_vit
+from atlib.vit import VITS, create_vit
 
 SIZES = {"tiny": (192, 3), "small": (384, 6)}  # width and heads of ViT-Ti and ViT-S (DeiT, arXiv 2012.12877)
 
@@ -35,6 +35,21 @@ def built_with(model: nn.Module) -> tuple[str | Mapping[str, Any], dict[str, Any
         read = {"depth": len(model.blocks), "img_size": size_of_images, "in_chans": channels_of(model)}
         arguments = {key: value for key, value in read.items() if value is not None}
     return name, arguments
+
+
+def unlike(one: nn.Module, other: nn.Module, besides: tuple[str, ...] = ()) -> list[str]:
+    """In what two models of timm differ: names of weights of other shapes, `besides` those that begin so;
+    else, of ViTs, heads and components, which make another function of the same weights."""
+    shapes = [
+        {key: value.shape for key, value in model.state_dict().items() if not key.startswith(besides)}
+        for model in (one, other)
+    ]
+    names = sorted(shapes[0].keys() | shapes[1].keys())
+    wrong = [name for name in names if shapes[0].get(name) != shapes[1].get(name)]
+    if wrong or not isinstance(one, VITS):
+        return wrong
+    heads, others = ([getattr(p, "num_heads", None) for p in vit.blocks.modules()] for vit in (one, other))
+    return [*(["heads"] if heads != others else []), *differences(one, other)]
 
 
 def create_student(
@@ -62,17 +77,9 @@ def create_student(
     kept |= {"num_classes": num_classes, "drop_path_rate": drop_path_rate}
     with torch.device("meta"):
         like_teacher = create_vit(name, **kept)
-    shapes = [
-        {key: tuple(value.shape) for key, value in vit.state_dict().items() if not key.startswith("head")}
-        for vit in (teacher, like_teacher)
-    ]
-    if shapes[0] != shapes[1] or differences(teacher, like_teacher):
-        wrong = sorted(
-            key for key in shapes[0].keys() | shapes[1].keys() if shapes[0].get(key) != shapes[1].get(key)
-        )
-        what = ", ".join(wrong[:3]) or ", ".join(differences(teacher, like_teacher))
+    if wrong := unlike(teacher, like_teacher, besides=("head",)):
         raise ValueError(
-            f"{name!r} is not this {kind}, they differ in {what}: build its student as you built it"
+            f"{name!r} is not this {kind}, they differ in {', '.join(wrong[:3])}: build it yourself"
         )
     sizes = {}
     if (size, depth, embed_dim) != (None, None, None):

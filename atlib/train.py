@@ -16,7 +16,6 @@ from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
 from atlib._util import in_eval_mode
-from atlib.checkpoint import save_weights
 from atlib.checkpoint_manager import CheckpointManager, digest_of_model, digest_of_tensors, identity_of
 from atlib.data import as_data
 from atlib.loading import Batch, ShardSpec, TrainingData, steps_per_epoch
@@ -41,11 +40,11 @@ class NonFiniteLoss(RuntimeError):
     process's images of that step; checkpoint: the last good one, None if none was kept."""
 
     def __init__(self, message: str, step: int, indices: list[int], checkpoint: Path | None):
-        super().__init__(message)
+        super().__init__(message, step, indices, checkpoint)  # all of it, so that it can be pickled
         self.step, self.indices, self.checkpoint = step, indices, checkpoint
 
-    def __reduce__(self):  # a process that runs it for another hands it on
-        return type(self), (str(self), self.step, self.indices, self.checkpoint)
+    def __str__(self) -> str:
+        return self.args[0]
 
 
 class Preempted(RuntimeError):
@@ -53,11 +52,11 @@ class Preempted(RuntimeError):
     it goes on."""
 
     def __init__(self, checkpoint: Path):
-        super().__init__(f"stopped; everything up to here is kept in {checkpoint}")
+        super().__init__(checkpoint)
         self.checkpoint = checkpoint
 
-    def __reduce__(self):
-        return type(self), (self.checkpoint,)
+    def __str__(self) -> str:
+        return f"stopped; everything up to here is kept in {self.checkpoint}"
 
 
 @accelerate_as_it_was()
@@ -71,7 +70,6 @@ def train(
     evaluate: Callable[[nn.Module], dict] | None = None,
     evaluate_every: int = 0,
     after_pass: Callable[[nn.Module, dict], None] | None = None,
-    out: Path | None = None,
     progress: str | None = "training",
     cpu: bool = False,
     keeper: CheckpointManager | None = None,
@@ -80,41 +78,32 @@ def train(
     stop_at: int | None = None,
     average_into: nn.Module | None = None,
 ) -> list[dict]:
-    """Train `model` in place for `recipe.steps` steps and return one dict of metrics per pass over the data
-    (a recipe in epochs: for as many steps as they are on these data).
+    """Train `model` in place for `recipe.steps` steps, and return one dict of metrics per pass over the data.
 
-    data: what `atlib.data` opens, or a torch `Dataset` of (image, label), such as torchvision's
-    `ImageFolder`, or the `DataLoader` of one, whose order and batch size give way to the recipe's
-    (`atlib.data.as_data`).
+    data: what `atlib.data` opens, or a torch `Dataset` of (image, label), or the `DataLoader` of one, whose
+    order and batch size give way to the recipe's (`atlib.data.as_data`).
 
     It trains on the accelerator if there is one (not with `cpu=True`) and is back on its own device
-    afterwards. `seed` fixes order, augmentation and stochastic depth: on one CPU with one number of threads a
-    run repeats bit for bit; on a GPU the attention and convolution kernels may sum in another order. It seeds
-    the global generators of torch, NumPy and Python. `evaluate(model)`, if given, adds its metrics after the
-    last pass, and after every `evaluate_every`-th where that is above 0; those of the averaged weights, where
-    the recipe has an average, begin with ``average_``. `after_pass(model, entry)` is called after each pass
-    with what the history says of it, to look at the model, not to change it. For both the model is in eval
-    mode. With `out`, the last good weights are kept in `out/last.safetensors` once per pass.
+    afterwards. `seed` fixes order, augmentation and stochastic depth, and seeds the global generators: on one
+    CPU with one number of threads a run repeats bit for bit. `evaluate(model)` adds its metrics after the
+    last pass, and after every `evaluate_every`-th where that is above 0; those of the averaged weights begin
+    with ``average_``. `after_pass(model, entry)` is called with what the history says of each pass, to look
+    at the model. For both the model is in eval mode.
 
-    With a `keeper` the run is kept along the way and goes on where it was kept last, with the same bits as if
-    it had not been interrupted (on one CPU). `log` gets a dict after each step and each pass,
-    {"event": "step" or "epoch", ...}: the loss and what it is made of (`atlib.losses.noted`: task_loss,
-    transfer_loss), without weights; those of a pass are means over its steps, also of each layer. The
-    device is waited for once a step, for all numbers together. `stop_at` ends after that many steps of
-    the recipe's schedule: the metrics of that moment are returned, but are no part of the run that may go
-    on from there. `average_into`, a model built like the student, gets the averaged weights.
+    With a `keeper` the run is kept along the way, and goes on where it was kept last with the same bits (on
+    one CPU). `log` gets {"event": "step" or "epoch", ...} after each step and pass: the loss and its parts
+    (`atlib.losses.noted`) without weights; those of a pass are means over its steps. `stop_at` ends after
+    that many steps of the recipe's schedule; the metrics of that moment are no part of the run that may go
+    on. `average_into`, built like the student, gets the averaged weights.
 
     Under `accelerate launch` or `torchrun` every process calls it with the same arguments, and `evaluate` and
-    `after_pass` on every process too; `log`, `out` and the progress bar belong to the main process. A step's
-    images are divided among the processes, whose gradients are averaged. Where weights are divided too
-    (FSDP2, configs/accelerate), a copy is trained, and `model` gets the whole weights at the end, on all
-    processes.
+    `after_pass` on every process too; `log` and the progress bar belong to the main process. Images are
+    divided among the processes, gradients averaged. Where weights are divided too (FSDP2,
+    configs/accelerate), a copy is trained, and `model` gets the whole weights at the end.
 
-    Raises `ValueError` for a model without a classifier that is to learn labels, labels that it has no class
-    for, no images, images that are normalised otherwise than a pair was told, and for a keeper whose run was
-    started otherwise; `NonFiniteLoss` as soon as the loss or its gradient is not finite, the model then still
-    holding the last finite step's weights; `Preempted` after SIGTERM or Ctrl-C if there is a keeper;
-    `atlib.checkpoint_manager.CheckpointError` when a checkpoint cannot be written.
+    Raises `NonFiniteLoss` as soon as the loss or its gradient is not finite, the model then holding the last
+    finite step's weights; `Preempted` after SIGTERM or Ctrl-C if there is a keeper; `CheckpointError` when a
+    checkpoint cannot be written; `ValueError` for what cannot be trained, or was started otherwise.
     """
     data = as_data(data, recipe.batch_size)
     if len(data) == 0:
@@ -129,8 +118,6 @@ def train(
         check_labels(targets, classes)
     if average_into is not None and recipe.ema is None:
         raise ValueError("average_into= needs a recipe with ema=")
-    if average_into is not None and _shapes(average_into) != _shapes(student):
-        raise ValueError("average_into= must be built like the student that is trained")
     check_normalisation(model, data)
     run = Training(model, data, recipe, loss, seed, cpu)
     if keeper is not None:
@@ -147,18 +134,11 @@ def train(
     began = time.perf_counter()  # of the step: it includes waiting for images
     with run.put_back_on_error(), stop_noticed(keeper is not None) as noticed, bar:
         while position.step < end:
-            part = ShardSpec(
-                seed,
-                position.epoch,
-                recipe.batch_size,
-                run.accelerator.process_index,
-                run.accelerator.num_processes,
-                position.done,
-                recipe.repeats,
-            )
+            mine = run.accelerator.process_index, world
+            part = ShardSpec(seed, position.epoch, recipe.batch_size, *mine, position.done, recipe.repeats)
             for batch in data.epoch(part, workers):
                 if position.epoch > part.epoch:
-                    raise ValueError(f"the data gave more than {steps} batches, which {len(data)} images are")
+                    raise ValueError(f"the data gave more than {steps} batches for {len(data)} images")
                 if learns_labels and targets is None:
                     check_labels(batch.targets, classes)
                 (names, values), norm = run.backward(batch), run.clip()
@@ -179,30 +159,22 @@ def train(
                 bar.update()
                 if log is not None and main:
                     log(
-                        {
-                            "event": "step",
-                            "step": position.step,
-                            "epoch": position.epoch + 1,
-                            "loss": value,
-                            **{name: x for name, x in zip(names, parts) if "/" not in name},
-                            "lr": position.lr,
-                            "grad_norm": norm,
-                            "images_per_second": images_per_second,
-                        }
+                        {"event": "step", "step": position.step, "epoch": position.epoch + 1, "loss": value}
+                        | {name: x for name, x in zip(names, parts) if "/" not in name}
+                        | {"lr": position.lr, "grad_norm": norm, "images_per_second": images_per_second}
                     )
                 last, metrics = position.done == steps, {}  # of the pass
                 if last or position.step == recipe.steps:
                     every = evaluate_every and (position.epoch + 1) % evaluate_every == 0
                     metrics = run.measure(evaluate if every or position.step == recipe.steps else None)
-                    position.close(metrics | run.count_of_corrupt())
+                    if corrupt := run.corrupt():
+                        metrics = metrics | {"corrupt": len(corrupt), "corrupt_indices": corrupt}
+                    position.close(metrics)
                     if log is not None and main:
                         log({"event": "epoch"} | position.history[-1])
                     if after_pass is not None:
                         with in_eval_mode(run.plain):
                             after_pass(run.plain, position.history[-1])
-                    if out is not None:
-                        whole = run.whole()
-                        run.kept = save_weights(Path(out) / "last.safetensors", whole) if main else None
                 if keeper is not None and (stop or position.step == end or run.due(keeper, metrics)):
                     run.keep(keeper, metrics)
                 if stop and position.step < end:
@@ -212,19 +184,13 @@ def train(
                 began = time.perf_counter()
             else:
                 if position.epoch == part.epoch:
-                    raise ValueError(
-                        f"the data gave {position.done} of the {steps} batches that {len(data)} images are"
-                    )
+                    raise ValueError(f"the data gave {position.done} batches, {len(data)} images are {steps}")
     history = position.history
     if position.step < recipe.steps:  # stopped along the way: with the metrics of this moment
         history = [*history, *([position.entry()] if position.done else [])]
         history = [*history[:-1], history[-1] | run.measure(evaluate)] if history else []
     run.finish(average_into)
     return history
-
-
-def _shapes(model: nn.Module) -> dict[str, torch.Size]:
-    return {name: value.shape for name, value in model.state_dict().items()}
 
 
 class Training:
@@ -276,8 +242,8 @@ class Training:
     def backward(self, batch: Batch) -> tuple[list[str], Tensor]:
         """Add up the gradient of the step's mean loss, part by part where the recipe accumulates. Returns the
         names of what is noted of the loss, and (1 + names + 1,) numbers without a graph: the loss, what is
-        noted, and the share of the step's images that they are of, below 1 where some could not be decoded.
-        """
+        noted, and the share of the step's images that they are of, below 1 where some could not be
+        decoded."""
         device, parts = self.accelerator.device, self.recipe.accumulate
         images, targets = (part.to(device, non_blocking=True) for part in (batch.images, batch.targets))
         draw = (self.seed, self.position.step, self.accelerator.process_index)
@@ -380,19 +346,13 @@ class Training:
             return []  # a new pass begins with none
         return sorted({*self.position.corrupt, *gather_object(list(self.data.corrupt))})
 
-    def count_of_corrupt(self) -> dict:
-        """What the history says of a pass with images that could not be decoded: how many, and which."""
-        indices = self.corrupt()
-        return {"corrupt": len(indices), "corrupt_indices": indices} if indices else {}
-
     def not_finite(self, value: float, norm: float, batch: Batch) -> NonFiniteLoss:
         """The error that says what is not finite, where, and what to do."""
         what, number = ("gradient", norm) if math.isfinite(value) else ("loss", value)
         step = self.position.step
         return NonFiniteLoss(
-            f"the {what} is {number} at step {step} (lr {self.lr:.3g}): lower lr, clip harder, or use"
-            " mixed_precision='no'; or look at the images, which are those at"
-            f" {batch.indices} of the data. Last good checkpoint: {self.kept}",
+            f"the {what} is {number} at step {step} (lr {self.lr:.3g}), images {batch.indices}:"
+            f" lower lr, clip, or mixed_precision='no'; kept: {self.kept}",
             step,
             batch.indices,
             self.kept,
@@ -400,7 +360,7 @@ class Training:
 
     def _of_main(self, value):
         """The main process's value, on every process."""
-        return value if self.accelerator.num_processes == 1 else broadcast_object_list([value])[0]
+        return broadcast_object_list([value])[0] if self.accelerator.num_processes > 1 else value
 
     def finish(self, average_into: nn.Module | None) -> None:
         """Give the averaged weights away if they are asked for, and leave the model as a plain one where it
@@ -411,7 +371,8 @@ class Training:
                 weights = whole_weights(self.plain)
                 of_student = {n.removeprefix(prefix): x for n, x in weights.items() if n.startswith(prefix)}
                 average_into.load_state_dict(of_student)
-        self.whole()
+        if self.given is not self.plain:  # what was trained is a copy; every process has the whole weights
+            self.given.load_state_dict(whole_weights(self.plain))
         self.put_back()
 
     @contextmanager
@@ -433,13 +394,6 @@ class Training:
         self.given.to(self.home)
         if self.recipe.checkpoint_activations:
             self.student.set_grad_checkpointing(self.checkpointed)
-
-    def whole(self) -> nn.Module:
-        """The caller's model with the weights of this moment; where they are divided, every process must call
-        it."""
-        if self.given is not self.plain:  # what is trained is a copy
-            self.given.load_state_dict(whole_weights(self.plain))
-        return self.given
 
 
 def _name_of(loss: Callable) -> str:

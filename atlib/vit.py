@@ -41,35 +41,20 @@ VITS = (VisionTransformer, Eva, Beit, VisionTransformerRelPos, NaFlexVit)
 # What a file may say of a model: constructor arguments of timm's classifiers that are plain values. Nothing
 # that `timm.create_model` takes for itself is here (checkpoint_path, pretrained, pretrained_cfg, cache_dir
 # ...): with it, a file could name a pickle or an address.
-SIZES_OF_FILES = {  # at most
-    "img_size": 2**14,
-    "input_size": 2**14,
-    "patch_size": 2**10,
-    "in_chans": 2**10,
-    "num_classes": 2**20,
-    "embed_dim": 2**15,
-    "num_features": 2**15,
-    "depth": 2**9,
-    "num_heads": 2**10,
-    "num_kv_heads": 2**10,
-    "reg_tokens": 2**12,
-    "num_reg_tokens": 2**12,
-    "mlp_ratio": 2**6,
-    "attn_pool_num_heads": 2**10,
-    "attn_pool_mlp_ratio": 2**6,
-    "ref_feat_shape": 2**12,
-    "swiglu_align_to": 2**12,
-    # of classifiers that are no ViT
-    "layers": 2**9,
-    "depths": 2**9,
-    "dims": 2**15,
-    "window_size": 2**10,
-    "num_blocks": 2**9,
-    "kernel_size": 2**10,
-    "cardinality": 2**10,
-    "base_width": 2**12,
-    "stem_width": 2**12,
-    "output_stride": 2**5,
+SIZES_OF_FILES = {  # at most; also of classifiers that are no ViT
+    name: most
+    for most, names in {
+        2**5: "output_stride",
+        2**6: "mlp_ratio attn_pool_mlp_ratio",
+        2**9: "depth layers depths num_blocks",
+        2**10: "patch_size in_chans num_heads num_kv_heads attn_pool_num_heads window_size kernel_size"
+        " cardinality",
+        2**12: "reg_tokens num_reg_tokens ref_feat_shape swiglu_align_to base_width stem_width",
+        2**14: "img_size input_size",
+        2**15: "embed_dim num_features dims",
+        2**20: "num_classes",
+    }.items()
+    for name in names.split()
 }
 OTHERS_OF_FILES = frozenset(
     "global_pool qkv_bias qk_norm scale_attn_norm scale_mlp_norm proj_bias init_values class_token"

@@ -131,8 +131,8 @@ def held_out_images(
     on_corrupt: str = "skip",
     workers: int = 0,
 ):
-    """A split of a data set, treated as in evaluation. on_corrupt="skip" leaves out what cannot be decoded,
-    and decodes everything once to know. Raises `ValueError` for another word than "raise" or "skip"."""
+    """A split of a data set, treated as in evaluation; with on_corrupt="skip" its `loader` leaves out what
+    cannot be decoded."""
     require_known("on_corrupt", on_corrupt, ON_CORRUPT)
     if is_generated(data):
         return maker(data)(split=split, size=None, seed=0)
@@ -140,9 +140,8 @@ def held_out_images(
     from atrun.data.photos import open_photos
 
     columns = {"image_column": image_column, "label_column": label_column}
-    how = {"augmentation": augmentation, "train": False, "workers": workers}
-    photos = open_photos(data, path=data_path, split=split, **columns, **how)
-    return photos.readable() if on_corrupt == "skip" else photos
+    how = {"augmentation": augmentation, "train": False, "on_corrupt": on_corrupt, "workers": workers}
+    return open_photos(data, path=data_path, split=split, **columns, **how)
 
 
 def coco_images(

@@ -30,10 +30,7 @@ def class_names(path: Path) -> tuple[str, ...]:
     if said is not None:
         return said
     if not is_run(path.parent):
-        raise ValueError(
-            f"{path} does not say its classes' names, and lies in no run's folder, which would; where you"
-            ' wrote it yourself, let save_vit(..., {"classes": [...]}) say them'
-        )
+        raise ValueError(f'{path} does not name its classes: save_vit(..., {{"classes": [...]}}) writes them')
     return tuple(training_images(read_config(path.parent)).classes)
 
 
@@ -50,46 +47,38 @@ def labels_by_name(
     """
     outputs = getattr(student_of(model), "num_classes", None)
     if outputs == 0:
-        raise ValueError(
-            f"{path} holds a ViT without a class head, which says no class of an image: evaluate a student"
-            " that was trained on labels, or train one, such as by a recipe of fine-tuning"
-        )
-    own = tuple(images.classes)
-    if not own or own == classes:
+        raise ValueError(f"{path} holds a ViT without a class head: evaluate a student trained on labels")
+    data = tuple(images.classes)
+    if not data or data == classes:
         return images.targets, ""
-    ours, theirs = _numbers(own), _numbers(classes or ())
-    if classes is None and ours and ours != tuple(range(len(own))):
+    numbers, outputs_numbers = _numbers(data), _numbers(classes or ())
+    if classes is None and numbers and numbers != tuple(range(len(data))):
         raise ValueError(
-            f"{path} does not name its classes, and those of {name}, {_some(own)}, are numbers in another"
+            f"{path} does not name its classes, and those of {name}, {_some(data)}, are numbers in another"
             ' order: let save_vit(..., {"classes": [...]}) name them'
         )
-    if classes is None or _are_numbers(own) != _are_numbers(classes) and None in (ours, theirs):
-        if outputs is not None and len(own) != outputs:
-            raise ValueError(
-                f"{name} has {len(own)} classes, {_some(own)}, and {path} tells {outputs} apart"
-                f"{'' if classes is None else f', {_some(classes)}'}: evaluate it on data with the classes"
-                " that it was trained for"
-            )
+    some_are_names = None in (numbers, outputs_numbers)
+    if classes is None or _are_numbers(data) != _are_numbers(classes) and some_are_names:
+        if outputs is not None and len(data) != outputs:
+            apart = f"{outputs} apart{'' if classes is None else f', {_some(classes)}'}"
+            raise ValueError(f"{name} has {len(data)} classes, {_some(data)}, and {path} tells {apart}")
         known = "the file does not name its classes" if classes is None else "classes are numbers there"
         return images.targets, f"\nclass k of the data was taken for output k: {known}"
-    if None not in (ours, theirs):  # 01 is 1
-        classes, own = (tuple(map(str, each)) for each in (theirs, ours))
-    counts = Counter(classes), Counter(own)
-    if unknown := [each for each in own if each not in counts[0]]:
+    if not some_are_names:  # 01 is 1
+        classes, data = (tuple(map(str, several)) for several in (outputs_numbers, numbers))
+    counts = Counter(classes), Counter(data)
+    if unknown := [one for one in data if one not in counts[0]]:
         alike = pairs_alike(unknown, classes)
         hint = f" ({alike[0][0]!a} looks like {alike[0][1]!a})" if alike else ""
         raise ValueError(
-            f"{name} has {len(unknown)} classes of {len(own)} that {path} does not know, {_some(unknown)}"
-            f"{hint}; it knows {_some(classes)}: evaluate it on data with the classes that it was trained for"
+            f"{name} has {len(unknown)} classes of {len(data)} that {path} does not know, {_some(unknown)}"
+            f"{hint}; it knows {_some(classes)}"
         )
-    if twice := [each for each in own if any(count[each] > 1 for count in counts)]:
-        raise ValueError(
-            f"{_some(twice)}: more than one class has this name, in {name} or in {path}, so names do not say"
-            " which is which: give every class a name of its own"
-        )
-    output = {each: index for index, each in enumerate(classes)}
-    place = torch.tensor([output[each] for each in own])
-    fewer = f", {len(own)} of the {len(classes)} that it tells apart" if len(own) < len(classes) else ""
+    if twice := [one for one in data if any(count[one] > 1 for count in counts)]:
+        raise ValueError(f"{_some(twice)}: more than one class has this name, in {name} or in {path}")
+    output = {one: index for index, one in enumerate(classes)}
+    place = torch.tensor([output[one] for one in data])
+    fewer = f", {len(data)} of the {len(classes)} that it tells apart" if len(data) < len(classes) else ""
     return place[images.targets], f"\nclasses were matched by their names{fewer}"
 
 
@@ -100,7 +89,7 @@ def _are_numbers(classes: Sequence[str]) -> bool:
 
 def _numbers(classes: Sequence[str]) -> tuple[int, ...] | None:
     """The numbers that all of these names are; None where one is another word."""
-    return tuple(map(int, classes)) if all(each.isdecimal() for each in classes) else None
+    return tuple(map(int, classes)) if all(name.isdecimal() for name in classes) else None
 
 
 def _some(classes: Sequence[str]) -> str:

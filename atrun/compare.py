@@ -11,7 +11,7 @@ from torch import Tensor
 from atfamily.measures.predictions import Interval, paired_bootstrap
 from atlib.evaluate import predict, score
 from atrun.config import TRUST_DATA, RunConfig, read_config
-from atrun.measure import same_images
+from atrun.measure import decoded, same_images
 from atrun.parts import Classify
 from atrun.runner import held_out, load_result, weights_of
 
@@ -70,7 +70,7 @@ def compare_runs(
     logits = []
     for folder, images in zip((first, second), sets):
         logits.append(predict(load_result(weights_of(folder, averaged)).to(device), images))
-    return compared(*logits, sets[0].targets)
+    return compared(*logits, sets[0].targets[decoded(sets[0])])
 
 
 def _place(config: RunConfig) -> str:

@@ -59,7 +59,7 @@ def open_to_export(path: Path, normalisation: Normalisation | None = None) -> Ex
     said = header.get("architecture") or header.get("student")
     if said is None:
         raise OSError(
-            f"{path} does not say its architecture: atlib.load_teacher and save_vit write one that does"
+            f"{path} does not say its architecture: load it with load_teacher, write it by save_vit"
         )
     model, architecture = load_result(path), Architecture.read(said)
     classes, count = None, student_of(model).num_classes
@@ -80,13 +80,11 @@ def write_timm_folder(model: Exportable, folder: Path) -> Path:
     ViT that timm does not build by a name.
     """
     if isinstance(model.model, Pair):
-        raise ValueError(
-            "this student needs maps for every image, which no model of timm's has: export it to a file that"
-            " ends in .onnx, or train by distill, whose student needs none"
-        )
+        raise ValueError("this student needs maps for every image, as no model of timm's: export it to .onnx")
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise ValueError(f"--out {folder}: there is something already, name a new folder")
     name, arguments = _timm_call(model.architecture, model.model)
+    distilled = isinstance(model.model, VisionTransformerDistilled)
     about = {
         "architecture": name,
         "num_classes": model.model.num_classes,
@@ -100,7 +98,7 @@ def write_timm_folder(model: Exportable, folder: Path) -> Path:
             "num_classes": model.model.num_classes,
             "pool_size": None,
             "first_conv": "patch_embed.proj",
-            "classifier": ["head", "head_dist"] if _is_distilled(model.model) else "head",
+            "classifier": ["head", "head_dist"] if distilled else "head",
         },
     }
     said = dict(model.prepared) | ({"classes": list(model.classes)} if model.classes else {})
@@ -128,9 +126,7 @@ def write_onnx(model: Exportable, path: Path) -> Path:
         import onnxscript  # noqa: F401  what torch exports with
         from onnx.reference import ReferenceEvaluator
     except ImportError as error:
-        raise ImportError(
-            "a file of ONNX needs the packages onnx and onnxscript: pip install 'attention-transfer[onnx]'"
-        ) from error
+        raise ImportError("ONNX needs onnx and onnxscript: pip install 'attention-transfer[onnx]'") from error
     plain, height, width = _Outputs(model.model), *model.preparation["input_size"][1:]
     output = "logits" if student_of(model.model).num_classes else "features"
     # torch advises on its own inner workings, which no code here can change
@@ -150,7 +146,8 @@ def write_onnx(model: Exportable, path: Path) -> Path:
     for name, value in (facts | {"preparation": model.preparation}).items():
         entry = written.metadata_props.add()
         entry.key, entry.value = name, json.dumps(value)
-    images = _images_like(model.preparation, 3)  # another number than it was traced with
+    # another number than it was traced with
+    images = torch.randn(3, 3, height, width, generator=torch.Generator().manual_seed(0))
     (found,) = ReferenceEvaluator(written).run(None, {"images": images.numpy()})
     _require_same(plain, images, torch.from_numpy(found), TOLERANCE, "ONNX")
     return write_atomically(path, written.SerializeToString())
@@ -204,11 +201,8 @@ def _timm_call(architecture: Architecture, vit: nn.Module) -> tuple[str, dict[st
     sizes = PRESETS[name] if isinstance(name, str) else name
     arguments = {**sizes, **overrides}
     arguments.pop("distilled", None)
-    return "deit_base_distilled_patch16_224" if _is_distilled(vit) else "vit_base_patch16_224", arguments
-
-
-def _is_distilled(vit: nn.Module) -> bool:
-    return isinstance(vit, VisionTransformerDistilled)
+    distilled = isinstance(vit, VisionTransformerDistilled)
+    return "deit_base_distilled_patch16_224" if distilled else "vit_base_patch16_224", arguments
 
 
 def _check_read_by_timm(folder: Path, vit: nn.Module) -> None:
@@ -217,15 +211,10 @@ def _check_read_by_timm(folder: Path, vit: nn.Module) -> None:
     own, its = vit.state_dict(), read.state_dict()
     if own.keys() != its.keys() or not all(torch.equal(own[name], its[name]) for name in own):
         raise ValueError(f"timm reads other weights than this {type(vit).__name__}'s: export it to .onnx")
-    images = _images_like(read.pretrained_cfg, 3)
+    images = torch.randn(3, *read.pretrained_cfg["input_size"], generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         found = read(images)
     _require_same(vit, images, found, 0.0, "timm")
-
-
-def _images_like(preparation: Mapping[str, Any], count: int) -> Tensor:
-    """Noise like images that are prepared so: (count, 3, height, width)."""
-    return torch.randn(count, *preparation["input_size"], generator=torch.Generator().manual_seed(0))
 
 
 @torch.no_grad()

@@ -13,6 +13,7 @@ from atlib.data import Images
 from atlib.evaluate import predict, score
 from atrun.build import require_size
 from atrun.data.decoding import decode
+from atrun.data.loading import CorruptImage
 from atrun.data.transforms import Augmentation
 
 LOOKED_AT = 16  # images of two sets, evenly spread, whose pixels tell the sets apart
@@ -71,7 +72,7 @@ def same_images(first: Any, second: Any) -> bool:
     wants them prepared: as many, and the same pixels as they are stored, in `LOOKED_AT` of them.
 
     Names and labels do not tell: two folders of other images may have equal labels, and a copy of a folder
-    has another path. Raises `CorruptImage`."""
+    has another path."""
     if len(first) != len(second):
         return False
     places = {index * len(first) // LOOKED_AT for index in range(LOOKED_AT)} if len(first) else ()
@@ -79,12 +80,20 @@ def same_images(first: Any, second: Any) -> bool:
 
 
 def _stored(images: Any, index: int) -> tuple[Sequence[int], bytes]:
-    """Size and pixels of an image before it is prepared for a model."""
+    """Size and pixels of an image before it is prepared for a model; nothing of one that is corrupt."""
     if isinstance(images, Images):
         pixels = images.pixels[index]
         return tuple(pixels.shape), pixels.cpu().numpy().tobytes()
-    picture = decode(images.rows[index][images.image_column])
+    try:
+        picture = decode(images.rows[index][images.image_column])
+    except CorruptImage:  # what evaluates the images says so, or leaves it out
+        return (), b""
     return picture.size, picture.tobytes()
+
+
+def decoded(images: Any) -> list[int]:
+    """The indices of the images that an evaluation did not leave out, in order: of what `predict` returns."""
+    return [index for index in range(len(images)) if index not in getattr(images, "corrupt", {})]
 
 
 def measured_lines(tests: Sequence[ModelOnTest]) -> list[str]:
@@ -113,10 +122,11 @@ def measured_lines(tests: Sequence[ModelOnTest]) -> list[str]:
 
 
 def _figures(test: ModelOnTest, logits: Tensor) -> str:
-    left_out = getattr(test.images, "left_out", 0)
+    targets = test.targets[decoded(test.images)]
+    left_out = len(test.targets) - len(targets)
     without = f" (without {left_out:,} that cannot be decoded)" if left_out else ""
-    of_images = f"{len(test.targets):,} images{without}"
+    of_images = f"{len(targets):,} images{without}"
     if test.shifted:
-        return f"accuracy {100 * accuracy_on(logits, test.targets, test.classes):.2f} % of {of_images}"
-    measured = score(logits, test.targets)
+        return f"accuracy {100 * accuracy_on(logits, targets, test.classes):.2f} % of {of_images}"
+    measured = score(logits, targets)
     return f"accuracy {100 * measured.accuracy:.2f} % of {of_images}, loss {measured.loss:.4f}"

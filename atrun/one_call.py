@@ -29,6 +29,7 @@ from atrun.config import RunConfig, config_path, read_config
 from atrun.configure import data_name, teacher_name
 from atrun.data.folders import pictures_below
 from atrun.data.splits import SPLIT_NAMES
+from atrun.measure import decoded
 from atrun.method import Method, method_of_run
 from atrun.parts import Labelled
 from atrun.record import Record
@@ -269,7 +270,10 @@ def _carried_out(asked: Asked, config: RunConfig, rules: str, folder: Path, imag
         if isinstance(config.task, Labelled):
             tested_on = held_out(read_config(folder, trust_data=True))
             device = "cuda" if torch.cuda.is_available() else "cpu"
-            right = predict(student.to(device), tested_on).argmax(1) == tested_on.targets
+            said = predict(student.to(device), tested_on).argmax(1)
+            if len(said) < len(tested_on):  # some cannot be decoded
+                tested_on = tested_on.select(decoded(tested_on))
+            right = said == tested_on.targets
         beside = _teacher_beside(config)
         page = run_report(folder, asked, rules, student.cpu(), record, tested_on, right, beside)
         text = f"{summary(folder, record)}\nreport: {page}"

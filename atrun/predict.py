@@ -64,21 +64,16 @@ def predictions(path: Path, files: Sequence[Path], on_corrupt: str = "raise") ->
         augmentation = read_config(path.parent, trust_data=True).augmentation
     if augmentation is None:
         raise ValueError(
-            f"{path} does not say how image files are prepared for it: name a run's folder, a file that a run"
-            " has left, or what `python -m atlib export` has made of one; where you wrote it yourself, let"
-            ' save_vit(..., {"augmentation": Augmentation(...).describe(), "classes": [...]}) say it'
+            f"{path} does not say how image files are prepared for it: name a run, or let save_vit(...,"
+            ' {"augmentation": Augmentation(...).describe(), "classes": [...]}) say it'
         )
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = load_result(path).to(device)
     if student_of(model).num_classes == 0:
-        raise ValueError(
-            f"{path} has no class head: with labels, `train --recipe fine-tune --teacher {path}` gives it one"
-        )
+        raise ValueError(f"{path} has no class head: `train --recipe fine-tune --teacher {path}` makes one")
     names = class_names(path)
-    if student_of(model).num_classes != len(names):
-        raise ValueError(
-            f"{path} has {student_of(model).num_classes} outputs and {len(names)} names of classes"
-        )
+    if (outputs_of := student_of(model).num_classes) != len(names):
+        raise ValueError(f"{path} has {outputs_of} outputs and {len(names)} names of classes")
     found = []
     for first in range(0, len(files), BATCH):
         pictures = [(file, _decoded(file, on_corrupt)) for file in files[first : first + BATCH]]

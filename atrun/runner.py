@@ -322,7 +322,7 @@ def _carry_out(
             return {f"{split}_{name}": value for name, value in precision(model, tested_on).items()}
         measured = evaluate_together(model, tested_on)
         # the accuracy is not that of the whole split
-        fewer = {f"{split}_images": measured.count} if getattr(tested_on, "left_out", 0) else {}
+        fewer = {f"{split}_images": measured.count} if measured.count < len(tested_on) else {}
         return {f"{split}_accuracy": measured.accuracy, f"{split}_loss": measured.loss, **fewer}
 
     with _log_of(config, folder, keeper, also) as log:

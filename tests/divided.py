@@ -132,7 +132,6 @@ def trained(rank: int, _: int, folder: Path, divided: bool) -> None:
             evaluate=metrics,
             evaluate_every=1,
             average_into=average,
-            out=folder / "out",
             **options,
         )
         return pair, average, history
@@ -222,7 +221,7 @@ def detected(rank: int, _: int, folder: Path, coco: Path) -> None:
     torch.manual_seed(1)
     detector = mask_rcnn(create_vit("scenes", num_classes=0), 8, SIZES["small"])
     recipe = Recipe(steps=3, batch_size=4)
-    train(detector, train_on, recipe, loss=detection_loss, progress=None, out=folder / "out")
+    train(detector, train_on, recipe, loss=detection_loss, progress=None)
     found = evaluate_detector(Knows(measured_on, moved=6), measured_on, batch_size=2)
     folder.mkdir(exist_ok=True)
     (folder / f"found-{rank}.json").write_text(json.dumps({"world": dist.get_world_size(), "found": found}))

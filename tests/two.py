@@ -127,7 +127,6 @@ def everything(folder: Path, rank: int) -> dict:
         replace(RECIPE, steps=2),
         progress=None,
         cpu=True,
-        out=folder / f"out-{rank}",
         evaluate=lambda model: (
             drawn.append(rank) or {"accuracy": evaluate_together(model, images()).accuracy, "rank": rank}
         ),

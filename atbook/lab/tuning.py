@@ -61,6 +61,8 @@ class Range(Sequence):
             if wanted := {at, *around} - tried.keys():
                 return sorted(cells.index(cell) for cell in wanted), cells.index(at)
             best = max(around, key=tried.__getitem__)
+            if self.step == 0 and tried[best] <= tried[at]:  # a better one that was tried farther away?
+                best = max(sorted(tried), key=tried.__getitem__)
             if tried[best] <= tried[at] + self.step:
                 return [], cells.index(at)
             at = best

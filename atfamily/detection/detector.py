@@ -41,12 +41,12 @@ class Detected(NamedTuple):
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a detector's parts measure. width: channels of the pyramid; scales: its levels (`SCALES`);
-    tower: convolutions in FCOS's head; anchors: the side of a square anchor of each level in pixels, for
-    region proposals, and `ratios`, height by width; proposal_depth: convolutions before them; box_convs,
-    box_width: of the box head; mask_convs: of the mask head; canonical: the side of an object that belongs to
-    the level at the grid's own scale, in pixels; sampled: boxes of an image that the losses look at, of
-    proposals and of objects; proposals: kept before and after suppression; kept: boxes said of an image."""
+    """What a detector's parts measure. width: channels of the pyramid; scales: its levels (`SCALES`); tower:
+    convolutions in FCOS's head; anchors: the side of a square anchor of each level in pixels, for region
+    proposals, and `ratios`, height by width; proposal_depth: convolutions before them; box_convs, box_width:
+    of the box head; mask_convs: of the mask head; canonical: the side of an object that belongs to the level
+    at the grid's own scale, in pixels; sampled: boxes of an image that the losses look at, of proposals and
+    of objects; proposals: kept before and after suppression; kept: boxes said of an image."""
 
     width: int
     scales: Sequence[float]
@@ -123,14 +123,14 @@ class FcosHeads(nn.Module):
         self, levels: list[Tensor], images: Tensor, objects: ObjectBatch | None
     ) -> tuple[dict[str, Tensor], list[Found]]:
         fcos, batch = self.fcos, _image_list(images)
-        said, anchors = fcos.head(levels), fcos.anchor_generator(batch, levels)
+        outputs, anchors = fcos.head(levels), fcos.anchor_generator(batch, levels)
         numbers = [level.shape[-2] * level.shape[-1] for level in levels]
         if objects is not None:
-            return fcos.compute_loss(_to_learn(objects, 0), said, anchors, numbers), []
-        by_level = {name: list(value.split(numbers, dim=1)) for name, value in said.items()}
-        split = [list(each.split(numbers)) for each in anchors]
-        found = fcos.postprocess_detections(by_level, split, batch.image_sizes)
-        return {}, [Found(each["boxes"], each["labels"], each["scores"]) for each in found]
+            return fcos.compute_loss(_to_learn(objects, 0), outputs, anchors, numbers), []
+        by_level = {name: list(value.split(numbers, dim=1)) for name, value in outputs.items()}
+        split = [list(one.split(numbers)) for one in anchors]
+        boxes = fcos.postprocess_detections(by_level, split, batch.image_sizes)
+        return {}, [Found(one["boxes"], one["labels"], one["scores"]) for one in boxes]
 
 
 class RegionHeads(nn.Module):
@@ -210,12 +210,9 @@ class RegionHeads(nn.Module):
 
 
 class Detector(nn.Module):
-    """A ViT, or an `AttentionTransfer` pair, that says where things are.
-
-    `forward(images, objects)` in training gives the heads' losses and the pair's transfer loss;
-    `forward(images)` in evaluation gives what it found. Copy keeps routing frozen under a pyramid that is
-    trained. Raises `ValueError` in training without objects.
-    """
+    """A ViT, or an `AttentionTransfer` pair, that says where things are. `forward(images, objects)` in
+    training gives the heads' losses and the pair's transfer loss; `forward(images)` in evaluation gives what
+    it found. Copy keeps routing frozen under a pyramid that is trained."""
 
     def __init__(self, vit: VisionTransformer | AttentionTransfer, heads: nn.Module, sizes: Sizes):
         super().__init__()
@@ -288,9 +285,9 @@ SIZES = {"vitdet": VITDET, "small": SMALL}
 def detection_loss(model: nn.Module, images: Tensor, objects: ObjectBatch, recipe: Recipe) -> Tensor:
     """The sum of the heads' losses, and λ · transfer loss; noted as those of `student_loss` are, the heads'
     losses too."""
-    said = model(images, objects)
-    heads = [note(f"task_loss/{name}", loss) for name, loss in said.losses.items()]
-    of_task, transfer_loss = note("task_loss", sum(heads)), note("transfer_loss", said.transfer_loss)
+    output = model(images, objects)
+    heads = [note(f"task_loss/{name}", loss) for name, loss in output.losses.items()]
+    of_task, transfer_loss = note("task_loss", sum(heads)), note("transfer_loss", output.transfer_loss)
     return recipe.task_weight * of_task + recipe.transfer_weight * transfer_loss
 
 
@@ -298,8 +295,8 @@ def detect(model: nn.Module, images: ObjectImages, batch_size: int = 50) -> list
     """What a detector says of all images in order, on the CPU. The model is left in the mode it was in."""
     device = next(model.parameters()).device
     with torch.no_grad(), in_eval_mode(model):
-        said = [each for batch, _ in images.loader(batch_size) for each in model(batch.to(device)).found]
-    return [Found(*(x if x is None else x.cpu() for x in each)) for each in said]
+        found = [one for batch, _ in images.loader(batch_size) for one in model(batch.to(device)).found]
+    return [Found(*(x if x is None else x.cpu() for x in one)) for one in found]
 
 
 class _NoBackbone(nn.Identity):
@@ -316,10 +313,10 @@ def _image_list(images: Tensor) -> ImageList:
 
 def _to_learn(objects: ObjectBatch, first: int) -> list[dict[str, Tensor]]:
     """The objects without crowds in torchvision's form, their classes counted from `first`."""
-    return [_without_crowds(each, first) for each in objects]
+    return [_without_crowds(one, first) for one in objects]
 
 
-def _without_crowds(each: Objects, first: int) -> dict[str, Tensor]:
-    single = ~each.crowd
-    masks = {} if each.masks is None else {"masks": each.masks[single].to(torch.uint8)}
-    return {"boxes": each.boxes[single], "labels": each.labels[single] + first} | masks
+def _without_crowds(objects: Objects, first: int) -> dict[str, Tensor]:
+    single = ~objects.crowd
+    masks = {} if objects.masks is None else {"masks": objects.masks[single].to(torch.uint8)}
+    return {"boxes": objects.boxes[single], "labels": objects.labels[single] + first} | masks

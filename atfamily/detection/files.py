@@ -34,12 +34,7 @@ def save_detector(
     teacher: Architecture | None = None,
 ) -> Path:
     """Write what inference needs: pyramid, heads and ViT, and the teacher of a ViT that copies. After Distill
-    the student alone is written.
-
-    heads: the name in `DETECTORS`. student, teacher: how the ViTs are built. Raises `ValueError`, before
-    anything is written, for a ViT that copies without its teacher's architecture, and where the file would
-    not build the detector again.
-    """
+    the student alone is written. heads: the name in `DETECTORS`. student, teacher: how the ViTs are built."""
     vit = detector.backbone.vit
     header = {
         "detector": {"heads": heads, "classes": list(classes), "sizes": asdict(detector.sizes)},
@@ -63,9 +58,7 @@ def save_detector(
     try:
         _assembled(header, tensors)
     except (KeyError, RuntimeError, ValueError) as error:
-        raise ValueError(
-            f"{student}, {heads!r} and these sizes do not build this detector: {error}"
-        ) from error
+        raise ValueError(f"{student}, {heads!r} and sizes= build another detector: {error}") from error
     return write_tensors(Path(path), tensors, header)
 
 
@@ -78,42 +71,39 @@ def load_detector(path: str | Path) -> Loaded:
     try:
         return _assembled(header, tensors)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise OSError(
-            f"{path} does not describe a detector that its weights fit ({type(error).__name__}: {error}); it"
-            " was left as it is"
-        ) from error
+        raise OSError(f"{path} holds no detector ({type(error).__name__}: {error})") from error
 
 
 def _assembled(header: Mapping, tensors: Mapping[str, Tensor]) -> Loaded:
     """The detector that a header describes, with its weights. Raises what the first part does that does not
     fit."""
-    said, student = header["detector"], _read(header, "student", tensors)
+    described, student = header["detector"], _read(header, "student", tensors)
     backbone = vit = student.build()
     if "teacher" in header:
         teacher = _read(header, "teacher", tensors).build()
         backbone = read_pair(header, teacher, vit)
-    sizes = Sizes(**{name: tuple(x) if isinstance(x, list) else x for name, x in said["sizes"].items()})
+    sizes = Sizes(**{name: tuple(x) if isinstance(x, list) else x for name, x in described["sizes"].items()})
     _require_bounded(sizes)
-    make = DETECTORS[said["heads"]]
+    make = DETECTORS[described["heads"]]
     with torch.device("meta"):
-        skeleton = make(backbone, len(said["classes"]), sizes)
+        skeleton = make(backbone, len(described["classes"]), sizes)
     needed = sum(count(part.state_dict()) for part in (skeleton.pyramid, skeleton.heads))
     if needed > (numbers := count(tensors)):
         raise ValueError(f"its heads have {needed:,} weights, its file {numbers:,}")
-    detector = make(backbone, len(said["classes"]), sizes)
+    detector = make(backbone, len(described["classes"]), sizes)
     parts: dict[str, nn.Module] = {"pyramid": detector.pyramid, "heads": detector.heads, "student": vit}
     if "teacher" in header:
         parts["teacher"] = backbone.teacher
     for part, module in parts.items():
-        own = {name: value for name, value in tensors.items() if name.startswith(f"{part}.")}
-        module.load_state_dict({name.removeprefix(f"{part}."): value for name, value in own.items()})
-    return Loaded(detector.eval(), tuple(said["classes"]), student)
+        weights = {name: value for name, value in tensors.items() if name.startswith(f"{part}.")}
+        module.load_state_dict({name.removeprefix(f"{part}."): value for name, value in weights.items()})
+    return Loaded(detector.eval(), tuple(described["classes"]), student)
 
 
 def _read(header: Mapping, part: str, tensors: Mapping[str, Tensor]) -> Architecture:
     architecture = Architecture.read(header[part])
-    own = {name: value for name, value in tensors.items() if name.startswith(f"{part}.")}
-    architecture.require_numbers(count(own))
+    weights = {name: value for name, value in tensors.items() if name.startswith(f"{part}.")}
+    architecture.require_numbers(count(weights))
     return architecture
 
 

@@ -1,7 +1,6 @@
 """Images with what is in them: boxes, classes and masks, in the form that the training loop takes."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -47,61 +46,35 @@ class ObjectBatch(Sequence[Objects]):
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "ObjectBatch":
         """The same on a device."""
-        return ObjectBatch(
-            [
-                Objects(*(x if x is None else x.to(device, non_blocking=non_blocking) for x in each))
-                for each in self.images
-            ]
-        )
+        moved = ((x if x is None else x.to(device, non_blocking=non_blocking) for x in each) for each in self)
+        return ObjectBatch([Objects(*parts) for parts in moved])
 
     def tensor_split(self, parts: int) -> list["ObjectBatch"]:
         """In parts whose sizes differ by one at most, the larger ones first, as `Tensor.tensor_split`."""
-        size, more = divmod(len(self), parts)
-        ends = [0]
-        for part in range(parts):
-            ends.append(ends[-1] + size + (part < more))
-        return [self[start:end] for start, end in pairwise(ends)]
+        parts = torch.arange(len(self)).tensor_split(parts)
+        return [ObjectBatch([self.images[i] for i in part]) for part in parts]
 
 
 def check_objects(objects: Objects, height: int, width: int, name: str) -> Objects:
-    """The objects of an image of that size, if nothing learns a wrong thing from them.
-
-    Raises `ValueError`, with the image's `name` and the box, for a box without area and for one outside the
-    image, for labels that do not count classes from 0, and for boxes, labels and masks that are not as many
-    or not of the image's size.
-    """
+    """The objects of an image of that size, if nothing learns a wrong thing from them."""
     boxes, labels, masks, crowd = objects
     if boxes.ndim != 2 or boxes.shape[1] != 4 or not len(boxes) == len(labels) == len(crowd):
-        raise ValueError(
-            f"{name}: boxes (k, 4), labels (k,) and crowd (k,) are wanted, got {tuple(boxes.shape)},"
-            f" {tuple(labels.shape)} and {tuple(crowd.shape)}"
-        )
+        raise ValueError(f"{name}: {len(labels)} labels, {len(crowd)} crowd, boxes {tuple(boxes.shape)}")
     if labels.dtype != torch.int64 or (labels < 0).any():
-        raise ValueError(
-            f"{name}: labels are classes from 0 in int64, got {labels.tolist()[:10]} in {labels.dtype}"
-        )
+        raise ValueError(f"{name}: labels are int64 from 0, got {labels.dtype} {labels.tolist()[:10]}")
     if masks is not None and masks.shape != (len(boxes), height, width):
-        raise ValueError(
-            f"{name}: masks of {len(boxes)} objects in {height} x {width} pixels are wanted, got"
-            f" {tuple(masks.shape)}"
-        )
-    for box in boxes.tolist():
-        left, top, right, bottom = box
-        if not (right > left and bottom > top):
-            raise ValueError(f"{name}: box {box} has no area: it needs left < right and top < bottom")
-        if left < 0 or top < 0 or right > width or bottom > height:
-            raise ValueError(f"{name}: box {box} reaches out of the image of {width} x {height} pixels")
+        raise ValueError(f"{name}: masks {tuple(masks.shape)}, not {(len(boxes), height, width)}")
+    for left, top, right, bottom in boxes.tolist():
+        if not (0 <= left < right <= width and 0 <= top < bottom <= height):
+            box = left, top, right, bottom
+            raise ValueError(f"{name}: box {box} has no area, or leaves {width} x {height} pixels")
     return objects
 
 
 class ObjectImages:
     """Images of one size in memory, each with its `Objects`: what `atlib.train.train` takes, and what
-    `detect` evaluates.
-
-    pixels: uint8 (n, 3, height, width); an image comes out as (pixel / 255 - mean) / std. Raises `ValueError`
-    for pixels that are no such images, for another number of objects than images, and as `check_objects`
-    does.
-    """
+    `detect` evaluates. pixels: uint8 (n, 3, height, width); an image comes out as (pixel / 255 - mean) /
+    std."""
 
     corrupt: Mapping[int, str] = {}  # pixels in memory are decoded already
 
@@ -116,9 +89,7 @@ class ObjectImages:
         if len(pixels) != len(objects):
             raise ValueError(f"{len(pixels)} images, but objects of {len(objects)}")
         if pixels.dtype != torch.uint8 or pixels.ndim != 4:
-            raise ValueError(
-                f"pixels must be uint8 (n, 3, height, width), got {pixels.dtype} {tuple(pixels.shape)}"
-            )
+            raise ValueError(f"pixels are uint8 (n, 3, h, w), got {pixels.dtype} {tuple(pixels.shape)}")
         height, width = pixels.shape[-2:]
         self.objects = [
             check_objects(each, height, width, f"image {number}") for number, each in enumerate(objects)

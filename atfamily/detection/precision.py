@@ -21,7 +21,7 @@ def intersection_over_union(boxes: np.ndarray, others: np.ndarray) -> np.ndarray
     corner = np.maximum(boxes[:, None, :2], others[None, :, :2])
     opposite = np.minimum(boxes[:, None, 2:], others[None, :, 2:])
     shared = (opposite - corner).clip(0).prod(-1)
-    areas = [(each[:, 2:] - each[:, :2]).prod(-1) for each in (boxes, others)]
+    areas = [(some[:, 2:] - some[:, :2]).prod(-1) for some in (boxes, others)]
     return shared / (areas[0][:, None] + areas[1][None] - shared)
 
 
@@ -41,8 +41,8 @@ def matched(overlaps: np.ndarray, threshold: float) -> np.ndarray:
 
 def area_under(right: np.ndarray, objects: int) -> float:
     """The average precision of predictions, the surest of all images first, of which some are `right`: at
-    each share of the objects that is to be found, the best precision with which at least so many are found,
-    0 where they never are."""
+    each share of the objects that is to be found, the best precision with which at least so many are found, 0
+    where they never are."""
     found = right.cumsum()
     recall, precision = found / objects, found / np.arange(1, len(right) + 1)
     best = np.maximum.accumulate(precision[::-1])[::-1]
@@ -54,26 +54,23 @@ def average_precision(
     found: Sequence[Found], objects: Sequence[Objects], thresholds: Sequence[float] = THRESHOLDS
 ) -> float:
     """COCO's AP of boxes, in [0, 1]: the mean over thresholds and over the classes that occur; NaN where none
-    does.
-
-    The same as pycocotools where there is no crowd (`coco_precision` knows crowds, sizes and masks, too).
-    Source: Lin et al. 2014, "Microsoft COCO" (arXiv 1405.0312), and its evaluation code.
-    """
-    each = []
+    does. The same as pycocotools where there is no crowd (`coco_precision` knows crowds, sizes and masks,
+    too). Source: Lin et al. 2014, "Microsoft COCO" (arXiv 1405.0312), and its evaluation code."""
+    precisions = []
     for label in sorted({int(label) for image in objects for label in image.labels}):
         number, scores, overlaps = 0, [], []
         for predicted, true in zip(found, objects, strict=True):
-            mine, theirs = predicted.labels == label, true.labels == label
-            order = np.argsort(-predicted.scores[mine].double().numpy(), kind="stable")[:KEPT]
-            boxes = predicted.boxes[mine].double().numpy()[order]
-            overlaps.append(intersection_over_union(boxes, true.boxes[theirs].double().numpy()))
-            scores.append(predicted.scores[mine].double().numpy()[order])
-            number += int(theirs.sum())
+            of_class, true_of_class = predicted.labels == label, true.labels == label
+            order = np.argsort(-predicted.scores[of_class].double().numpy(), kind="stable")[:KEPT]
+            boxes = predicted.boxes[of_class].double().numpy()[order]
+            overlaps.append(intersection_over_union(boxes, true.boxes[true_of_class].double().numpy()))
+            scores.append(predicted.scores[of_class].double().numpy()[order])
+            number += int(true_of_class.sum())
         order = np.argsort(-np.concatenate(scores), kind="stable")
         for threshold in thresholds:
             right = np.concatenate([matched(overlap, threshold) for overlap in overlaps])
-            each.append(area_under(right[order], number))
-    return float(np.mean(each)) if each else float("nan")
+            precisions.append(area_under(right[order], number))
+    return float(np.mean(precisions)) if precisions else float("nan")
 
 
 class Precision(NamedTuple):
@@ -102,18 +99,12 @@ def coco_precision(
     masks: bool = False,
     sizes: tuple[float, float] = COCO_SIZES,
 ) -> Precision:
-    """The figures of predicted boxes, or of predicted masks, by pycocotools (the extra "detection").
-
-    sizes: where the area of small objects ends, and that of medium ones, in squared pixels. Raises
-    `ImportError` without pycocotools, and `ValueError` for images that are not as many, and for masks that a
-    detector or the data do not have.
-    """
+    """The figures of predicted boxes, or of predicted masks, by pycocotools (the extra "detection"). sizes:
+    where the area of small objects ends, and that of medium ones, in squared pixels."""
     try:
         import pycocotools  # noqa: F401
     except ImportError as error:
-        raise ImportError(
-            "average precision of COCO needs pycocotools: pip install 'attention-transfer[detection]'"
-        ) from error
+        raise ImportError("needs pycocotools: pip install 'attention-transfer[detection]'") from error
     if len(found) != len(objects):
         raise ValueError(f"{len(found)} images with predictions, but {len(objects)} with objects")
     if masks and any(each.masks is None for each in (*found, *objects)):

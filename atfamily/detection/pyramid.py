@@ -28,11 +28,8 @@ class Seen2d(NamedTuple):
 
 class GridOfTokens(nn.Module):
     """A ViT, or an `AttentionTransfer` pair around a student, as what a pyramid stands on: images to the grid
-    of its last tokens.
-
-    A pair that copies runs its teacher with the student, a pair that distills runs it in training only.
-    Raises `atlib.attention.Unwalkable` for a ViT that cannot be walked.
-    """
+    of its last tokens. A pair that copies runs its teacher with the student, a pair that distills runs it in
+    training only. Raises `atlib.attention.Unwalkable` for a ViT that cannot be walked."""
 
     def __init__(self, vit: VisionTransformer | AttentionTransfer):
         super().__init__()
@@ -74,8 +71,7 @@ class SimplePyramid(nn.Module):
 
     Source: Li et al. 2022, "Exploring Plain Vision Transformer Backbones for Object Detection" (arXiv
     2203.16527), section 3 and appendix A.2. A departure from its published code: that reads the tokens before
-    the ViT's final norm; `GridOfTokens` gives them after it, as the classifier reads them. Raises
-    `ValueError` for a scale that is not in `SCALES`.
+    the ViT's final norm; `GridOfTokens` gives them after it, as the classifier reads them.
     """
 
     def __init__(self, D: int, width: int, scales: Sequence[float] = SCALES, top_level: bool = False):

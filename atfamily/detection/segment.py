@@ -22,7 +22,7 @@ class Segmenter(nn.Module):
     loss. convolutions: of `size` x `size` places, with norm and GELU, before the linear head: with 3 x 3,
     places hear of their neighbours without attention, as they do in a detector; with 1 x 1 the head is as
     deep, and every place stays alone. Source: the linear protocol of Strudel et al. 2021, "Segmenter" (arXiv
-    2105.05633), section 3.2; it has none. Raises `ValueError` for a size that has no middle.
+    2105.05633), section 3.2; it has none.
     """
 
     def __init__(
@@ -52,8 +52,7 @@ class Segmenter(nn.Module):
 
 def pixel_images(images: ObjectImages) -> Images:
     """The same images with the class of every pixel as target, int64 (n, height, width): 0 for the background
-    and 1 + class elsewhere; of objects that share a pixel the later one has it. Raises `ValueError` for
-    objects without masks."""
+    and 1 + class elsewhere; of objects that share a pixel the later one has it."""
     classes = torch.zeros(len(images), *images.pixels.shape[-2:], dtype=torch.long)
     for number, (pixels, each) in enumerate(zip(classes, images.objects)):
         if each.masks is None:

@@ -65,11 +65,8 @@ class Memory(NamedTuple):
 
 def transferred_numbers(vit: VisionTransformer | Eva) -> Numbers:
     """Numbers an image in the activations of all layers: q, k, v L·H·N·d each, maps L·H·N², features (the
-    residual stream) L·N·D.
-
-    Maps are more than q and k together where N > 2d. Shapes alone are read, so that a model on the meta
-    device does. Source: the comparison is that of arXiv 2411.09702, for ViT-L.
-    """
+    residual stream) L·N·D. Maps are more than q and k together where N > 2d. Shapes alone are read, so that a
+    model on the meta device does. Source: the comparison is that of arXiv 2411.09702, for ViT-L."""
     sizes = sizes_of(vit)
     L, H, N = sizes.depth, sizes.heads, sizes.prefix + sizes.grid[0] * sizes.grid[1]
     one = L * H * N * sizes.head_width
@@ -89,13 +86,14 @@ def method_costs(
     The student is `create_vit(name_or_config)`; so is the teacher, unless `teacher` names another model. The
     teacher's weights are those that are fine-tuned. Images have `image_size` pixels a side (None: their own).
     The maps of the first `layers` layers are transferred (None: all of the student's). Pre-training is not
-    counted. Copy keeps teacher and student, the others one of them. No weights are made. Raises `ValueError`
-    for a batch below 1 or `layers` out of range, and for ViTs that `shape_of` refuses.
+    counted. Copy keeps teacher and student, the others one of them. No weights are made.
     """
     vit = _weightless(name_or_config, image_size)
     taught_by = vit if teacher is None else _weightless(teacher, image_size)
     own, others = shape_of(vit), shape_of(taught_by)
-    layers = _checked(batch, layers, own.depth)
+    layers = own.depth if layers is None else layers
+    if batch < 1 or not 1 <= layers <= own.depth:
+        raise ValueError(f"batch={batch}, layers={layers}: at least one image, and 1 to {own.depth} layers")
     weights, others_weights = (sum(each.numel() for each in model.parameters()) for model in (vit, taught_by))
     counts = {
         "scratch": (fine_tuning(own), plain(own), weights),
@@ -121,16 +119,12 @@ def step_memory(
     that autograd keeps is counted once and whole, however many tensors share it; weights are not counted
     again. What comes and goes within an operation is extra. Every CPU gives the same figures; the kernels
     that run on a GPU keep other things. loss: what is trained, of the model and the images; None:
-    cross-entropy. Labels are made up, as sizes do not depend on them. Raises
-    `ValueError` for a model in eval mode or with activation checkpointing.
+    cross-entropy. Labels are made up, as sizes do not depend on them.
     """
     from atlib.objectives import outputs  # brings Accelerate, which takes seconds to import
 
     if not model.training or any(getattr(module, "grad_checkpointing", False) for module in model.modules()):
-        raise ValueError(
-            "step_memory counts what a plain training step keeps: call model.train() first, and"
-            " set_grad_checkpointing(False) on its ViT"
-        )
+        raise ValueError("step_memory needs model.train(), and no activation checkpointing")
     teachers = model.teachers if isinstance(model, Pair) else [getattr(model, "teacher", None)]
     weights = _sizes([*model.parameters(), *model.buffers()])
     frozen = _sizes([x for vit in teachers if vit is not None for x in (*vit.parameters(), *vit.buffers())])
@@ -156,13 +150,6 @@ def _weightless(name_or_config: str | Mapping, image_size: int | None) -> Vision
 def _sizes(tensors: list[Tensor]) -> dict[int, int]:
     """The storages behind some tensors, {key: bytes}; a key is a storage's own only while it is alive."""
     return {each.untyped_storage()._cdata: each.untyped_storage().nbytes() for each in tensors}
-
-
-def _checked(batch: int, layers: int | None, depth: int) -> int:
-    layers = depth if layers is None else layers
-    if batch < 1 or not 1 <= layers <= depth:
-        raise ValueError(f"batch={batch}, layers={layers}: at least one image, and 1 to {depth} layers")
-    return layers
 
 
 class Shape(NamedTuple):
@@ -209,7 +196,7 @@ def product(rows: int, inner: int, columns: int) -> int:
 
 
 def shape_of(vit: VisionTransformer) -> Shape:
-    """Read a Shape off a stock timm ViT. Raises `ValueError` for an architecture with other products."""
+    """Read a Shape off a stock timm ViT."""
     others = {
         "its class": not isinstance(vit, VisionTransformer),
         "attention pooling": getattr(vit, "attn_pool", None) is not None,
@@ -217,8 +204,7 @@ def shape_of(vit: VisionTransformer) -> Shape:
     }
     if other := " and ".join(name for name, is_other in others.items() if is_other):
         raise ValueError(
-            f"{type(vit).__name__}: {other} is not that of a stock ViT; count its FLOPs with"
-            " torch.utils.flop_counter"
+            f"{type(vit).__name__}: {other} is not a stock ViT's; torch.utils.flop_counter counts it"
         )
     patches, pixels = vit.patch_embed.num_patches, vit.patch_embed.proj.weight[0].numel()
     tokens, hidden = vit.num_prefix_tokens + patches, vit.blocks[0].mlp.fc1.out_features

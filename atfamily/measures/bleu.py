@@ -14,8 +14,7 @@ def bleu(translations: Sequence[Sequence[Hashable]], references: Sequence[Sequen
     no more often than it is there; of the four the geometric mean, times exp(1 - r / t) where all t words of
     the translations are fewer than the references' r. It is 0 where no n-gram of some length is right:
     nothing is smoothed. Source: Papineni et al. 2002, "BLEU: a method for automatic evaluation of machine
-    translation", section 2.3. Raises `ValueError` for another number of references than translations, and for
-    none.
+    translation", section 2.3.
     """
     if len(translations) != len(references) or not references:
         raise ValueError(f"{len(translations)} translations, but {len(references)} references")

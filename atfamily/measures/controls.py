@@ -57,10 +57,8 @@ class Control(NamedTuple):
 
 
 def maps_of(teacher: nn.Module) -> TeacherMaps:
-    """The teacher's own maps, made anew for every batch: what `AttentionTransfer(maps=)` takes.
-
-    images (B, 3, height, width), as the teacher was trained to see them, to {layer: (B, H, N, N)}.
-    """
+    """The teacher's own maps, made anew for every batch: what `AttentionTransfer(maps=)` takes. images (B, 3,
+    height, width), as the teacher was trained to see them, to {layer: (B, H, N, N)}."""
 
     @torch.no_grad()
     def maps(images: Tensor) -> Mapping[int, Tensor]:
@@ -72,10 +70,8 @@ def maps_of(teacher: nn.Module) -> TeacherMaps:
 
 
 def patch_order(patches: int, prefix: int, seed: int) -> Tensor:
-    """A shuffled order of tokens, (prefix + patches,), in which the prefix tokens stay where they are.
-
-    No patch stays at its place: another order is drawn until that is so. Raises `ValueError` for one patch.
-    """
+    """A shuffled order of tokens, (prefix + patches,), in which the prefix tokens stay where they are. No
+    patch stays at its place: another order is drawn until that is so."""
     if patches < 2:
         raise ValueError(f"{patches} patch cannot be shuffled: at least 2 are needed")
     generator = torch.Generator().manual_seed(seed)
@@ -86,8 +82,8 @@ def patch_order(patches: int, prefix: int, seed: int) -> Tensor:
 
 
 def jigsaw(maps: TeacherMaps, order: Tensor) -> TeacherMaps:
-    """Maps whose queries and keys are in another order, the same for all images, layers and heads:
-    new(i, j) = old(order[i], order[j])."""
+    """Maps whose queries and keys are in another order, the same for all images, layers and heads: new(i, j)
+    = old(order[i], order[j])."""
 
     def shuffled(images: Tensor) -> Mapping[int, Tensor]:
         return {layer: p[:, :, order][:, :, :, order] for layer, p in maps(images).items()}
@@ -141,9 +137,6 @@ def controls(
     the student's image and the teacher's} (`atlib.data.pair`). rates: learning rates, of which each row takes
     the one that is best on `validation`, with a seed of its own; none: the recipe's. Distill has no blank
     row, since its student is tested alone.
-
-    Raises `ValueError` for a plan that transfers no maps, for rates without validation images, and as
-    `AttentionTransfer` does.
     """
     if plan.what != "map":
         raise ValueError(f"controls change maps, and plan.what is {plan.what!r}: what='map' is needed")
@@ -201,8 +194,7 @@ def switched(
     It sees its image with its own maps, with those over shuffled patches, with the mean map of `reference`,
     and with the maps of an image of another class, once scored by its own class and once by the other's; and
     a blank image with its own maps. It takes seconds, and it asks less than `controls`: whether a student
-    *follows* its maps now, not whether it needs them to learn. Raises `ValueError` for a pair that copies no
-    maps.
+    *follows* its maps now, not whether it needs them to learn.
     """
     if pair.plan.what != "map" or not pair.needs_teacher:
         raise ValueError(f"{pair.plan.how} of {pair.plan.what!r}: only copied maps can be switched")
@@ -249,8 +241,7 @@ def _order_of(teacher: nn.Module) -> Tensor:
 
 
 def _of_another_class(labels: Tensor) -> Tensor:
-    """For each image the next one, counted round, whose label (n,) is another. Raises `ValueError` where all
-    labels are equal."""
+    """For each image the next one, counted round, whose label (n,) is another."""
     if (labels == labels[0]).all():
         raise ValueError(f"all {len(labels)} images are of class {labels[0]}: at least 2 classes are needed")
     places = torch.arange(len(labels))

@@ -21,10 +21,7 @@ class Interval(NamedTuple):
 
 def disagreement(logits_a: Tensor, logits_b: Tensor) -> float:
     """Share of images whose most likely class differs; logits or probabilities of the same images, (n,
-    classes) each.
-
-    Raises `ValueError` for other shapes, no images, and NaN.
-    """
+    classes) each."""
     check_scores(logits_a, "logits_a")
     check_scores(logits_b, "logits_b")
     _check_same_shape(logits_a, logits_b)
@@ -33,35 +30,24 @@ def disagreement(logits_a: Tensor, logits_b: Tensor) -> float:
 
 def ensemble_logits(logits: Sequence[Tensor]) -> Tensor:
     """The logarithm of the mean of several models' class probabilities, (n, classes) for logits (n, classes)
-    each: an ensemble's logits, in float64.
-
-    Raises `ValueError` for other shapes, no images, NaN, and no models. Source: arXiv 2411.09702, section on
-    ensembles, which averages softmax outputs.
-    """
-    if not logits:
-        raise ValueError("an ensemble needs at least one model's logits, got none")
-    for index, each in enumerate(logits):
-        check_scores(each, f"logits[{index}]")
-        _check_same_shape(logits[0], each)
-    log_p = torch.stack([each.double().log_softmax(1) for each in logits])
+    each: an ensemble's logits, in float64. Source: arXiv 2411.09702, section on ensembles, which averages
+    softmax outputs."""
+    for index, one in enumerate(logits):
+        check_scores(one, f"logits[{index}]")
+        _check_same_shape(logits[0], one)
+    log_p = torch.stack([one.double().log_softmax(1) for one in logits])
     return log_p.logsumexp(0) - math.log(len(logits))
 
 
 def ensemble_accuracy(p_a: Tensor, p_b: Tensor, labels: Tensor) -> float:
     """Accuracy of the mean of two models' class probabilities, (p_a + p_b) / 2; p: (n, classes), labels: (n,)
-    integers.
-
-    Raises `ValueError` for rows that are no probabilities (logits, for one), other shapes, labels out of
-    range, and labels of one class only, where a model that always says that class is perfect. Source: arXiv
-    2411.09702, section on ensembles.
-    """
+    integers. Source: arXiv 2411.09702, section on ensembles."""
     check_probabilities(p_a, "p_a")
     check_probabilities(p_b, "p_b")
     _check_same_shape(p_a, p_b)
     check_labels(labels, *p_a.shape)
     if (labels == labels[0]).all():
-        same = f"all {len(labels)} labels are class {labels[0].item()}"
-        raise ValueError(f"{same}, and always saying it would be perfect: use images of several classes")
+        raise ValueError(f"all {len(labels)} labels are class {labels[0].item()}: one class is no task")
     return ((p_a.double() + p_b.double()).argmax(1).cpu() == labels.cpu()).double().mean().item()
 
 
@@ -70,8 +56,7 @@ def expected_calibration_error(p: Tensor, labels: Tensor, bins: int = 15) -> flo
     mean confidence)`, 0 to 1.
 
     p: probabilities (n, classes); labels: (n,) integers, of one class too. Bins of equal width on the largest
-    probability, each with its upper end. Raises `ValueError` for rows that are no probabilities, labels out
-    of range, and fewer than one bin. Source: Guo et al. 2017 (arXiv 1706.04599), equation 3.
+    probability, each with its upper end. Source: Guo et al. 2017 (arXiv 1706.04599), equation 3.
     """
     check_probabilities(p, "p")
     check_labels(labels, *p.shape)
@@ -93,8 +78,7 @@ def paired_bootstrap(
     correct: (n,) whether each image was classified rightly, true or false; of several runs of each model
     (runs, n), whose mean accuracies are compared. An image is drawn together with all answers, so that what
     is hard for both does not widen the interval. It says how far other images could move the difference, not
-    other training seeds. Raises `ValueError` for unequal shapes, fewer than 2 images, and other values.
-    Source: Efron and Tibshirani 1993, chapter 13.
+    other training seeds. Source: Efron and Tibshirani 1993, chapter 13.
     """
     a, b = _truths(correct_a, "correct_a"), _truths(correct_b, "correct_b")
     if a.shape != b.shape:
@@ -128,5 +112,4 @@ def _truths(correct: Tensor, name: str) -> np.ndarray:
 
 def _check_same_shape(a: Tensor, b: Tensor) -> None:
     if a.shape != b.shape:
-        shapes = f"{tuple(a.shape)} and {tuple(b.shape)}"
-        raise ValueError(f"predictions are of the same images and classes, (n, classes), got {shapes}")
+        raise ValueError(f"predictions of other images or classes: {tuple(a.shape)}, {tuple(b.shape)}")

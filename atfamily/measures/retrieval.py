@@ -1,9 +1,6 @@
 """How well features find images of the same class: mean average precision, plain, and on the condition of
-what is known of coarser classes.
-
-Source of the last: Touvron et al. 2021, "Grafit" (arXiv 2011.12982), chapter 2 of Touvron's thesis (HAL
-tel-03945782).
-"""
+what is known of coarser classes. Source of the last: Touvron et al. 2021, "Grafit" (arXiv 2011.12982),
+chapter 2 of Touvron's thesis (HAL tel-03945782)."""
 
 import torch
 import torch.nn.functional as F
@@ -13,8 +10,7 @@ from atlib.analysis import check_features
 
 
 def cosines(x: Tensor, gallery: Tensor) -> Tensor:
-    """Cosine of each query's features (q, D) with each image's of the gallery (n, D): (q, n). Raises
-    `ValueError` for features that are not such tables."""
+    """Cosine of each query's features (q, D) with each image's of the gallery (n, D): (q, n)."""
     check_features(x, "x", rows=1)
     check_features(gallery, "gallery", rows=1)
     return F.normalize(x.float(), dim=1) @ F.normalize(gallery.float(), dim=1).mT
@@ -26,16 +22,12 @@ def mean_average_precision(scores: Tensor, relevant: Tensor) -> float:
     scores: (q, n), the images of the gallery are ranked by them, the largest first; -inf leaves an image out,
     such as the query itself. relevant: (q, n) bool, which are to be found. A query's average precision is the
     mean, over all that it should find, of the share of relevant ones among those ranked no lower; equal
-    scores are ranked as they come. Queries with nothing to find are left out. Raises `ValueError` for tables
-    of two sizes, and where there is nothing to find at all.
+    scores are ranked as they come. Queries with nothing to find are left out.
     """
     if scores.isnan().any():
         raise ValueError(f"scores are NaN for query {scores.isnan().any(1).nonzero()[0].item()}: no ranking")
     if scores.shape != relevant.shape or relevant.dtype != torch.bool:
-        raise ValueError(
-            f"scores {tuple(scores.shape)} and relevant {tuple(relevant.shape)} of {relevant.dtype}: both are"
-            " (queries, gallery), relevant of bool"
-        )
+        raise ValueError(f"scores {tuple(scores.shape)}, relevant {relevant.dtype} {tuple(relevant.shape)}")
     shown = scores != -torch.inf
     found = (relevant & shown).gather(1, scores.argsort(dim=1, descending=True, stable=True))
     number = found.sum(1)
@@ -49,11 +41,8 @@ def mean_average_precision(scores: Tensor, relevant: Tensor) -> float:
 
 def neighbour_votes(similarities: Tensor, labels: Tensor, k: int, temperature: float = 0.05) -> Tensor:
     """Class probabilities (q, classes) by the votes of the k most similar labelled images, each weighed by
-    exp(similarity / temperature).
-
-    similarities: (q, n), of queries with images whose labels are (n,); -inf leaves an image out. Raises
-    `ValueError` for a k that is not from 1 to n.
-    """
+    exp(similarity / temperature). similarities: (q, n), of queries with images whose labels are (n,); -inf
+    leaves an image out."""
     if not 1 <= k <= similarities.shape[1]:
         raise ValueError(f"k={k}: from 1 to {similarities.shape[1]}, the labelled images")
     nearest = similarities.topk(k, dim=1)

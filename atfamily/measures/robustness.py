@@ -1,9 +1,6 @@
 """Is a model robust, or only good? Effective robustness: accuracy under a shift beyond what accuracy without
-it predicts.
-
-Source: Taori et al. 2020, "Measuring Robustness to Natural Distribution Shifts in Image Classification"
-(arXiv 2007.00644).
-"""
+it predicts. Source: Taori et al. 2020, "Measuring Robustness to Natural Distribution Shifts in Image
+Classification" (arXiv 2007.00644)."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -41,13 +38,9 @@ class EffectiveRobustness(NamedTuple):
 def fit_line(
     in_distribution: Sequence[float], shifted: Sequence[float], clip: float | None = None
 ) -> AccuracyLine:
-    """The least-squares line through a pool of models, one pair of accuracies each, on logit axes.
-
-    The logit of 0 or 1 is infinite: such accuracies are refused, unless `clip` moves all to [clip, 1 - clip];
-    half an image, 0.5 / number of test images, is the usual choice. Raises `ValueError` for fewer than 2
-    models, unequal numbers, accuracies outside 0 to 1 (percent, for one), and a pool whose in-distribution
-    accuracies are all the same.
-    """
+    """The least-squares line through a pool of models, one pair of accuracies each, on logit axes. The logit
+    of 0 or 1 is infinite: such accuracies are refused, unless `clip` moves all to [clip, 1 - clip]; half an
+    image, 0.5 / number of test images, is the usual choice."""
     x, y = _pool(in_distribution, shifted, clip, 2)
     slope, intercept = _least_squares(x, y)
     return AccuracyLine(slope.item(), intercept.item())
@@ -70,20 +63,17 @@ def effective_robustness(
     The model does not belong in the pool. The interval is the percentile interval over resampled models of
     the pool: how far another pool could move the line. It leaves out the chance in the model's own two
     accuracies. Samples that drew a single in-distribution accuracy have no line and are left out. `clip` as
-    in `fit_line`. Raises `ValueError` as `fit_line` does, and for a pool of fewer than 3 models. Source:
-    Taori et al. 2020, section 2.
+    in `fit_line`. Source: Taori et al. 2020, section 2.
     """
     check_sampling(samples, level)
     x, y = _pool(pool_in_distribution, pool_shifted, clip, 3)
     own_x = _logits("in_distribution", [in_distribution], clip)
     shifted = _accuracies("shifted", [shifted]).item()
-    line = AccuracyLine(*(each.item() for each in _least_squares(x, y)))
+    line = AccuracyLine(*(number.item() for number in _least_squares(x, y)))
     drawn = np.random.default_rng(seed).integers(len(x), size=(samples, len(x)))
     drawn = drawn[np.ptp(x[drawn], axis=1) > 0]
     if len(drawn) == 0:
-        raise ValueError(
-            f"none of {samples} samples of the pool had two in-distribution accuracies: use more samples"
-        )
+        raise ValueError(f"no sample of {samples} had two in-distribution accuracies: take more")
     slopes, intercepts = _least_squares(x[drawn], y[drawn])
     expected = line.expected(in_distribution, clip)
     low, high = np.quantile(shifted - expit(intercepts + slopes * own_x), [(1 - level) / 2, (1 + level) / 2])
@@ -103,14 +93,9 @@ def _pool(
     x = _logits("the pool's in-distribution accuracy", in_distribution, clip)
     y = _logits("the pool's shifted accuracy", shifted, clip)
     if len(x) != len(y) or len(x) < least:
-        raise ValueError(
-            f"the pool has {len(x)} in-distribution and {len(y)} shifted accuracies: one pair a model, and at"
-            f" least {least} models"
-        )
+        raise ValueError(f"the pool has {len(x)} and {len(y)} accuracies: one pair a model, at least {least}")
     if np.ptp(x) == 0:
-        raise ValueError(
-            f"all {len(x)} models have the accuracy {expit(x[0]):.6g}: a line needs models of several"
-        )
+        raise ValueError(f"all {len(x)} models have the accuracy {expit(x[0]):.6g}: no line")
     return x, y
 
 
@@ -121,10 +106,7 @@ def _logits(name: str, accuracies: Sequence[float], clip: float | None) -> np.nd
             raise ValueError(f"clip={clip}: a number between 0 and 0.5, such as 0.5 / number of test images")
         return logit(values.clip(clip, 1 - clip))
     for value in values[(values == 0) | (values == 1)]:
-        raise ValueError(
-            f"{name} is exactly {value:.0f}, whose logit is infinite: leave the model out, or pass clip=0.5 /"
-            " number of test images"
-        )
+        raise ValueError(f"{name} is {value:.0f}, whose logit is infinite: leave it out, or clip=")
     return logit(values)
 
 

@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
 from atlib._util import require_known
-from atlib.data import Images, draw
+from atlib.data import Images
 from atrun.data.decoding import DataError, MissingData
-from atrun.data.in_memory import HUB, decode_rows
-from atrun.data.splits import SPLIT_NAMES, VALIDATION_SHARE, fixed_order
+from atrun.data.in_memory import HUB, images_in_memory
+from atrun.data.splits import VALIDATION_SHARE, fixed_order
 
 # --- PACS: the same seven classes as photographs, art paintings, cartoons and sketches ---
 
@@ -43,36 +42,24 @@ def load_pacs(
     own and not the published ones: a fixed tenth of every domain for validation, a fifth for test, by
     position in the file, hanging on no seed. size, seed, image_size: as in `atrun.data.in_memory.load`.
 
-    Raises `ValueError` for unknown domains and splits and for missing columns, and what `load` raises for
-    files and the network. Source: Li et al. 2017, "Deeper, Broader and Artier Domain Generalization" (arXiv
-    1710.03077).
+    Raises what `load` raises. Source: Li et al. 2017, "Deeper, Broader and Artier Domain Generalization"
+    (arXiv 1710.03077).
     """
-    from atrun.data.hub import class_names, columns_of  # imported here: `datasets` takes seconds
-
     rows = pacs_rows(domains, path, split)
-    image_column, label_column = columns_of(rows)
-    rows = rows.select(draw(len(rows), size, seed, f"PACS {', '.join(domains)} {split}"))
-    return Images(
-        decode_rows(rows, image_column, image_size),
-        torch.tensor(rows[label_column][:]),
-        class_names(rows, label_column),
-    )
+    return images_in_memory(rows, "image", "label", size, seed, image_size, f"PACS {domains} {split}")
 
 
 def pacs_rows(domains: Sequence[str], path: str | Path | None, split: str):
     """The rows of a split of some domains, undecoded, as a `datasets.Dataset`; see `load_pacs`."""
-    if isinstance(domains, str) or len(domains) == 0:
-        raise ValueError(f"domains must be a list with at least one of {', '.join(DOMAINS)}, got {domains!r}")
     for domain in domains:
         require_known("domain of PACS", domain, DOMAINS)
     require_known("split of PACS", split, SPLITS)
-    from atrun.data.hub import find_column, open_rows
+    from atrun.data.hub import open_rows  # imported here: `datasets` takes seconds
 
     rows = open_rows(PACS, path, "train")
-    domain_of = np.array(rows[find_column(rows, ("domain",), "domain")][:])
-    missing = ", ".join(domain for domain in domains if domain not in domain_of)
-    if missing:
-        raise ValueError(f"the data have no image of {missing}, only of {', '.join(sorted(set(domain_of)))}")
+    domain_of = np.array(rows["domain"][:])
+    if missing := set(domains) - set(domain_of.tolist()):
+        raise ValueError(f"the data have no image of {', '.join(sorted(missing))}")
     # A set, in the file's order: naming a domain twice, or in another order, changes nothing.
     parts = [_split(np.flatnonzero(domain_of == domain), split) for domain in set(domains)]
     return rows.select(np.sort(np.concatenate(parts)))
@@ -84,14 +71,14 @@ def _split(positions: np.ndarray, split: str) -> np.ndarray:
         return positions
     shuffled = positions[fixed_order(len(positions))]
     validation, test = round(VALIDATION_SHARE * len(shuffled)), round(TEST_SHARE * len(shuffled))
-    parts = dict(zip(("validation", "test", "train"), np.split(shuffled, [validation, validation + test])))
-    return parts[split]
+    parts = np.split(shuffled, [validation, validation + test])
+    return dict(zip(("validation", "test", "train"), parts))[split]
 
 
 class Known(NamedTuple):
     """A data set that has a name here. hub: its id there, None where no complete copy was found. classes:
     their number. images: how many each split has, in the splits that `open_rows_of` opens. evaluated: the
-    split on which results are reported. source: where this is said.
+    split on which results are reported.
 
     otherwise: where there is no copy on the hub, what to do instead, before the folder is passed as path=.
     columns: image and label, where they are not called as usual. files: on the hub, the pattern of each
@@ -102,7 +89,6 @@ class Known(NamedTuple):
     classes: int
     images: Mapping[str, int]
     evaluated: str
-    source: str
     otherwise: str = ""
     columns: tuple[str | None, str | None] = (None, None)
     files: Mapping[str, str] = {}
@@ -130,8 +116,9 @@ class Location(NamedTuple):
     def columns(self, image: str | None, label: str | None) -> tuple[str | None, str | None]:
         """The image and the label column: those named, else those that the known set calls otherwise than
         usual (None: as usual)."""
-        published = self.known is not None and self.name != "imagefolder"
-        usual = self.known.columns if published else (None, None)
+        usual = (None, None)
+        if self.known is not None and self.name != "imagefolder":
+            usual = self.known.columns
         return image or usual[0], label or usual[1]
 
 
@@ -143,24 +130,21 @@ def find(name_or_path: str | Path, path: str | Path | None = None) -> Location:
     that is not there.
     """
     name = str(name_or_path)
+    known = CATALOGUE.get(name)
     if path is not None and not Path(path).exists():
         raise MissingData(f"{path} does not exist: it is where the files of {name} are looked for", "path")
-    if name in CATALOGUE:
-        known = CATALOGUE[name]
-        if path is None and known.hub is None:
+    if path is None and known is not None:
+        if known.hub is None:
             raise DataError(
-                f"no complete copy of {name} was found on the hub: {known.otherwise}, and pass it as path=",
-                "path",
+                f"{name} is not whole on the hub: {known.otherwise}, and pass it as path=", "path"
             )
-        if path is None:
-            return Location(known.hub, None, known)
-        folders = _has_class_folders(Path(path)) and not known.domains
-        return Location("imagefolder" if folders else name, Path(path), known)
+        return Location(known.hub, None, known)
     here = Path(path if path is not None else name_or_path).expanduser()
     if path is not None or here.exists():
         from atrun.data.hub import is_image_folder  # imported here: `datasets` takes seconds
 
-        return Location("imagefolder" if is_image_folder(here) else name, here, None)
+        folders = (known is None or not known.domains) and is_image_folder(here)
+        return Location("imagefolder" if folders else name, here, known)
     if isinstance(name_or_path, Path) or name[:1] in ("/", ".", "~") or here.suffix in (".parquet", ".arrow"):
         raise FileNotFoundError(f"{name} does not exist")
     if name.count("/") != 1:  # all that is left is a hub id, "owner/name"
@@ -201,145 +185,79 @@ def open_rows_of(
     return Opened(*open_labelled(location.name, location.path, split, *columns, files, labelled), known)
 
 
-def _has_class_folders(path: Path) -> bool:
-    """Whether a folder holds a folder for each split and, in these, one for each class."""
-    names = {name for names in SPLIT_NAMES.values() for name in names}
-    if not path.is_dir() or not any(each.name.lower() in names and each.is_dir() for each in path.iterdir()):
-        return False
-    from atrun.data.hub import is_image_folder  # imported here: `datasets` takes seconds
-
-    return is_image_folder(path)
-
-
-def _with_held_out(train: int, test: int) -> dict[str, int]:
-    """Images per split where a tenth of the published training images is held out for validation."""
-    validation = round(VALIDATION_SHARE * train)
-    return {"train": train - validation, "validation": validation, "train+validation": train, "test": test}
-
-
-def _with_both(train: int, validation: int, test: int) -> dict[str, int]:
-    """Images per split where all three are published, training and validation images together, too."""
-    both = {"train": train, "validation": validation, "train+validation": train + validation}
-    return {**both, "test": test}
+def _published(train: int, validation: int = 0, test: int = 0) -> dict[str, int]:
+    """Images per split. Where no validation images are published, a tenth of the training images is held
+    out; beside a test split, both together are training data."""
+    held_out = validation or round(VALIDATION_SHARE * train)
+    rest, both = (train, train + validation) if validation else (train - held_out, train)
+    sizes = {"train": rest, "validation": held_out, "train+validation": both, "test": test}
+    return {split: count for split, count in sizes.items() if count}
 
 
 def _pacs(*domains: str) -> Known:
     # Images of each domain: counted in the copy in the workshop's shared/, which has all 9,991 of the hub's.
     count = {"photo": 1670, "art_painting": 2048, "cartoon": 2344, "sketch": 3929}
     # every domain is divided for itself
-    images = {split: sum(len(_split(np.arange(count[each]), split)) for each in domains) for split in SPLITS}
-    source = "Li et al. 2017, Deeper, Broader and Artier Domain Generalization, arXiv 1710.03077"
-    return Known(PACS, 7, images, "test", source, domains=domains)
+    images = {split: sum(len(_split(np.arange(count[name]), split)) for name in domains) for split in SPLITS}
+    return Known(PACS, 7, images, "test", domains=domains)
 
 
 INATURALIST = "https://github.com/visipedia/inat_comp"
 AIRCRAFT = "https://www.robots.ox.ac.uk/~vgg/data/fgvc-aircraft/"
 IMAGENET = "https://www.image-net.org/download.php"
-_UNPACK_INATURALIST = f"fetch the images and the annotations from {INATURALIST}, unpack them into one folder"
-_CIFAR = "Krizhevsky 2009, Learning Multiple Layers of Features from Tiny Images"
-_CIFAR_IMAGES = _with_held_out(50_000, 10_000)
+_UNPACK = f"fetch images and annotations from {INATURALIST}, unpack them into one folder"
 
+# Sources: the papers, by their arXiv number or title, and the pages that they name.
 CATALOGUE: dict[str, Known] = {
-    # Its published test split has no labels, so there is no such split here. The hub gives the images after a
-    # login.
+    # Russakovsky et al. 2015 (1409.0575), Table 2. Its published test split has no labels, so there is none
+    # here. The hub gives the images after a login.
     "imagenet-1k": Known(
         "ILSVRC/imagenet-1k",
         1000,
         {"train": 1_281_167, "validation": 50_000},
         "validation",
-        "Russakovsky et al. 2015, ImageNet Large Scale Visual Recognition Challenge, arXiv 1409.0575,"
-        " Table 2",
         files={"train": "data/train-*.parquet", "validation": "data/validation-*.parquet"},
     ),
-    # The release of fall 2011, which papers mean. It has no splits: a tenth of a folder without them is held
-    # out here, so a paper that trains on all of it trains on "train+validation". The hub's copies are packed
-    # in shards whose columns are called otherwise, or hold some of the classes.
+    # The release of fall 2011, which papers mean (1409.0575, state of August 2014). It has no splits: a
+    # tenth of a folder without them is held out here, so a paper that trains on all of it trains on
+    # "train+validation". The hub's copies are packed in shards whose columns are called otherwise, or hold
+    # some of the classes; the release of winter 2021 has 19,167 of them.
     "imagenet-21k": Known(
         None,
         21_841,
-        {split: count for split, count in _with_held_out(14_197_122, 0).items() if split != "test"},
+        _published(14_197_122),
         "validation",
-        "Russakovsky et al. 2015, ImageNet Large Scale Visual Recognition Challenge, arXiv 1409.0575, of the"
-        f" state of August 2014; {IMAGENET}",
-        f"fetch the archive from {IMAGENET} (after a login; the release of winter 2021 has 19,167 of the"
-        " classes), unpack it into FOLDER/train/WORDNET_ID",
+        f"fetch it from {IMAGENET} (after a login), unpack it into FOLDER/train/WORDNET_ID",
     ),
-    "cifar10": Known(HUB["cifar10"], 10, _CIFAR_IMAGES, "test", _CIFAR, columns=("img", "label")),
-    "cifar100": Known(HUB["cifar100"], 100, _CIFAR_IMAGES, "test", _CIFAR, columns=("img", "fine_label")),
-    # Of iNaturalist the hub was found to have parts only; the authors' archives hold images and annotations,
-    # train2018.json and val2018.json.
-    "inat2017": Known(
-        None,
-        5089,
-        {"train": 579_184, "validation": 95_986},
-        "validation",
-        "Van Horn et al. 2018, The iNaturalist Species Classification and Detection Dataset, arXiv"
-        f" 1707.06642; {INATURALIST}, 2017, Details",
-        _UNPACK_INATURALIST,
+    # Krizhevsky 2009, Learning Multiple Layers of Features from Tiny Images
+    "cifar10": Known(HUB["cifar10"], 10, _published(50_000, test=10_000), "test", columns=("img", "label")),
+    "cifar100": Known(
+        HUB["cifar100"], 100, _published(50_000, test=10_000), "test", columns=("img", "fine_label")
     ),
-    "inat2018": Known(
-        None,
-        8142,
-        {"train": 437_513, "validation": 24_426},
-        "validation",
-        f"{INATURALIST}, 2018, Details",
-        _UNPACK_INATURALIST,
-    ),
-    # The authors give the sum of both, 268,243, and the classes; 265,213 is what the challenge's copies count
-    # as training images.
-    "inat2019": Known(
-        None,
-        1010,
-        {"train": 265_213, "validation": 3_030},
-        "validation",
-        f"{INATURALIST}, 2019, Details",
-        _UNPACK_INATURALIST,
-    ),
+    # Van Horn et al. 2018 (1707.06642) and the Details of each year's page. The hub was found to have parts
+    # only; the authors' archives hold images and annotations, train2018.json and val2018.json.
+    "inat2017": Known(None, 5089, {"train": 579_184, "validation": 95_986}, "validation", _UNPACK),
+    "inat2018": Known(None, 8142, {"train": 437_513, "validation": 24_426}, "validation", _UNPACK),
+    # The authors give the sum of both, 268,243; 265,213 is what the challenge's copies count.
+    "inat2019": Known(None, 1010, {"train": 265_213, "validation": 3_030}, "validation", _UNPACK),
     # The small sets of transfer learning. Papers train on training and validation images together
-    # ("train+validation") and report the test split.
-    "flowers102": Known(
-        "dpdl-benchmark/oxford_flowers102",
-        102,
-        _with_both(1_020, 1_020, 6_149),
-        "test",
-        "Nilsback and Zisserman 2008, Automated Flower Classification over a Large Number of Classes;"
-        " https://www.robots.ox.ac.uk/~vgg/data/flowers/102/",
-    ),
-    "pets": Known(
-        "timm/oxford-iiit-pet",
-        37,
-        _with_held_out(3_680, 3_669),
-        "test",
-        "Parkhi et al. 2012, Cats and Dogs; https://www.robots.ox.ac.uk/~vgg/data/pets/",
-    ),
-    # Its classes are the 100 variants. The hub's copies need code of their own to be read, or have other
-    # classes.
+    # ("train+validation") and report the test split. Nilsback and Zisserman 2008; Parkhi et al. 2012; Krause
+    # et al. 2013
+    "flowers102": Known("dpdl-benchmark/oxford_flowers102", 102, _published(1_020, 1_020, 6_149), "test"),
+    "pets": Known("timm/oxford-iiit-pet", 37, _published(3_680, test=3_669), "test"),
+    # Maji et al. 2013 (1306.5151). Its classes are the 100 variants. The hub's copies need code of their own
+    # to be read, or have other classes.
     "aircraft": Known(
         None,
         100,
-        _with_both(3_334, 3_333, 3_333),
+        _published(3_334, 3_333, 3_333),
         "test",
-        f"Maji et al. 2013, Fine-Grained Visual Classification of Aircraft, arXiv 1306.5151; {AIRCRAFT}",
-        f"fetch the archive from {AIRCRAFT}, lay its images into FOLDER/train/VARIANT,"
-        " FOLDER/validation/VARIANT and FOLDER/test/VARIANT, as images_variant_train.txt, _val.txt and"
-        " _test.txt list them (a slash in a variant's name as a dash)",
+        f"fetch it from {AIRCRAFT}, lay its images into FOLDER/train/VARIANT, FOLDER/validation/VARIANT and"
+        " FOLDER/test/VARIANT, as its images_variant_*.txt list them (a slash in a name as a dash)",
     ),
-    "cars": Known(
-        "tanganke/stanford_cars",
-        196,
-        _with_held_out(8_144, 8_041),
-        "test",
-        "Krause et al. 2013, 3D Object Representations for Fine-Grained Categorization",
-    ),
-    # The hub calls its test images "validation".
-    "food101": Known(
-        "ethz/food101",
-        101,
-        {"train": 75_750, "validation": 25_250},
-        "validation",
-        "Bossard et al. 2014, Food-101: Mining Discriminative Components with Random Forests;"
-        " https://data.vision.ee.ethz.ch/cvl/datasets_extra/food-101/",
-    ),
+    "cars": Known("tanganke/stanford_cars", 196, _published(8_144, test=8_041), "test"),
+    # Bossard et al. 2014. The hub calls its test images "validation".
+    "food101": Known("ethz/food101", 101, {"train": 75_750, "validation": 25_250}, "validation"),
     "pacs": _pacs(*DOMAINS),
     **{f"pacs-{domain.replace('_', '-')}": _pacs(domain) for domain in DOMAINS},
 }

@@ -1,19 +1,20 @@
-"""Detection data in COCO's form, a folder of images and a file of annotations: read, jittered, written."""
+"""Detection data in COCO's form, a folder of images and a file of annotations: read and jittered."""
 
 import copy
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from PIL import Image
 from PIL.ExifTags import Base
 from torch import Tensor, nn
+from torch.utils.data import BatchSampler
+from torchvision.ops import box_convert, clip_boxes_to_image, masks_to_boxes
+from torchvision.transforms import functional as vision
 
-from atfamily.detection.objects import Found, ObjectBatch, ObjectImages, Objects, check_objects
-from atlib._util import write_atomically
+from atfamily.detection.objects import Found, ObjectBatch, Objects, check_objects
 from atlib.loading import Batch, ShardSpec, augmentation_seeds, draw_below, loader_of, my_batches, my_repeats
 from atlib.pair import IMAGENET
 from atrun.data.decoding import DataError, MissingData, as_rgb, in_eight_bits, large_pictures
@@ -21,7 +22,6 @@ from atrun.data.loading import CorruptImage
 
 # Edges in annotations are rounded; one that lies further out of its image than this is an error.
 ROUNDING = 1.0  # pixels
-ORIENTATION = Base.Orientation
 
 
 class Placed(NamedTuple):
@@ -32,9 +32,6 @@ class Placed(NamedTuple):
     left: int
     top: int
     flipped: bool
-
-
-MEAN, STD = IMAGENET.mean, IMAGENET.std  # of ImageNet, which COCO's models are started from
 
 
 class CocoObjects:
@@ -53,7 +50,7 @@ class CocoObjects:
     when it is read.
     """
 
-    normalisation = IMAGENET  # how the images come out
+    normalisation = IMAGENET  # how the images come out; COCO's models are started from it
     corrupt: Mapping[int, str] = {}  # an image that cannot be decoded is an error
 
     def __init__(
@@ -69,21 +66,14 @@ class CocoObjects:
         self.folder, self.file = Path(images), Path(annotations)
         self.size, self.jitter, self.masks, self.workers = size, jitter, masks, workers
         if not self.folder.is_dir():
-            raise MissingData(
-                f"{self.folder} is no folder: images= names the one with the image files", "path"
-            )
+            raise MissingData(f"{self.folder} is no folder: images= names that of the image files", "path")
         self.entries, self._annotations, categories = _read(self.file, masks)
         self.classes = tuple(str(each.get("name", each["id"])) for each in categories)
         self._number = {each["id"]: number for number, each in enumerate(categories)}
-        absent = [
-            each["file_name"] for each in self.entries if not (self.folder / each["file_name"]).is_file()
-        ]
-        if absent:
-            raise MissingData(
-                f"{len(absent)} of {len(self.entries)} images of {self.file} are not in {self.folder}, the"
-                f" first: {absent[0]}",
-                "path",
-            )
+        names = [entry["file_name"] for entry in self.entries]
+        if absent := [name for name in names if not (self.folder / name).is_file()]:
+            first = f"{len(absent)} of {len(names)} images, the first {absent[0]}"
+            raise MissingData(f"{first}: in {self.file}, not in {self.folder}", "path")
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -100,13 +90,12 @@ class CocoObjects:
         height, width = entry["height"], entry["width"]
         found = self._annotations[entry["id"]]
         boxes = torch.tensor([each["bbox"] for each in found], dtype=torch.float32).reshape(-1, 4)
-        boxes[:, 2:] += boxes[:, :2]
-        boxes = boxes.clamp(min=0).minimum(torch.tensor([width, height, width, height]))
+        boxes = clip_boxes_to_image(box_convert(boxes, "xywh", "xyxy"), (height, width))
         labels = torch.tensor([self._number[each["category_id"]] for each in found], dtype=torch.long)
         masks = None
         if self.masks:
             drawn = [self._pixels(each, height, width) for each in found]
-            masks = torch.from_numpy(np.stack(drawn)) if drawn else torch.zeros(0, height, width).bool()
+            masks = torch.stack(drawn) if drawn else torch.zeros(0, height, width).bool()
         crowd = torch.tensor([bool(each.get("iscrowd", 0)) for each in found])
         name = f"{self.file}, image {entry['id']}"
         return check_objects(Objects(boxes, labels, masks, crowd.reshape(-1).bool()), height, width, name)
@@ -135,17 +124,16 @@ class CocoObjects:
 
     def take(self, indices: Sequence[int]) -> tuple[Tensor, ObjectBatch]:
         """The images at `indices` as evaluation sees them, float32 (B, 3, size, size), and their objects."""
-        return _together([self.one(index, None) for index in indices])
+        images, objects = zip(*(self.one(index, None) for index in indices))
+        return torch.stack(images), ObjectBatch(objects)
 
-    def batches(self, parts: Sequence[Sequence[int]]) -> Iterator[tuple[Tensor, ObjectBatch]]:
+    def batches(self, parts: Iterable[Sequence[int]]) -> Iterator[tuple[Tensor, ObjectBatch]]:
         """`take` of each part, read by the workers ahead of time."""
         return iter(loader_of(self.take, parts, self.workers))
 
     def loader(self, batch_size: int) -> Iterator[tuple[Tensor, ObjectBatch]]:
         """All images in order, as evaluation sees them."""
-        return self.batches(
-            [range(i, min(i + batch_size, len(self))) for i in range(0, len(self), batch_size)]
-        )
+        return self.batches(BatchSampler(range(len(self)), batch_size, drop_last=False))
 
     def epoch(self, part: ShardSpec, workers: int = 0) -> Iterator[Batch]:
         """One process's batches of one epoch, read by `workers` processes ahead of time (0: by this one).
@@ -174,65 +162,61 @@ class CocoObjects:
             masks = torch.zeros(0, height, width, dtype=torch.bool)
         return Found(boxes, found.labels, found.scores, masks)
 
-    def _pixels(self, annotation: dict, height: int, width: int) -> np.ndarray:
+    def _pixels(self, annotation: dict, height: int, width: int) -> Tensor:
         """The mask of one annotation, polygons or run lengths: bool (height, width)."""
-        segmentation = annotation["segmentation"]
-        if isinstance(segmentation, list):
-            from pycocotools import mask as run_lengths
+        from pycocotools import mask as run_lengths
 
-            packed = run_lengths.merge(run_lengths.frPyObjects(segmentation, height, width))
-            return run_lengths.decode(packed).astype(bool)
-        counts = segmentation["counts"]
-        # by hand: of run lengths that do not fill the image, pycocotools makes whatever lies in memory
-        lengths = np.array(counts if isinstance(counts, list) else _lengths(counts), dtype=np.int64)
-        if (lengths < 0).any() or lengths.sum() != height * width:
-            raise DataError(
-                f"{self.file}, annotation {annotation['id']}: run lengths fill {lengths.sum()} pixels of"
-                f" {height * width}"
-            )
-        return np.repeat(np.arange(len(lengths)) % 2 == 1, lengths).reshape(width, height).T
+        packed = annotation["segmentation"]
+        bad = DataError(f"{self.file}, annotation {annotation['id']}: run lengths do not fill the image")
+        try:
+            if isinstance(packed, list):
+                packed = run_lengths.merge(run_lengths.frPyObjects(packed, height, width))
+            elif isinstance(packed["counts"], list):
+                packed = run_lengths.frPyObjects(packed, height, width)
+            else:
+                packed = packed | {"counts": packed["counts"].encode()}
+                if packed["counts"] and packed["counts"][-1] - 48 & 32:  # it would be read on beyond its end
+                    raise bad
+            pixels = run_lengths.decode(packed)
+        except (ValueError, OverflowError) as error:
+            raise bad from error
+        if run_lengths.encode(pixels)["counts"] != packed["counts"]:  # the rest is whatever lay in memory
+            raise bad
+        return torch.from_numpy(pixels.astype(bool))
 
     def _share(self, share: tuple[list[int], list[int], float]) -> Batch:
         indices, seeds, weight = share
-        images, objects = _together([self.one(index, seed) for index, seed in zip(indices, seeds)])
-        return Batch(images, objects, indices, weight)
+        images, objects = zip(*(self.one(index, seed) for index, seed in zip(indices, seeds)))
+        return Batch(torch.stack(images), ObjectBatch(objects), indices, weight)
 
     def _decoded(self, number: int) -> Image.Image:
         entry = self.entries[number]
-        path = self.folder / entry["file_name"]
-        said = entry["width"], entry["height"]
+        path, size = self.folder / entry["file_name"], (entry["width"], entry["height"])
         try:
             with large_pictures(), Image.open(path) as file:
-                stored, turn = file.size, file.getexif().get(ORIENTATION, 1)
+                stored, turn = file.size, file.getexif().get(Base.Orientation, 1)
                 picture = in_eight_bits(file).convert("RGB")
                 shown = as_rgb(file) if turn in range(2, 9) else picture
         except Exception as error:  # PIL raises half a dozen kinds for a damaged file
             raise CorruptImage(f"{path} cannot be decoded ({error})") from error
-        if said not in (stored, shown.size):
-            raise DataError(
-                f"{path} is {stored[0]} x {stored[1]} pixels, {self.file} says {said[0]} x {said[1]} of image"
-                f" {entry['id']}"
-            )
+        if size not in (stored, shown.size):
+            raise DataError(f"{path} is {stored} pixels, {self.file} says {size} of image {entry['id']}")
         if shown is not picture and stored == shown.size:
             raise DataError(f"{path} is turned by EXIF ({turn}): its boxes may be of either view")
-        return picture if said == stored else shown  # boxes are of the view whose size the annotations say
+        return picture if size == stored else shown  # boxes are of the view whose size the annotations say
 
 
 def place_image(picture: Image.Image, place: Placed, size: int) -> Tensor:
-    """The part of a picture that lies in the square: float32 (3, size, size), scaled by ImageNet's mean and
-    standard deviation, 0 where there is no picture."""
+    """The part of a picture that lies in the square: float32 (3, size, size), normalised as ImageNet, 0 where
+    there is no picture."""
     if place.flipped:
-        picture = picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        picture = vision.hflip(picture)
     across, down = _scaled(place.scale, *picture.size)
     picture = picture.resize((across, down), Image.Resampling.BILINEAR)
-    picture = picture.crop(
-        (place.left, place.top, min(across, place.left + size), min(down, place.top + size))
-    )
-    pixels = torch.from_numpy(np.array(picture)).permute(2, 0, 1).float() / 255
-    square = torch.zeros(3, size, size)
-    mean, std = (torch.tensor(each)[:, None, None] for each in (MEAN, STD))
-    square[:, : pixels.shape[1], : pixels.shape[2]] = (pixels - mean) / std
-    return square
+    right, bottom = min(across, place.left + size), min(down, place.top + size)
+    picture = picture.crop((place.left, place.top, right, bottom))
+    pixels = vision.normalize(vision.to_tensor(picture), IMAGENET.mean, IMAGENET.std)
+    return vision.pad(pixels, [0, 0, size - picture.width, size - picture.height])
 
 
 def place_objects(objects: Objects, place: Placed, width: int, height: int, size: int) -> Objects:
@@ -253,16 +237,14 @@ def place_objects(objects: Objects, place: Placed, width: int, height: int, size
         whole = torch.zeros(len(masks), size, size, dtype=torch.bool)
         if len(masks):
             # "nearest" would move masks up and left against the image, by up to half a pixel
-            scaled = (
-                nn.functional.interpolate(masks[None].float(), (down, across), mode="nearest-exact")[0] > 0
-            )
-            part = scaled[:, place.top : place.top + size, place.left : place.left + size]
+            scaled = nn.functional.interpolate(masks[None].float(), (down, across), mode="nearest-exact")[0]
+            part = scaled[:, place.top : place.top + size, place.left : place.left + size] > 0
             whole[:, : part.shape[1], : part.shape[2]] = part
         masks, seen = whole, whole.flatten(1).any(1)
-        cut = ((moved - boxes).abs() >= 1).any(1)
-        around = _around(masks)
-        tight = torch.cat([boxes[:, :2].maximum(around[:, :2]), boxes[:, 2:].minimum(around[:, 2:])], dim=1)
-        boxes = torch.where(cut[:, None], tight, boxes)
+        cut = ((moved - boxes).abs() >= 1).any(1) & seen
+        around = masks_to_boxes(masks[cut]) + torch.tensor([0, 0, 1, 1])  # whose last pixel is inside
+        boxes[cut, :2] = boxes[cut, :2].maximum(around[:, :2])
+        boxes[cut, 2:] = boxes[cut, 2:].minimum(around[:, 2:])
     left = ((boxes[:, 2:] - boxes[:, :2]) >= 1).all(1) & seen
     return Objects(boxes[left], labels[left], None if masks is None else masks[left], crowd[left])
 
@@ -270,47 +252,6 @@ def place_objects(objects: Objects, place: Placed, width: int, height: int, size
 def _scaled(scale: float, *sides: int) -> list[int]:
     """The sides of a scaled image, in whole pixels."""
     return [max(1, round(scale * side)) for side in sides]
-
-
-def _around(masks: Tensor) -> Tensor:
-    """The boxes around the pixels of masks: float32 (k, 4); the whole square where there are none."""
-    down, across = masks.any(2), masks.any(1)  # (k, height), (k, width)
-    first = [side.int().argmax(1) for side in (across, down)]  # the first of equals
-    last = [side.shape[1] - side.flip(1).int().argmax(1) for side in (across, down)]
-    return torch.stack([*first, *last], dim=1).float()
-
-
-def export_coco(images: ObjectImages, folder: str | Path) -> tuple[Path, Path]:
-    """Write images in memory as PNG files and their objects as annotations, masks as run lengths where there
-    are some, and return the folder of the images and the file of annotations, which is written last."""
-    from pycocotools import mask as run_lengths
-
-    pictures, file = Path(folder) / "images", Path(folder) / "annotations.json"
-    pictures.mkdir(parents=True, exist_ok=True)
-    entries, annotations = [], []
-    for number, (pixels, objects) in enumerate(zip(images.pixels, images.objects)):
-        name, (height, width) = f"{number:012d}.png", pixels.shape[-2:]
-        Image.fromarray(pixels.permute(1, 2, 0).numpy()).save(pictures / name)
-        entries.append({"id": number, "file_name": name, "height": height, "width": width})
-        for i, (left, top, right, bottom) in enumerate(objects.boxes.tolist()):
-            annotation = {
-                "id": len(annotations) + 1,
-                "image_id": number,
-                "category_id": int(objects.labels[i]) + 1,
-                "bbox": [left, top, right - left, bottom - top],
-                "area": (right - left) * (bottom - top),
-                "iscrowd": int(objects.crowd[i]),
-            }
-            if objects.masks is not None:
-                packed = run_lengths.encode(np.asfortranarray(objects.masks[i].numpy().astype(np.uint8)))
-                annotation["area"] = float(run_lengths.area(packed))
-                annotation["segmentation"] = {"size": packed["size"], "counts": packed["counts"].decode()}
-            annotations.append(annotation)
-    classes = max((int(each.labels.max()) + 1 for each in images.objects if len(each.labels)), default=0)
-    names = images.classes or [str(number) for number in range(classes)]
-    categories = [{"id": number + 1, "name": name} for number, name in enumerate(names)]
-    whole = {"images": entries, "annotations": annotations, "categories": categories}
-    return pictures, write_atomically(file, json.dumps(whole).encode())
 
 
 def _read(file: Path, masks: bool) -> tuple[list[dict], dict[int, list[dict]], list[dict]]:
@@ -344,41 +285,13 @@ def _read(file: Path, masks: bool) -> tuple[list[dict], dict[int, list[dict]], l
 
 def _usable(annotation: dict, width: int, height: int, masks: bool) -> bool:
     """Whether its box has area and lies in its image, but for rounding, and whether its mask can be drawn."""
-    left, top, across, down = map(float, annotation["bbox"])
-    right, bottom = left + across, top + down
-    if not (across > 0 and down > 0 and -ROUNDING <= left < width and -ROUNDING <= top < height):
-        return False  # also where a number is NaN
-    if not (0 < right <= width + ROUNDING and 0 < bottom <= height + ROUNDING):
-        return False
+    x, y, across, down = map(float, annotation["bbox"])
+    for start, length, side in ((x, across, width), (y, down, height)):
+        if not (length > 0 and -ROUNDING <= start < side and 0 < start + length <= side + ROUNDING):
+            return False  # also where a number is NaN
     if not masks:
         return True
     segmentation = annotation["segmentation"]
     if isinstance(segmentation, list):  # of four numbers pycocotools would make a box
         return bool(segmentation) and all(len(each) >= 6 and len(each) % 2 == 0 for each in segmentation)
     return segmentation["size"] == [height, width]
-
-
-def _lengths(counts: str) -> list[int]:
-    """The run lengths that COCO writes as characters.
-
-    A character less 48 has six bits: five of a number, the lowest first, and whether more of it follow; the
-    last of them tells the sign. From the fourth number on, what is written is the difference to the last but
-    one.
-    """
-    lengths, number, bits = [], 0, 0
-    for character in counts:
-        value = ord(character) - 48
-        number |= (value & 31) << bits
-        bits += 5
-        if value & 32:
-            continue
-        if value & 16:
-            number -= 1 << bits
-        lengths.append(number + (lengths[-2] if len(lengths) > 2 else 0))
-        number, bits = 0, 0
-    return lengths
-
-
-def _together(each: Sequence[tuple[Tensor, Objects]]) -> tuple[Tensor, ObjectBatch]:
-    images, objects = zip(*each)
-    return torch.stack(images), ObjectBatch(objects)

@@ -7,17 +7,14 @@ from atlib._util import require_known
 from atlib.data import Images
 from atlib.loading import rng_put_back
 
-# The published groups, in the published order (Hendrycks & Dietterich 2019, section 4).
-GROUPS = {
-    "noise": ("gaussian_noise", "shot_noise", "impulse_noise"),
-    "blur": ("defocus_blur", "glass_blur", "motion_blur", "zoom_blur"),
-    "weather": ("snow", "frost", "fog", "brightness"),
-    "digital": ("contrast", "elastic_transform", "pixelate", "jpeg_compression"),
-}
-CORRUPTIONS = tuple(name for names in GROUPS.values() for name in names)
+# In the published order (Hendrycks & Dietterich 2019, section 4).
+CORRUPTIONS = (
+    *("gaussian_noise", "shot_noise", "impulse_noise"),
+    *("defocus_blur", "glass_blur", "motion_blur", "zoom_blur"),
+    *("snow", "frost", "fog", "brightness"),
+    *("contrast", "elastic_transform", "pixelate", "jpeg_compression"),
+)
 SEVERITIES = (1, 2, 3, 4, 5)
-SMALLEST = 32  # pixels; the library refuses smaller images
-
 # These two draw from a generator of their own, which takes its seed as an argument; the others draw from
 # NumPy's global one.
 _SEEDED = ("impulse_noise", "glass_blur")
@@ -32,46 +29,25 @@ def corrupt(images: Images, name: str, severity: int, seed: int = 0) -> Images:
 
     The parameters are those of ImageNet-C, made for 224 x 224 pixels, as the package imagecorruptions-imaug
     has them: sizes are in pixels, so a blur weighs more on a smaller image. CIFAR-10-C was published with
-    milder ones (the s.d. of its Gaussian noise is 0.04 to 0.10 where ImageNet-C's is 0.08 to 0.38;
-    `make_cifar_c.py` of hendrycks/robustness), so accuracies on CIFAR-10 corrupted here are not comparable
-    with those on CIFAR-10-C, whose images `load("owner/name")` reads from a copy on the hub. Motion blur and
-    snow are blurred by the package's own routine where ImageNet-C used ImageMagick.
+    milder ones, so accuracies on CIFAR-10 corrupted here are not comparable with those on CIFAR-10-C, whose
+    images `load("owner/name")` reads from a copy on the hub. Motion blur and snow are blurred by the
+    package's own routine where ImageNet-C used ImageMagick.
 
-    Raises `ValueError` for an unknown name, another severity and images below 32 x 32 pixels, `ImportError`
-    without the package. Source: Hendrycks & Dietterich 2019, "Benchmarking Neural Network Robustness to
-    Common Corruptions and Perturbations" (arXiv 1903.12261), section 4.
+    Raises `ValueError` for an unknown name, the package's `AttributeError` for another severity and images
+    below 32 x 32 pixels, `ImportError` without the package (pip install imagecorruptions-imaug). Source:
+    Hendrycks & Dietterich 2019, "Benchmarking Neural Network Robustness to Common Corruptions and
+    Perturbations" (arXiv 1903.12261), section 4.
     """
+    import imagecorruptions  # OpenCV and numba take seconds
+
     require_known("corruption", name, CORRUPTIONS)
-    if isinstance(severity, bool) or severity not in SEVERITIES:
-        raise ValueError(f"severity must be one of {', '.join(map(str, SEVERITIES))}, got {severity!r}")
-    channels, height, width = images.pixels.shape[1:]
-    if channels != 3 or min(height, width) < SMALLEST:
-        raise ValueError(
-            f"corruptions need images of 3 channels and at least {SMALLEST} x {SMALLEST} pixels, got "
-            f"({channels}, {height}, {width}): load them with image_size={SMALLEST} or more"
-        )
-    library = _library()
     pixels = torch.empty_like(images.pixels)
     with rng_put_back():
         for index, image in enumerate(images.pixels.permute(0, 2, 3, 1).numpy()):
-            own = int(np.random.SeedSequence([seed, index]).generate_state(1)[0])
-            np.random.seed(own)
-            seeded = {"seed": own} if name in _SEEDED else {}
-            changed = library.corrupt(
-                np.ascontiguousarray(image), severity=int(severity), corruption_name=name, **seeded
-            )
+            drawn = int(np.random.SeedSequence([seed, index]).generate_state(1)[0])
+            np.random.seed(drawn)
+            seeded = {"seed": drawn} if name in _SEEDED else {}
+            image = np.ascontiguousarray(image)
+            changed = imagecorruptions.corrupt(image, severity=severity, corruption_name=name, **seeded)
             pixels[index] = torch.tensor(changed).permute(2, 0, 1)
     return images.with_pixels(pixels)
-
-
-def _library():
-    try:
-        # imported here: OpenCV and numba take seconds, and only this function needs them
-        import imagecorruptions
-    except ImportError as error:
-        raise ImportError(
-            f"the corruptions need the package imagecorruptions-imaug, which cannot be imported ({error}):"
-            " pip install imagecorruptions-imaug. Where OpenCV misses libGL.so.1: apt-get install libgl1"
-            " libglib2.0-0"
-        ) from error
-    return imagecorruptions

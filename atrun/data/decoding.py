@@ -15,8 +15,6 @@ from atrun.data.loading import CorruptImage, Made
 
 # (image, seed of its augmentation) -> float (3, height, width)
 Transform = Callable[[Image.Image, int | None], Tensor]
-# {"bytes": of the file, or None, "path": its name, or None}, as `datasets` stores an image
-File = Mapping[str, object]
 # What the system lacks or a disk does: nothing that is wrong with an image.
 NOT_THE_IMAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.ESTALE)
 # Pixels from which Pillow warns of a picture, and refuses twice as many: 3 GB in memory.
@@ -41,10 +39,11 @@ class CannotStream(DataError):
 
 
 class Wanted(NamedTuple):
-    """One image to be made. index: its place in the data; seed: of its augmentation."""
+    """One image to be made. index: its place in the data; file: {"bytes": of the file, or None, "path": its
+    name, or None}, as `datasets` stores an image; seed: of its augmentation."""
 
     index: int
-    file: File
+    file: Mapping[str, object]
     target: int
     seed: int | None
 
@@ -61,8 +60,8 @@ def large_pictures() -> Iterator[None]:
         Image.MAX_IMAGE_PIXELS = before
 
 
-def decode(file: File) -> Image.Image:
-    """The picture in a file, in RGB of 8 bits, turned as the camera says. Raises `CorruptImage`."""
+def decode(file: Mapping[str, object]) -> Image.Image:
+    """The picture in a file (see `Wanted`), as `as_rgb` makes it. Raises `CorruptImage`."""
     import datasets  # takes seconds, and is there already where rows are
 
     try:
@@ -70,20 +69,11 @@ def decode(file: File) -> Image.Image:
             return as_rgb(datasets.Image().decode_example(file))
     except (ConnectionError, TimeoutError, MemoryError):
         raise  # the image was not seen, so nothing is known about it
-    except OSError as error:
-        if error.errno in NOT_THE_IMAGES:
-            raise
-        raise _corrupt(file, error) from error
-    except Image.DecompressionBombError as error:
-        more = ValueError(f"more than {2 * LARGEST:,} pixels: store it smaller")
-        raise _corrupt(file, more) from error
     except Exception as error:  # PIL raises half a dozen kinds for a damaged file
-        raise _corrupt(file, error) from error
-
-
-def _corrupt(file: File, error: Exception) -> CorruptImage:
-    where = f", file {file['path']}" if file is not None and file.get("path") else ""
-    return CorruptImage(f"{type(error).__name__}: {error}{where}")
+        if isinstance(error, OSError) and error.errno in NOT_THE_IMAGES:
+            raise
+        where = f", file {file['path']}" if file is not None and file.get("path") else ""
+        raise CorruptImage(f"{type(error).__name__}: {error}{where}") from error
 
 
 def as_rgb(image: Image.Image) -> Image.Image:
@@ -92,24 +82,19 @@ def as_rgb(image: Image.Image) -> Image.Image:
 
 
 def in_eight_bits(image: Image.Image) -> Image.Image:
-    """A picture whose values fill more than 0..255 brought into them; others as they are, since Pillow would
-    cut off what is above 255.
+    """A picture whose values fill more than 0..255 brought into them; others as they are.
 
-    Of 16 bits the high byte is kept, as Pillow does with 16-bit colour. Raises `ValueError` for values that
-    say no brightness.
+    Pillow would cut off what is above 255. Of 16 bits the high byte is kept, as Pillow does with 16-bit
+    colour. Raises `ValueError` for values that say no brightness.
     """
     if image.mode != "F" and not image.mode.startswith("I"):
         return image
     values = np.asarray(image)
     low, high = values.min(), values.max()
+    if not (low >= 0 and high <= (255 if image.mode == "F" else 65535)):  # also where they are NaN
+        raise ValueError(f"values from {low:g} to {high:g} (mode {image.mode}) say no brightness: scale them")
     if image.mode == "F":
-        if not (low >= 0 and high <= 255):  # also where they are NaN
-            found = f"its values are floating-point numbers from {low:g} to {high:g}"
-            raise ValueError(f"{found}, and neither 0..1 nor 0..255: scale them")
         return Image.fromarray((values * 255).round().astype(np.uint8)) if high <= 1 else image
-    if low < 0 or high > 65535:
-        found = f"its values are whole numbers from {low} to {high}"
-        raise ValueError(f"{found}, and neither of 8 nor of 16 bits: scale them")
     return image if image.mode == "I" and high <= 255 else Image.fromarray((values >> 8).astype(np.uint8))
 
 
@@ -118,7 +103,7 @@ def make(
     transform: Transform,
     blank: Callable[[], Image.Image] = lambda: Image.new("RGB", (256, 256)),
 ) -> Made:
-    """Decode and transform images. blank: the picture that stands for a share of which none can be decoded.
+    """Decode and transform images; `blank` stands for a share of which none can be decoded.
 
     Raises `ValueError` when the images come out of the transform in different sizes.
     """
@@ -134,10 +119,8 @@ def make(
         targets.append(target)
         indices.append(index)
         if images[-1].shape != images[0].shape:
-            raise ValueError(
-                f"image {index} is {tuple(images[-1].shape)}, image {indices[0]} is {tuple(images[0].shape)}:"
-                " pass augmentation= to bring all to one size"
-            )
+            shapes = f"{tuple(images[-1].shape)}, image {indices[0]} is {tuple(images[0].shape)}"
+            raise ValueError(f"image {index} is {shapes}: augmentation= brings all to one size")
     if not images:
         images, targets = [transform(blank(), None)], [0]
     return Made(torch.stack(images), torch.tensor(targets), indices, corrupt)

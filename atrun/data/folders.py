@@ -7,7 +7,7 @@ import os
 import unicodedata
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from atrun.data.decoding import DataError
 from atrun.data.splits import SPLIT_NAMES
 
 WAY_OUT = (
-    "each class needs a folder of its own, such as FOLDER/train/cat/1.jpg and FOLDER/train/dog/2.jpg;"
+    "each class needs a folder, such as FOLDER/train/cat/1.jpg and FOLDER/train/dog/2.jpg;"
     " `python -m atlib pretrain` learns without labels"
 )
 
@@ -27,33 +27,30 @@ def picture_types() -> frozenset[str]:
     """The endings of files that are read as pictures, ".jpg" among them: those that Pillow opens, with the
     plug-ins that are registered before the first call."""
     Image.init()
-    kinds = Image.registered_extensions().items()
-    readers = ((ending, kind, Image.OPEN[kind][0]) for ending, kind in kinds if kind in Image.OPEN)
-    # of these, Pillow knows the header alone
-    stub = ("MPEG",)
-    return frozenset(
-        ending
-        for ending, kind, reader in readers
-        if kind not in stub and not (isinstance(reader, type) and issubclass(reader, ImageFile.StubImageFile))
-    )
+
+    def opens(kind: str) -> bool:
+        reader = Image.OPEN.get(kind, (None,))[0]
+        header_alone = isinstance(reader, type) and issubclass(reader, ImageFile.StubImageFile)
+        return not (reader is None or kind == "MPEG" or header_alone)
+
+    return frozenset(ending for ending, kind in Image.registered_extensions().items() if opens(kind))
 
 
 def pictures_below(folder: Path) -> list[Path]:
     """All pictures below a folder, through links too, in order of their paths; a warning names what is not
     read. Raises `OSError` for a folder that cannot be listed, `DataError` for a link that leads back."""
     taken, left = _divided(folder)
-    say_left_out(folder, left)
+    _say_left_out(folder, left)
     return taken
 
 
-def say_left_out(folder: Path, left: Sequence[Path], why: str = "") -> None:
+def _say_left_out(folder: Path, left: Sequence[Path], why: str = "") -> None:
     """Warn of files below a folder that are not read: their number, by kind, and the first."""
-    if not left:
-        return
-    kinds = Counter(file.suffix.lower() or "without an ending" for file in left)
-    listed = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
-    first = left[0].relative_to(folder)
-    warnings.warn(f"{folder}: not read: {listed}{why}; the first: {first}", stacklevel=3)
+    if left:
+        kinds = Counter(file.suffix.lower() or "without an ending" for file in left).most_common()
+        listed = ", ".join(f"{count} {kind}" for kind, count in kinds)
+        first = left[0].relative_to(folder)
+        warnings.warn(f"{folder}: not read: {listed}{why}; the first: {first}", stacklevel=3)
 
 
 class ImageFolders(Mapping):
@@ -87,24 +84,20 @@ class ImageFolders(Mapping):
 
         folder = self.folders[split]
         files, left = _divided(folder)
-        features = {"image": datasets.Image()}
-        if not self.labelled:
-            say_left_out(folder, left)
-            rows = {"image": list(map(str, files))}
-            return datasets.Dataset.from_dict(rows, datasets.Features(features))
-        of_class: dict[str, list[Path]] = {}
-        for file in files:
-            of_class.setdefault(file.relative_to(folder).parts[0], []).append(file)
-        beside = [file for file in files if file.parent == folder]
-        for file in beside:
-            del of_class[file.name]
-        say_left_out(folder, left)
-        names = self._names(split, {name: len(several) for name, several in of_class.items()})
-        say_left_out(folder, beside, " (beside the folders of the classes)")
-        number = {name: index for index, name in enumerate(names)}
-        chosen = [(str(file), number[name]) for name, several in of_class.items() for file in several]
-        rows = {"image": [file for file, _ in chosen], "label": [label for _, label in chosen]}
-        features["label"] = datasets.ClassLabel(names=names)
+        _say_left_out(folder, left)
+        rows, features = {"image": list(map(str, files))}, {"image": datasets.Image()}
+        if self.labelled:
+            of_class: dict[str, list[str]] = {}
+            for file in files:
+                if file.parent != folder:
+                    of_class.setdefault(file.relative_to(folder).parts[0], []).append(str(file))
+            names = self._names(split, {name: len(several) for name, several in of_class.items()})
+            beside = [file for file in files if file.parent == folder]
+            _say_left_out(folder, beside, " (beside the folders of the classes)")
+            number = {name: index for index, name in enumerate(names)}
+            labels = [number[name] for name, several in of_class.items() for _ in several]
+            rows = {"image": [file for several in of_class.values() for file in several], "label": labels}
+            features["label"] = datasets.ClassLabel(names=names)
         return datasets.Dataset.from_dict(rows, datasets.Features(features))
 
     def _names(self, split: str, counts: Mapping[str, int]) -> list[str]:
@@ -113,21 +106,17 @@ class ImageFolders(Mapping):
         if not counts:
             raise DataError(f"{folder} holds images and no class folders: {WAY_OUT}", "split")
         names = sorted(counts) if train is None else [each.name for each in _visible_folders(train)]
-        refuse_alike(names, folder if train is None else train)
+        if alike := pairs_alike(names, names):
+            listed = ", ".join(f"{a!a} and {b!a}" for a, b in alike[:5])
+            raise DataError(f"{train or folder}: classes look alike, {listed}: merge or rename them")
         if train is None:
             return names
         if unknown := sorted(counts.keys() - set(names)):
-            listed = ", ".join(f"{name!r} ({counts[name]} images)" for name in unknown[:5])
-            more = f" and {len(unknown) - 5} more" if len(unknown) > 5 else ""
             hint = "".join(f"; {a!a} looks like {b!a}" for a, b in pairs_alike(unknown, names)[:1])
-            raise DataError(
-                f"{folder}: classes without training images in {train}: {listed}{more}{hint}", "split"
-            )
-        empty = [name for name in names if not counts.get(name) and not _holds_pictures(train / name)]
-        if empty:
-            listed = ", ".join(map(repr, empty[:5])) + (
-                f" and {len(empty) - 5} more" if len(empty) > 5 else ""
-            )
+            listed = f"{_listed([f'{name!r} ({counts[name]} images)' for name in unknown])}{hint}"
+            raise DataError(f"{folder}: classes without training images in {train}: {listed}", "split")
+        if empty := [name for name in names if not counts.get(name) and not _holds_pictures(train / name)]:
+            listed = _listed(list(map(repr, empty)))
             raise DataError(
                 f"{train}: class folders without an image, {listed}: fill or remove them", "split"
             )
@@ -136,26 +125,21 @@ class ImageFolders(Mapping):
         return names
 
 
-def refuse_alike(names: Iterable[str], where: object) -> None:
-    """Raise `DataError` for names of classes that look equal and are not: by case, spaces at their ends, or
-    the form of their accents."""
-    names = list(names)
-    if found := pairs_alike(names, names):
-        listed = ", ".join(f"{a!a} and {b!a}" for a, b in found[:5])
-        raise DataError(f"{where}: names of classes that look alike, {listed}: merge or rename them")
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def pairs_alike(some: Sequence[str], others: Sequence[str]) -> list[tuple[str, str]]:
-    """Names of `some` with the last other one of `others` that looks like it, each two once."""
+    """Names of `some` with the last other one of `others` that looks like it, each two once: by case, spaces,
+    marks of no width, or the form of their accents."""
     looks: dict[str, list[str]] = {}
     for name in others:
-        looks.setdefault(as_seen(name), []).append(name)
-    pairs = ((name, other) for name in some for other in looks.get(as_seen(name), ()) if other != name)
+        looks.setdefault(_as_seen(name), []).append(name)
+    pairs = ((name, other) for name in some for other in looks.get(_as_seen(name), ()) if other != name)
     return list({frozenset(pair): pair for pair in pairs}.values())
 
 
-def as_seen(name: str) -> str:
-    """A name without what an eye does not see: its Unicode form, case, marks of no width, outer spaces."""
+def _as_seen(name: str) -> str:
     plain = unicodedata.normalize("NFKC", name).casefold()
     shown = (each for each in unicodedata.normalize("NFKC", plain) if unicodedata.category(each) != "Cf")
     return " ".join("".join(shown).split())
@@ -173,43 +157,39 @@ def _visible_folders(path: Path) -> list[Path]:
 def _files(folder: Path) -> Iterator[tuple[Path, bool]]:
     """All files below a folder, and whether each is read as a picture. Hidden ones that are no pictures are
     nobody's data."""
-    known = picture_types()
-    for root, folders, names in os.walk(folder, onerror=_raise, followlinks=True):
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    for root, folders, names in os.walk(folder, onerror=fail, followlinks=True):
         here = Path(root)
         if here.is_symlink() and any(here.samefile(parent) for parent in here.parents):
             raise DataError(f"{here} is a link to a folder that holds it: take it away")
         folders.sort()
         hidden = any(map(_hidden, here.relative_to(folder).parts))
         for name in sorted(names):
-            is_picture = os.path.splitext(name)[1].lower() in known
+            is_picture = os.path.splitext(name)[1].lower() in picture_types()
             if is_picture or not (hidden or _hidden(name)):
                 yield here / name, is_picture and not (hidden or _hidden(name))
 
 
 def _divided(folder: Path) -> tuple[list[Path], list[Path]]:
-    """The pictures below a folder, and the other files."""
+    """The pictures below a folder, and the other files. Raises `DataError` for a name that is no UTF-8."""
     taken, left = [], []
     for file, is_picture in _files(folder):
         (taken if is_picture else left).append(file)
     for file in taken:
-        if not str(file).isascii():
-            _require_utf8(file)
+        try:
+            str(file).encode()
+        except UnicodeEncodeError as error:
+            raise DataError(f"{str(file)!a}: a name that is no UTF-8: rename it") from error
     return sorted(taken, key=str), left
 
 
-def _require_utf8(file: Path) -> None:
-    try:
-        str(file).encode()
-    except UnicodeEncodeError as error:
-        raise DataError(f"{str(file)!a}: a name that is no UTF-8: rename it") from error
-
-
-def _raise(error: OSError) -> None:
-    raise error
-
-
 def _holds_pictures(path: Path) -> bool:
-    return any(is_picture for _, is_picture in _files(path))
+    if path.is_dir():
+        return any(is_picture for _, is_picture in _files(path))
+    return path.suffix.lower() in picture_types()
 
 
 def _splits(path: Path) -> dict[str, Path]:
@@ -222,38 +202,25 @@ def _splits(path: Path) -> dict[str, Path]:
     if len(set(called.values())) < 2 and len(called) < len(folders):
         called = {each: split for each, split in called.items() if _visible_folders(each)}
     if not called:
-        _warn_of_splits_by_other_names(path, folders)
+        parent: dict[str, Path] = {}
+        for part in (part for folder in folders for part in _visible_folders(folder)):
+            if (other := parent.setdefault(part.name, part.parent)) != part.parent:
+                warnings.warn(
+                    f"{path}: {part.name!r} is in {other.name} and in {part.parent.name}, which are read as"
+                    " classes: call splits train, validation and test",
+                    stacklevel=2,
+                )
+                break
         return {"train": path}
     others = [each for each in sorted(path.iterdir()) if each not in called and not _hidden(each.name)]
-    pictures = [
-        each.name
-        for each in others
-        if (_holds_pictures(each) if each.is_dir() else each.suffix.lower() in picture_types())
-    ]
-    if pictures:
+    if pictures := [each.name for each in others if _holds_pictures(each)]:
         warnings.warn(
             f"{path}: images are read from {', '.join(each.name for each in called)} and not from"
             f" {', '.join(pictures[:5])}: splits are folders called train, validation and test",
             stacklevel=2,
         )
-    found: dict[str, Path] = {}
-    for each, split in called.items():
-        if split in found:
-            raise ValueError(
-                f"{path} has two folders for {split!r}, {found[split].name} and {each.name}: keep one"
-            )
-        found[split] = each
+    found = {split: each for each, split in called.items()}
+    if len(found) < len(called):
+        several = ", ".join(each.name for each in called)
+        raise ValueError(f"{path} has two folders for one split among {several}: keep one")
     return found
-
-
-def _warn_of_splits_by_other_names(path: Path, folders: Sequence[Path]) -> None:
-    parent: dict[str, Path] = {}
-    for folder in folders:
-        for part in _visible_folders(folder):
-            if parent.setdefault(part.name, folder) != folder:
-                warnings.warn(
-                    f"{path}: {part.name!r} is in {parent[part.name].name} and in {folder.name}; the classes"
-                    " are the folders above. If these are splits, call them train, validation and test",
-                    stacklevel=2,
-                )
-                return

@@ -14,6 +14,7 @@ from atrun.data.splits import VALIDATION_SHARE, fixed_order
 
 IMAGE_COLUMNS, LABEL_COLUMNS = ("image", "img"), ("label", "labels", "fine_label")
 SPLITS = ("train", "validation", "test")
+Rows = datasets.Dataset | datasets.IterableDataset
 
 
 def open_labelled(
@@ -30,9 +31,8 @@ def open_labelled(
     if path is None and files is not None:
         rows = open_rows(name, None, split, files)
     else:
-        rows = _choose(
-            _from_hub(name) if path is None else _from_files(name, Path(path), labelled), split, name
-        )
+        splits = _from_hub(name) if path is None else _from_files(name, Path(path), labelled)
+        rows = _choose(splits, split, name)
     return rows, *columns_of(rows, image_column, label_column, labelled)
 
 
@@ -43,31 +43,24 @@ def open_streamed(
     the hub).
 
     split: as in `atrun.data.load`, but a stream cannot hold out a tenth: where no validation split is
-    published, only "train+validation" is training data. Raises what `open_rows` raises, and `ValueError` for
-    what is not in parquet or arrow files.
+    published, only "train+validation" is training data. Raises what `open_rows` raises, and `CannotStream`
+    for what is not in parquet or arrow files.
     """
     if path is None:
-        if files is not None:
-            return _from_hub(name, streaming=True, **_only(split, files))[split], None
-        splits = _from_hub(name, streaming=True)
-        return splits[_published(splits, split, name)], None
+        splits = _from_hub(name, split if files else None, files, streaming=True)
+        return splits[split if files else _published(splits, split, name)], None
     path = Path(path)
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist")
     for builder in ("parquet", "arrow"):
         if found := _files_of(path, builder):
             several = found[_published(found, split, name)]
-            return _read(" or ".join(several), builder, data_files=literal(several), streaming=True)[
-                "train"
-            ], several
+            return _read(several, builder, streaming=True), several
     raise CannotStream(f"{path} holds no parquet or arrow files to stream: open_photos reads it by index")
 
 
 def columns_of(
-    rows: datasets.Dataset | datasets.IterableDataset,
-    image: str | None = None,
-    label: str | None = None,
-    labelled: bool = True,
+    rows: Rows, image: str | None = None, label: str | None = None, labelled: bool = True
 ) -> tuple[str, str | None]:
     """The image and the label column: those named, else those that are usually so called; without labels, the
     image column and None."""
@@ -90,7 +83,7 @@ def open_rows(name: str, path: str | Path | None, split: str, files: str | None 
     folder per class.
     """
     if path is None:
-        splits = _from_hub(name, **({} if files is None else _only(split, files)))
+        splits = _from_hub(name, split if files else None, files)
     else:
         path = Path(path)
         splits = _from_files("imagefolder" if is_image_folder(path) else name, path)
@@ -100,23 +93,18 @@ def open_rows(name: str, path: str | Path | None, split: str, files: str | None 
     return splits[split]
 
 
-def _from_hub(name: str, **options) -> datasets.DatasetDict | datasets.IterableDatasetDict:
+def _from_hub(name: str, split: str | None = None, files: str | None = None, **options):
+    """The splits of a data set on the hub; with `files`, the pattern of one split's files, that one alone."""
+    if files is not None:
+        options |= {"data_files": {split: files}, "verification_mode": "no_checks"}
     try:
         return datasets.load_dataset(name, **options)
-    except Exception as error:
-        # datasets, huggingface_hub and httpx each have their own errors for "no network" and "no such data
-        # set"
+    except Exception as error:  # datasets, huggingface_hub and httpx each have their own errors
         raise ConnectionError(
-            f"the data set {name!r} could not be read from https://huggingface.co/datasets/{name} (cache:"
-            f" {datasets.config.HF_DATASETS_CACHE}; cause: {type(error).__name__}: {error}). Without a"
-            " network: fetch its parquet files on another machine, name them train.parquet, test.parquet,"
-            " and pass their folder as path=."
+            f"{name!r} could not be read from https://huggingface.co/datasets/{name} (cache:"
+            f" {datasets.config.HF_DATASETS_CACHE}; {type(error).__name__}: {error}): without a network,"
+            " fetch train.parquet, test.parquet elsewhere, and pass their folder as path="
         ) from error
-
-
-def _only(split: str, files: str) -> dict:
-    """Options with which `datasets` fetches the files of one split and leaves the others."""
-    return {"data_files": {split: files}, "verification_mode": "no_checks"}
 
 
 def _from_files(name: str, path: Path, labelled: bool = True) -> Mapping[str, datasets.Dataset]:
@@ -126,14 +114,15 @@ def _from_files(name: str, path: Path, labelled: bool = True) -> Mapping[str, da
         return ImageFolders(path, labelled)
     for builder in ("parquet", "arrow"):
         if files := _files_of(path, builder):
-            return datasets.DatasetDict(
-                (split, _read(" or ".join(several), builder, data_files=literal(several))["train"])
-                for split, several in files.items()
-            )
+            return {split: _read(several, builder) for split, several in files.items()}
     if _saved(path):
-        return _read_saved(path)
+        try:
+            saved = datasets.load_from_disk(str(path))
+        except Exception as error:
+            raise OSError(f"{path} is no whole saved data set ({type(error).__name__}: {error})") from error
+        return saved if isinstance(saved, datasets.DatasetDict) else {"train": saved}
     if annotated := _annotated(path):
-        return datasets.DatasetDict((split, _read_annotated(file)) for split, file in annotated.items())
+        return {split: _read_annotated(file) for split, file in annotated.items()}
     raise FileNotFoundError(
         f"{path} has no train*.parquet, .arrow files, saved data set or annotations such as train2018.json"
     )
@@ -154,11 +143,6 @@ def _files_of(path: Path, suffix: str) -> dict[str, list[str]]:
     return found
 
 
-def literal(files: Sequence[str]) -> list[str]:
-    """The names of files for `datasets`, which reads them as patterns."""
-    return list(map(glob.escape, files))
-
-
 def _saved(path: Path) -> bool:
     """Whether `Dataset.save_to_disk` or `DatasetDict.save_to_disk` wrote this folder."""
     return (path / "dataset_dict.json").is_file() or (path / "state.json").is_file()
@@ -177,15 +161,6 @@ def _annotated(path: Path) -> dict[str, Path]:
     return found
 
 
-def _read_saved(path: Path) -> datasets.DatasetDict:
-    try:
-        saved = datasets.load_from_disk(str(path))
-    except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise OSError(f"{path} cannot be read as a saved data set ({reason})") from error
-    return saved if isinstance(saved, datasets.DatasetDict) else datasets.DatasetDict({"train": saved})
-
-
 def _read_annotated(file: Path) -> datasets.Dataset:
     """Images beside a file of annotations (visipedia/inat_comp, 2018), labelled in order of category ids."""
     try:
@@ -200,22 +175,22 @@ def _read_annotated(file: Path) -> datasets.Dataset:
             "image": [str(file.parent / image["file_name"]) for image in found["images"]],
             "label": [label_of_image[image["id"]] for image in found["images"]],
         }
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise OSError(f"{file} cannot be read as annotations in COCO's format ({reason})") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise OSError(f"{file} is not in COCO's format ({type(error).__name__}: {error})") from error
     features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=names)})
     return datasets.Dataset.from_dict(columns, features)
 
 
-def _read(source: Path | str, builder: str, **options) -> datasets.DatasetDict:
+def _read(files: Sequence[str], builder: str, **options):
+    """The rows of files, whose names are literal: `datasets` alone reads them as patterns."""
     try:
-        return datasets.load_dataset(builder, **options)
+        literal = list(map(glob.escape, files))
+        return datasets.load_dataset(builder, data_files=literal, **options)["train"]
     except Exception as error:
         if "corresponds to no data" in str(error):  # all that `datasets` says of files without a row
-            raise ValueError(f"{source} has no images") from error
-        raise OSError(
-            f"{source} cannot be read as {builder} ({type(error).__name__}: {error}); it was left as it is"
-        ) from error
+            raise ValueError(f"{' or '.join(files)} has no images") from error
+        name = type(error).__name__
+        raise OSError(f"{' or '.join(files)} cannot be read as {builder} ({name}: {error})") from error
 
 
 def _published(splits, split: str, name: str) -> str:
@@ -225,11 +200,10 @@ def _published(splits, split: str, name: str) -> str:
         return split
     if split in ("train", "validation"):
         raise CannotStream(
-            f"{name} publishes no validation split: ask for 'train+validation', or read it with open_photos",
+            f"{name} has no validation split to stream: ask for 'train+validation', or use open_photos",
             "split",
         )
-    others = [other for other in splits if other != "train"]
-    require_known(f"split of {name}", split, ["train+validation", *others])
+    require_known(f"split of {name}", split, ["train+validation", *(set(splits) - {"train"})])
     return "train" if split == "train+validation" else split
 
 
@@ -250,8 +224,8 @@ def _choose(splits: Mapping[str, datasets.Dataset], split: str, name: str) -> da
     return train.select(order[:held_out] if split == "validation" else order[held_out:])
 
 
-def find_column(rows: datasets.Dataset | datasets.IterableDataset, names: tuple[str, ...], kind: str) -> str:
-    """The first of `names` that is a column of `rows`. Raises `ValueError` listing what there is."""
+def find_column(rows: Rows, names: tuple[str, ...], kind: str) -> str:
+    """The first of `names` that is a column of `rows`. Raises `DataError` listing what there is."""
     for name in names:
         if name in rows.column_names:
             return name
@@ -259,7 +233,7 @@ def find_column(rows: datasets.Dataset | datasets.IterableDataset, names: tuple[
     if kind == "label" and rows.column_names == ["image"]:
         raise DataError(f"no label column, images alone: in a folder of images {WAY_OUT}")
     raise DataError(
-        f"no {kind} column: looked for {', '.join(names)}, the data set has {', '.join(rows.column_names)};"
+        f"no {kind} column: none of {', '.join(names)} among {', '.join(rows.column_names)}:"
         f" name it with {kind}_column=",
         f"{kind}_column",
     )
@@ -272,34 +246,29 @@ def holds_images(feature: object) -> bool:
     return isinstance(feature, (datasets.Image, dict)) or binary
 
 
-def which_columns(rows: datasets.Dataset | datasets.IterableDataset) -> str:
+def which_columns(rows: Rows) -> str:
     """What could be meant, for a message: the columns that hold images, and those that could be labels."""
     images = [name for name, feature in rows.features.items() if holds_images(feature)]
     kinds = datasets.ClassLabel, datasets.Value
-    labels = [name for name, each in rows.features.items() if isinstance(each, kinds) and name not in images]
+    labels = [name for name, kind in rows.features.items() if isinstance(kind, kinds) and name not in images]
     return f"images are in {', '.join(images) or 'none'}, labels may be in {', '.join(labels) or 'none'}"
 
 
-def class_names(rows: datasets.Dataset, column: str) -> tuple[str, ...]:
+def class_names(rows: Rows, column: str) -> tuple[str, ...]:
     """The names of the classes that a column of class indices has; their numbers where it has no names.
 
-    Raises `ValueError` for a column that holds something else, with the way out.
+    Raises `DataError` for a column that holds something else.
     """
     feature = rows.features[column]
     if isinstance(feature, datasets.ClassLabel):
         return tuple(feature.names)
     if holds_images(feature) or not isinstance(feature, datasets.Value):
-        raise DataError(
-            f"column {column!r} holds {'images' if holds_images(feature) else feature}, not labels:"
-            f" {which_columns(rows)}",
-            "label_column",
-        )
+        raise DataError(f"column {column!r} holds no labels: {which_columns(rows)}", "label_column")
     labels = set(rows[column])
-    wrong = [label for label in labels if not isinstance(label, int) or label < 0]
-    if wrong:
+    if wrong := [label for label in labels if not isinstance(label, int) or label < 0]:
         raise DataError(
-            f"column {column!r} must hold class indices from 0 on, got {wrong[0]!r}:"
-            f" rows.class_encode_column({column!r}) makes a ClassLabel of it, label_column= names another",
+            f"column {column!r} holds {wrong[0]!r}, no class index: rows.class_encode_column({column!r})"
+            " makes some, label_column= names another",
             "label_column",
         )
     return tuple(map(str, range(max(labels, default=-1) + 1)))

@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from PIL import ImageOps
-from torch import Tensor
 
 from atlib._util import require_known
 from atlib.data import Images, draw
@@ -34,45 +33,35 @@ def load(
     centre crop (None: as they are; they must then be of one size).
 
     Raises `ValueError` for unknown names, splits and columns, `FileNotFoundError` for a path that is not
-    there, `OSError` naming the file for one that cannot be read, and `ConnectionError` saying what would have
-    been downloaded.
+    there, `OSError` for a file that cannot be read, and `ConnectionError` for the hub.
     """
-    if size is not None and size < 1:
-        raise ValueError(f"size must be at least 1, got {size}; leave it out for all images")
-    if name not in ("parquet", "imagefolder") and "/" not in name:
+    if "/" not in name:
         require_known("data set", name, (*HUB, "parquet", "imagefolder"))
-    if name in ("parquet", "imagefolder") and path is None:
-        raise ValueError(f"load({name!r}) needs a path: load({name!r}, '/where/the/files/are')")
-    # imported here: `datasets` takes seconds
-    from atrun.data.hub import class_names, open_labelled
+    from atrun.data.hub import open_labelled  # imported here: `datasets` takes seconds
 
     rows, image_column, label_column = open_labelled(HUB.get(name, name), path, split)
-    classes = class_names(rows, label_column)
-    rows = rows.select(draw(len(rows), size, seed, f"{name} {split}"))
-    return Images(decode_rows(rows, image_column, image_size), torch.tensor(rows[label_column][:]), classes)
+    return images_in_memory(rows, image_column, label_column, size, seed, image_size, f"{name} {split}")
 
 
-def decode_rows(rows, column: str, image_size: int | None) -> Tensor:
-    """Decode every row to uint8 (n, 3, height, width); the index of an image that cannot be read or does not
-    fit is named.
+def images_in_memory(
+    rows, image: str, label: str, size: int | None, seed: int, image_size: int | None, what: str
+) -> Images:
+    """Some rows of a `datasets.Dataset`, decoded; image, label: its columns, the others as in `load`."""
+    from atrun.data.hub import class_names
 
-    image_size: shorter side resized to it, then centre crop (None: as they are).
-    """
+    classes = class_names(rows, label)
+    rows = rows.select(draw(len(rows), size, seed, what))
     decoded = []
     for index in range(len(rows)):
         try:
             with large_pictures():
-                image = as_rgb(rows[index][column])
+                picture = as_rgb(rows[index][image])
         except Exception as error:  # PIL raises half a dozen kinds for a damaged file
-            raise OSError(
-                f"image {index} of the split cannot be decoded ({type(error).__name__}: {error})"
-            ) from error
+            raise OSError(f"image {index} cannot be decoded ({type(error).__name__}: {error})") from error
         if image_size is not None:
-            image = ImageOps.fit(image, (image_size, image_size))
-        decoded.append(torch.from_numpy(np.array(image)).permute(2, 0, 1))
+            picture = ImageOps.fit(picture, (image_size, image_size))
+        decoded.append(torch.from_numpy(np.array(picture)).permute(2, 0, 1))
         if decoded[-1].shape != decoded[0].shape:
-            raise ValueError(
-                f"image {index} is {tuple(decoded[-1].shape)}, the first is {tuple(decoded[0].shape)}: "
-                "pass image_size= to bring all to one size"
-            )
-    return torch.stack(decoded)
+            shapes = f"{tuple(decoded[-1].shape)}, the first is {tuple(decoded[0].shape)}"
+            raise ValueError(f"image {index} is {shapes}: image_size= brings all to one size")
+    return Images(torch.stack(decoded), torch.tensor(rows[label][:]), classes)

@@ -1,7 +1,7 @@
 """Batches of which some images cannot be decoded: named, and left out where that is asked for."""
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -37,25 +37,41 @@ class Share(NamedTuple):
     weight: float
 
 
-def deliver(
-    make: Callable[[Sequence], Made],
-    shares: Iterable[Share],
-    *,
-    workers: int,
-    on_corrupt: str,
-    corrupt: dict[int, str],
-    warned: set[int] | None = None,
-    initialise: Callable[[int], None] | None = None,
-) -> Iterator[Batch]:
-    """One batch per share, in their order, made by `workers` processes ahead of time (0: by this one, when
-    asked for). initialise: as in `loader_of`.
+class Gaps:
+    """What cannot be decoded: an error with on_corrupt="raise", noted with "skip". corrupt: {index: why} of
+    the current epoch."""
 
-    Shares are drawn in this process, so their order does not hang on the number of workers. What cannot
-    be decoded is noted in `corrupt` (warned: of which images it was said before); with on_corrupt="raise"
-    it is a `CorruptImage`, with "skip" the batch goes without it, and its weight falls to the part of the
-    share that is left, so that over all processes every image counts as much as in a step without a gap.
+    def __init__(self, on_corrupt: str):
+        self.on_corrupt, self.corrupt, self.warned = on_corrupt, {}, set()
+
+    def note(self, found: dict[int, str]) -> None:
+        """Add to `corrupt`, with a warning for each of the first `NAMED` images, and one when there are more.
+        Raises `CorruptImage` with on_corrupt="raise"."""
+        self.corrupt |= found
+        if found and self.on_corrupt == "raise":
+            index, why = next(iter(found.items()))
+            raise CorruptImage(f"image {index} cannot be decoded ({why}); on_corrupt='skip' leaves it out")
+        for index in sorted(
+            found.keys() - self.warned
+        ):  # once for each image, in however many epochs it is met
+            if len(self.warned) < NAMED:
+                warnings.warn(
+                    f"image {index} cannot be decoded and is left out ({found[index]})", stacklevel=3
+                )
+            elif len(self.warned) == NAMED:
+                warnings.warn(f"more than {NAMED} images cannot be decoded: others are counted", stacklevel=3)
+            self.warned.add(index)
+
+
+def deliver(
+    make: Callable[[Sequence], Made], shares: Iterable[Share], gaps: Gaps, *, workers: int
+) -> Iterator[Batch]:
+    """One batch per share, in their order, made by `workers` processes ahead of time (0: by this one).
+
+    Shares are drawn in this process, so their order does not hang on the number of workers. A batch goes
+    without what cannot be decoded (`Gaps`), and its weight falls to the part of the share that is left, so
+    that over all processes every image counts as much as in a step without a gap.
     """
-    warned = set() if warned is None else warned
     planned: list[Share] = []  # handed to workers, not yet delivered
 
     def drawn() -> Iterator[Sequence]:
@@ -63,34 +79,8 @@ def deliver(
             planned.append(share)
             yield share.what
 
-    pin_memory = workers > 0 and torch.cuda.is_available()
-    for made in loader_of(make, drawn(), workers, pin_memory, initialise):
+    for made in loader_of(make, drawn(), workers, workers > 0 and torch.cuda.is_available()):
         share = planned.pop(0)
-        if made.corrupt and on_corrupt == "raise":
-            corrupt.update(made.corrupt)
-            raise corrupt_image(made.corrupt)
-        note_left_out(made.corrupt, corrupt, warned)
+        gaps.note(made.corrupt)
         left = len(made.indices) / len(share.what) if share.what else 0.0
         yield Batch(made.images, made.targets, made.indices, share.weight * left)
-
-
-def corrupt_image(corrupt: Mapping[int, str]) -> CorruptImage:
-    """The error that names the first of some corrupt images."""
-    index, why = next(iter(corrupt.items()))
-    return CorruptImage(f"image {index} cannot be decoded ({why}); on_corrupt='skip' leaves such images out")
-
-
-def note_left_out(found: Mapping[int, str], corrupt: dict[int, str], warned: set[int]) -> None:
-    """Add what cannot be decoded to `corrupt`, with a warning for each of the first `NAMED` and one when
-    there are more; those in `warned` had theirs."""
-    for index, why in found.items():
-        if index not in warned and len(warned) < NAMED:
-            warnings.warn(f"image {index} cannot be decoded and is left out ({why})", stacklevel=3)
-        elif index not in warned and len(warned) == NAMED:
-            warnings.warn(
-                f"more than {NAMED} images cannot be decoded: the others are left out without a warning, and"
-                " counted",
-                stacklevel=3,
-            )
-        corrupt[index] = why
-        warned.add(index)

@@ -9,7 +9,7 @@ columns are as their users describe them.
 import json
 import re
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,11 +20,7 @@ from torch import Tensor
 
 from atlib._util import require_known
 from atrun.data.catalogue import CATALOGUE
-from atrun.data.loading import ON_CORRUPT
 from atrun.data.transforms import Augmentation
-
-# --- Which class a stored label means: WordNet ids, names and numbers to the class indices of ImageNet-1k or
-# CIFAR-10 ---
 
 
 class LabelSpace(NamedTuple):
@@ -36,50 +32,31 @@ class LabelSpace(NamedTuple):
     classes: tuple[int, ...] | None = None
 
     def indices(self, labels: Sequence[str | int], given: Sequence[str] | None = None) -> list[int]:
-        """The class index of every label; `given`: the names that numbers in `labels` count, in any order
-        (None: none are given).
+        """The class index of every label, which may be a WordNet id, a name or, where all classes are there,
+        a number; `given`: the names that numbers in `labels` count, in any order (None: none are given).
 
         Raises `ValueError` for a label that is none of the classes, or can be two of them.
         """
-        spellings = self._spellings()
-        found = {label: self._index(label, given, spellings) for label in set(labels)}
-        unknown = [label for label, index in found.items() if index is None]
-        if unknown:
-            first = _text(unknown[0], given)
-            said = (
-                f"{len(unknown)} of {len(found)} different labels are not among the"
-                f" {len(self.classes or self.names)} classes of the data set, such as {first!r}"
-            )
-            if first.isdigit() and self.classes is not None:
-                said += ": a number does not say whether it counts all classes or these; store WordNet ids"
-            raise ValueError(said)
-        return [found[label] for label in labels]
-
-    def _index(
-        self, label: str | int, given: Sequence[str] | None, spellings: Mapping[str, set[int]]
-    ) -> int | None:
-        means = spellings.get(_text(label, given), set())
-        if len(means) > 1 and given is not None and len(given) == len(self.names) and label in means:
-            # a list of all classes, two of which are called the same (two are "crane"): its order decides
-            return label
-        if len(means) > 1:
-            raise ValueError(
-                f"the label {_text(label, given)!r} can be class {' or '.join(map(str, sorted(means)))}:"
-                " store WordNet ids instead"
-            )
-        return next(iter(means), None)
-
-    def _spellings(self) -> Mapping[str, set[int]]:
-        """Every way to write a class, and what it can mean: "n01440764", "tench, Tinca tinca", "tench"; "0"
-        where all classes are there."""
         spelled = defaultdict(set)
         for index in range(len(self.names)) if self.classes is None else self.classes:
-            own = {self.names[index], self.names[index].split(", ")[0], *self.ids[index : index + 1]}
+            ways = {self.names[index], self.names[index].split(", ")[0], *self.ids[index : index + 1]}
             # ImageNetV2's folders are called 0 to 999; in a set of 200 classes a number could count these or
             # all.
-            for spelling in own | ({str(index)} if self.classes is None else set()):
+            for spelling in ways | ({str(index)} if self.classes is None else set()):
                 spelled[spelling].add(index)
-        return spelled
+        found = {}
+        for label in set(labels):
+            text = str(label if given is None else given[label]).replace("_", " ")
+            means = spelled.get(text, set())
+            if len(means) > 1 and given is not None and len(given) == len(self.names) and label in means:
+                means = {label}  # a list of all classes, two of which are called the same: its order decides
+            if len(means) != 1:
+                several = (
+                    f"can be class {' or '.join(map(str, sorted(means)))}" if means else "is no class here"
+                )
+                raise ValueError(f"the label {text!r} {several}: store WordNet ids")
+            found[label] = next(iter(means))
+        return [found[label] for label in labels]
 
 
 def timm_file(name: str) -> str:
@@ -87,25 +64,15 @@ def timm_file(name: str) -> str:
     return (resources.files("timm.data") / "_info" / name).read_text(encoding="utf-8")
 
 
-def _imagenet() -> LabelSpace:
-    info = ImageNetInfo()
-    return LabelSpace(tuple(info.label_descriptions()), tuple(info.label_names()))
-
-
 def _subset(name: str) -> LabelSpace:
-    return IMAGENET._replace(
-        classes=tuple(map(IMAGENET.ids.index, timm_file(f"imagenet_{name}_synsets.txt").split()))
-    )
-
-
-def _text(label: str | int, given: Sequence[str] | None) -> str:
-    return str(label if given is None else given[label]).replace("_", " ")
+    ids = timm_file(f"imagenet_{name}_synsets.txt").split()
+    return IMAGENET._replace(classes=tuple(map(IMAGENET.ids.index, ids)))
 
 
 CIFAR10 = LabelSpace(
     ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 )
-IMAGENET = _imagenet()
+IMAGENET = LabelSpace(tuple(ImageNetInfo().label_descriptions()), tuple(ImageNetInfo().label_names()))
 IMAGENET_A, IMAGENET_R = _subset("a"), _subset("r")  # 200 classes each, as in their authors' eval.py
 
 
@@ -114,16 +81,15 @@ LABEL_COLUMNS = ("wnid", "label", "labels", "cls", "class_name")
 
 
 class ShiftedSet(NamedTuple):
-    """Where a set is (hub id, split, `files`: the pattern of the split's files where others are large), the
-    classes its labels mean, `read`: (rows, image column, space) to (positions of the rows used, their
-    targets), and the source."""
+    """Where a set is, and the classes its labels mean.
+
+    files: the pattern of the split's files, where others are large. read: (rows, image column, space) to
+    (positions of the rows used, their targets)."""
 
     hub: str
     split: str
     space: LabelSpace
     read: Callable
-    paper: str
-    arxiv: str
     files: str | None = None
 
     @property
@@ -155,123 +121,77 @@ def open_shifted(
 
     path: a parquet file, a folder of them, or a folder with one folder per class, as the authors' archives
     unpack (None: from the hub). ReaL needs ImageNet's validation images under their own file names, which the
-    hub gives after a login, and leaves out those without a label. augmentation, workers: as in
-    `atrun.data.photos.Photos`. on_corrupt: "skip" leaves out what cannot be decoded, and decodes everything
-    once to know.
+    hub gives after a login, and leaves out those without a label. augmentation, on_corrupt, workers: as in
+    `atrun.data.photos.Photos`.
 
     Raises `ValueError` for an unknown name and for labels that are not, or not clearly, among the set's
     classes; for files and the network what `atrun.data.in_memory.load` raises.
     """
     require_known("shifted set", name, SHIFTED)
-    require_known("on_corrupt", on_corrupt, ON_CORRUPT)
     shifted = SHIFTED[name]
     from atrun.data.hub import find_column, open_rows  # imported here: `datasets` takes seconds
     from atrun.data.photos import Photos, undecoded
 
     rows = open_rows(shifted.hub, path, shifted.split, shifted.files)
-    image_column = find_column(rows, IMAGE_COLUMNS, "image")
-    pictures = undecoded(rows, image_column)
-    positions, targets = shifted.read(rows, image_column, shifted.space)
-    images = Photos(
-        pictures.select(positions.tolist()).select_columns([image_column]),
-        image_column,
-        torch.arange(len(positions)),
-        shifted.space.names,
-        augmentation=augmentation,
-        workers=workers,
-    )
-    images = images.readable() if on_corrupt == "skip" else images
-    return OpenedShift(images, targets[images.targets], shifted.classes)
+    column = find_column(rows, IMAGE_COLUMNS, "image")
+    pictures = undecoded(rows, column).select_columns([column])
+    positions, targets = shifted.read(rows, column, shifted.space)
+    how = {"augmentation": augmentation, "on_corrupt": on_corrupt, "workers": workers}
+    numbers = torch.arange(len(positions))
+    images = Photos(pictures.select(positions), column, numbers, shifted.space.names, **how)
+    return OpenedShift(images, targets, shifted.classes)
 
 
-def _one_class(rows, image_column: str, space: LabelSpace) -> tuple[Tensor, Tensor]:
+def _one_class(rows, image_column: str, space: LabelSpace) -> tuple[Sequence[int], Tensor]:
     """All rows, and the one class each is labelled with."""
     from atrun.data.hub import find_column
 
     column = find_column(rows, LABEL_COLUMNS, "label")
     indices = space.indices(rows[column][:], getattr(rows.features[column], "names", None))
-    return torch.arange(len(rows)), torch.tensor(indices, dtype=torch.long)
+    return range(len(rows)), torch.tensor(indices, dtype=torch.long)
 
 
-def _reassessed(rows, image_column: str, space: LabelSpace) -> tuple[Tensor, Tensor]:
+def _reassessed(rows, image_column: str, space: LabelSpace) -> tuple[Sequence[int], Tensor]:
     """The rows with at least one reassessed label, and the set of right classes of each, bool (n, 1000);
-    found by file name."""
+    found by file name: ILSVRC2012_val_00000001 is 0."""
     import pyarrow.compute as compute
 
-    labels = json.loads(timm_file("imagenet_real_labels.json"))
+    labels, numbers = json.loads(timm_file("imagenet_real_labels.json")), []
     # the names alone, not gigabytes of images
-    paths = compute.struct_field(rows.data.column(image_column), "path").to_pylist()
-    numbers = [_file_number(path, index, len(labels)) for index, path in enumerate(paths)]
+    for path in compute.struct_field(rows.data.column(image_column), "path").to_pylist():
+        found = re.search(r"ILSVRC2012_val_(\d{8})", path or "")
+        if found is None or not 1 <= int(found[1]) <= len(labels):
+            raise ValueError(
+                f"file {path!r}: reassessed labels go by names like ILSVRC2012_val_00000001.JPEG"
+            )
+        numbers.append(int(found[1]) - 1)
     positions = [index for index, number in enumerate(numbers) if labels[number]]
     targets = torch.zeros(len(positions), len(space.names), dtype=torch.bool)
     for row, index in enumerate(positions):
         targets[row, labels[numbers[index]]] = True
-    return torch.tensor(positions, dtype=torch.long), targets
-
-
-def _file_number(path: str | None, index: int, count: int) -> int:
-    """Which validation image a file name says: ILSVRC2012_val_00000001 is 0."""
-    found = re.search(r"ILSVRC2012_val_(\d{8})", path or "")
-    if found is None or not 1 <= int(found[1]) <= count:
-        raise ValueError(
-            f"image {index} has the file name {path!r}: the reassessed labels go by names like"
-            " ILSVRC2012_val_00000001.JPEG"
-        )
-    return int(found[1]) - 1
+    return positions, targets
 
 
 SHIFTED = {
-    # Two versions were published, 4 (2,021 images) and 6 (2,000); which one this copy holds was not seen.
-    "cifar10.1": ShiftedSet(
-        "XiangPan/CIFAR10.1",
-        "test",
-        CIFAR10,
-        _one_class,
-        "Recht et al. 2018, Do CIFAR-10 Classifiers Generalize to CIFAR-10?",
-        "1806.00451",
-    ),
-    # "Matched frequency", 10,000 images. In the authors' own repository `datasets` joins all three variants
-    # into one split.
-    "imagenetv2": ShiftedSet(
-        "clip-benchmark/wds_imagenetv2",
-        "test",
-        IMAGENET,
-        _one_class,
-        "Recht et al. 2019, Do ImageNet Classifiers Generalize to ImageNet?",
-        "1902.10811",
-    ),
-    "imagenet-a": ShiftedSet(
-        "barkermrl/imagenet-a",
-        "train",
-        IMAGENET_A,
-        _one_class,
-        "Hendrycks et al. 2021, Natural Adversarial Examples",
-        "1907.07174",
-    ),
-    "imagenet-r": ShiftedSet(
-        "axiong/imagenet-r",
-        "test",
-        IMAGENET_R,
-        _one_class,
-        "Hendrycks et al. 2021, The Many Faces of Robustness",
-        "2006.16241",
-    ),
-    # The authors' own repository needs a loading script, which `datasets` no longer runs.
-    "imagenet-sketch": ShiftedSet(
-        "clip-benchmark/wds_imagenet_sketch",
-        "test",
-        IMAGENET,
-        _one_class,
-        "Wang et al. 2019, Learning Robust Global Representations by Penalizing Local Predictive Power",
-        "1905.13549",
-    ),
+    # Recht et al. 2018 (1806.00451). Two versions were published, 4 (2,021 images) and 6 (2,000); which one
+    # this copy holds was not seen.
+    "cifar10.1": ShiftedSet("XiangPan/CIFAR10.1", "test", CIFAR10, _one_class),
+    # Recht et al. 2019 (1902.10811). "Matched frequency", 10,000 images. In the authors' own repository
+    # `datasets` joins all three variants into one split.
+    "imagenetv2": ShiftedSet("clip-benchmark/wds_imagenetv2", "test", IMAGENET, _one_class),
+    # Hendrycks et al. 2021, Natural Adversarial Examples (1907.07174)
+    "imagenet-a": ShiftedSet("barkermrl/imagenet-a", "train", IMAGENET_A, _one_class),
+    # Hendrycks et al. 2021, The Many Faces of Robustness (2006.16241)
+    "imagenet-r": ShiftedSet("axiong/imagenet-r", "test", IMAGENET_R, _one_class),
+    # Wang et al. 2019 (1905.13549). The authors' own repository needs a loading script, which `datasets` no
+    # longer runs.
+    "imagenet-sketch": ShiftedSet("clip-benchmark/wds_imagenet_sketch", "test", IMAGENET, _one_class),
+    # Beyer et al. 2020 (2006.07159)
     "imagenet-real": ShiftedSet(
         CATALOGUE["imagenet-1k"].hub,
         "validation",
         IMAGENET,
         _reassessed,
-        "Beyer et al. 2020, Are We Done with ImageNet?",
-        "2006.07159",
         CATALOGUE["imagenet-1k"].files["validation"],
     ),
 }

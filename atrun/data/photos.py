@@ -4,6 +4,7 @@ they are asked for.
 `atlib.data.Images` holds a small set in memory; this is the same interface over one that does not fit.
 """
 
+import copy
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import BatchSampler, DataLoader, Dataset
+from torch.utils.data import BatchSampler, Dataset
 
 from atlib._util import require_known
 from atlib.data import UNLABELLED
@@ -19,7 +20,7 @@ from atlib.loading import Batch, ShardSpec, augmentation_seeds, loader_of, my_ba
 from atlib.pair import Normalisation
 from atrun.data.catalogue import Known, open_rows_of
 from atrun.data.decoding import AS_STORED, CannotStream, DataError, Transform, Wanted, as_stored, decode, make
-from atrun.data.loading import ON_CORRUPT, CorruptImage, Made, Share, corrupt_image, deliver, note_left_out
+from atrun.data.loading import ON_CORRUPT, CorruptImage, Gaps, Made, Share, deliver
 from atrun.data.transforms import Augmentation
 from atrun.data.views import Views
 
@@ -31,10 +32,9 @@ class Photos(Dataset):
     rows: a `datasets.Dataset` whose column `image_column` is undecoded. targets: labels (n,). classes: their
     names. augmentation: what images go through, in `epoch` as it says for training if `train` (else, and
     everywhere else, as for evaluation), or `atrun.data.views.Views`, of each image several; None: they are
-    taken as they are, scaled as `atlib.data.Images` scales, and must be of one size. on_corrupt: what
-    `epoch` does with an image that cannot be decoded, "raise" or "skip"; `corrupt` has those of the
-    current epoch, {index: why}. workers: processes that `loader` decodes in. `left_out`: how many images
-    `readable` has left out.
+    taken as they are, scaled as `atlib.data.Images` scales, and must be of one size. on_corrupt: what is done
+    with an image that cannot be decoded, "raise" (`CorruptImage`) or "skip"; `corrupt` has those that were
+    met, in training those of the current epoch, {index: why}. workers: processes that `loader` decodes in.
     """
 
     def __init__(
@@ -53,14 +53,16 @@ class Photos(Dataset):
         if len(rows) != len(targets):
             raise ValueError(f"{len(rows)} images, but {len(targets)} targets")
         self.rows, self.image_column, self.targets, self.classes = rows, image_column, targets, tuple(classes)
-        self.augmentation, self.train = augmentation, train
-        self.on_corrupt, self.workers = on_corrupt, workers
-        self.corrupt: dict[int, str] = {}
-        self.warned: set[int] = set()  # once for each image, in however many epochs it is met
-        self.left_out = 0
+        self.augmentation, self.train, self.workers = augmentation, train, workers
+        self.gaps = Gaps(on_corrupt)
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    @property
+    def corrupt(self) -> dict[int, str]:
+        """The images that could not be decoded, {index: why}."""
+        return self.gaps.corrupt
 
     @property
     def normalisation(self) -> Normalisation:
@@ -69,34 +71,39 @@ class Photos(Dataset):
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         images, targets = self.take([index])
+        if len(images) == 0:
+            raise CorruptImage(f"image {index} cannot be decoded ({self.corrupt[index]})")
         return images[0], targets[0]
 
     def take(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """The batch at `indices` as evaluation sees it: float32 (B, 3, height, width) and its targets. Raises
-        `CorruptImage`."""
-        made = self._make([(index, None) for index in indices])
-        if made.corrupt:
-            raise corrupt_image(made.corrupt)
-        return made.images[: len(made.indices)], made.targets[: len(made.indices)]
+        """The batch at `indices` as evaluation sees it: float32 (B, 3, height, width) and its targets; with
+        on_corrupt="skip" without those that cannot be decoded."""
+        return self._noted(self._seen(indices))
 
     __getitems__ = take
 
-    def loader(self, batch_size: int) -> DataLoader:
-        """A DataLoader of (images, targets) in order, every image once, as evaluation sees them.
+    def loader(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Batches of (images, targets) in order, every image once, as evaluation sees them; with
+        on_corrupt="skip" without those that cannot be decoded, of which `corrupt` then has all.
 
-        Raises `CorruptImage` whatever `on_corrupt` is: an evaluation on fewer images is another one.
-        `readable` says which there are.
+        Raises `CorruptImage` where none is left.
         """
-        batches = BatchSampler(range(len(self)), batch_size, drop_last=False)
-        return loader_of(self.take, batches, self.workers)
+        batches, left = BatchSampler(range(len(self)), batch_size, drop_last=False), 0
+        for made in loader_of(self._seen, batches, self.workers):
+            images, targets = self._noted(made)
+            left += len(images)
+            if len(images):
+                yield images, targets
+        if len(self) and not left:
+            raise CorruptImage(f"none of the {len(self)} images can be decoded ({self.corrupt[0]})")
 
     def epoch(self, part: ShardSpec, workers: int = 0) -> Iterator[Batch]:
         """One process's batches of an epoch, decoded by `workers` processes ahead of time (0: by this one).
 
         Order and augmentation hang on seed, epoch and index alone: not on the number of workers, nor on where
-        the epoch is taken up again. `corrupt` begins anew. Raises `CorruptImage` with on_corrupt="raise".
+        the epoch is taken up again. `corrupt` begins anew.
         """
-        self.corrupt.clear()
+        self.gaps.corrupt.clear()
 
         def seeds_of(indices: list[int], repeats: list[int]) -> Sequence[int | None]:
             if not self.train or self.augmentation is None:
@@ -107,39 +114,14 @@ class Photos(Dataset):
             Share([*zip(indices, seeds_of(indices, repeats))], weight)
             for (indices, weight), repeats in zip(my_batches(len(self), part), my_repeats(len(self), part))
         )
-        noted = {"corrupt": self.corrupt, "warned": self.warned}
-        return deliver(self._make, shares, workers=workers, on_corrupt=self.on_corrupt, **noted)
+        return deliver(self._make, shares, self.gaps, workers=workers)
 
     def select(self, indices: Sequence[int]) -> "Photos":
         """The images at `indices`, in that order, under the same treatment."""
-        chosen = torch.as_tensor(indices, dtype=torch.long)
-        return Photos(
-            self.rows.select(chosen.tolist()),
-            self.image_column,
-            self.targets[chosen],
-            self.classes,
-            augmentation=self.augmentation,
-            train=self.train,
-            on_corrupt=self.on_corrupt,
-            workers=self.workers,
-        )
-
-    def readable(self) -> "Photos":
-        """The images that can be decoded; the others are noted in this set's `corrupt`. Decodes every image
-        once, in `workers` processes.
-
-        Raises `CorruptImage` where none can be decoded.
-        """
-        whole = loader_of(self._why_not, range(len(self)), self.workers)
-        found = {index: why for index, why in enumerate(whole) if why is not None}
-        if not found:
-            return self
-        if len(found) == len(self):
-            raise CorruptImage(f"none of the {len(self)} images can be decoded (image 0: {found[0]})")
-        note_left_out(found, self.corrupt, self.warned)
-        left = self.select([index for index in range(len(self)) if index not in found])
-        left.left_out = len(found)
-        return left
+        chosen, index = copy.copy(self), torch.as_tensor(indices, dtype=torch.long)
+        chosen.rows, chosen.targets = self.rows.select(index.tolist()), self.targets[index]
+        chosen.gaps = Gaps(self.gaps.on_corrupt)
+        return chosen
 
     def _make(self, wanted: Sequence[tuple[int, int | None]]) -> Made:
         """The images at (index, seed of the augmentation); runs in a worker."""
@@ -148,19 +130,22 @@ class Photos(Dataset):
         entries = [Wanted(index, file, self.targets[index].item(), seed) for (index, seed), file in asked]
         return make(entries, look_of(self.augmentation), self._blank)
 
-    def _why_not(self, index: int) -> str | None:
-        try:
-            decode(self.rows[index][self.image_column])
-        except CorruptImage as error:
-            return str(error)
+    def _seen(self, indices: Sequence[int]) -> Made:
+        return self._make([(index, None) for index in indices])
+
+    def _noted(self, made: Made) -> tuple[Tensor, Tensor]:
+        self.gaps.note(made.corrupt)
+        return made.images[: len(made.indices)], made.targets[: len(made.indices)]
 
     def _blank(self) -> Image.Image:
         """A picture that comes out of the transform in the size of all others."""
         if self.augmentation is not None:
             return Image.new("RGB", (256, 256))
         for index in range(len(self)):
-            if self._why_not(index) is None:
+            try:
                 return Image.new("RGB", decode(self.rows[index][self.image_column]).size)
+            except CorruptImage:
+                continue
         raise CorruptImage(f"none of the {len(self)} images can be decoded")
 
 
@@ -194,25 +179,19 @@ def open_photos(
     what it reads from parquet or the hub into its cache, once, as large as the files.
 
     Raises what `open_rows_of` raises, and `DataError` for a split without images, a column that holds none,
-    and labels that are not class indices, naming the label.
+    and labels that are not class indices.
     """
-    require_known("on_corrupt", on_corrupt, ON_CORRUPT)
-    rows, image_column, label_column, known = open_rows_of(
-        name_or_path, path, split, image_column, label_column, labelled
-    )
+    opened = open_rows_of(name_or_path, path, split, image_column, label_column, labelled)
+    rows, known = opened.rows, opened.known
     if len(rows) == 0:
-        held_out = (
-            ": where none are published, a tenth of the training images is held out, which of so few is none."
-            " Put some into a split of their own, as in FOLDER/validation/cat/1.jpg, or name another split"
-        )
-        why = held_out if split == "validation" else ""
-        raise DataError(f"{name_or_path} {split} has no images{why}", "split")
+        way_out = ": too few to hold a tenth out; make a folder validation/" if split == "validation" else ""
+        raise DataError(f"{name_or_path} {split} has no images{way_out}", "split")
     # first, since its message knows what the columns hold
-    pictures = undecoded(rows, image_column).select_columns([image_column])
+    pictures = undecoded(rows, opened.image_column).select_columns([opened.image_column])
     names, labels = (), [UNLABELLED] * len(rows)
-    if labelled:
-        names = names_of(rows, label_column, known)
-        labels = [checked_label(label, names, index) for index, label in enumerate(rows[label_column][:])]
+    if opened.label_column is not None:
+        names = names_of(rows, opened.label_column, known)
+        labels = [checked_label(label, names, i) for i, label in enumerate(rows[opened.label_column][:])]
     if known is not None and known.images.get(split) != len(rows):
         warnings.warn(
             f"{name_or_path} {split} has {len(rows):,} images here, {known.images.get(split, 0):,} were"
@@ -220,7 +199,7 @@ def open_photos(
             stacklevel=2,
         )
     how = {"augmentation": augmentation, "train": train, "on_corrupt": on_corrupt, "workers": workers}
-    return Photos(pictures, image_column, torch.tensor(labels), names, **how)
+    return Photos(pictures, opened.image_column, torch.tensor(labels), names, **how)
 
 
 def names_of(rows, label_column: str, known: Known | None) -> tuple[str, ...]:
@@ -240,24 +219,25 @@ def names_of(rows, label_column: str, known: Known | None) -> tuple[str, ...]:
         return tuple(map(str, range(known.classes)))
     if not isinstance(feature, datasets.ClassLabel) and isinstance(rows, datasets.IterableDataset):
         raise CannotStream(
-            f"column {label_column!r} says not which classes there are, as a stream must: use open_photos"
+            f"column {label_column!r} does not name its classes, as a stream must: open_photos"
         )
     names = class_names(rows, label_column)
     if known is not None and len(names) != known.classes:
-        have = f"the data have {len(names)} classes, {known.classes} were published"
-        raise DataError(f"{have}: they are another set; open them by their path alone", "path")
+        raise DataError(
+            f"{len(names)} classes, {known.classes} were published: open another set by its path alone",
+            "path",
+        )
     return names
 
 
 def checked_label(label: int, names: Sequence[str], index: int) -> int:
-    """The label of image `index`, if it is the number of one of the classes. Raises `DataError` naming it."""
+    """The label of image `index`, if it is the number of one of the classes. Raises `DataError`."""
     if label in range(len(names)):
         return label
     if label == -1:
         raise DataError(f"image {index} has the label -1: this split was published without labels", "split")
     raise DataError(
-        f"image {index} has the label {label!r}, and the classes are numbered 0 to {len(names) - 1}: check"
-        " label_column=",
+        f"image {index} has the label {label!r}, classes are numbered 0 to {len(names) - 1}: label_column=",
         "label_column",
     )
 
@@ -268,8 +248,9 @@ def undecoded(rows, image_column: str):
 
     from atrun.data.hub import holds_images, which_columns
 
-    feature = rows.features[image_column]
-    if not holds_images(feature):
-        holds = f"column {image_column!r} holds {feature}, not images"
-        raise DataError(f"{holds}: {which_columns(rows)}; name one with image_column=", "image_column")
+    if not holds_images(rows.features[image_column]):
+        raise DataError(
+            f"column {image_column!r} holds no images: {which_columns(rows)}; name one with image_column=",
+            "image_column",
+        )
     return rows.cast_column(image_column, datasets.Image(decode=False))

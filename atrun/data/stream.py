@@ -1,11 +1,10 @@
 """Photographs at any size, read as they come: for more than the disk holds, or straight from the hub."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from atlib._util import require_known
 from atlib.data import UNLABELLED
@@ -13,13 +12,10 @@ from atlib.loading import Batch, ShardSpec, augmentation_seeds, my_positions, st
 from atlib.pair import Normalisation
 from atrun.data.catalogue import find
 from atrun.data.decoding import CannotStream, DataError, Wanted, make
-from atrun.data.loading import ON_CORRUPT, Made, Share, deliver
+from atrun.data.loading import ON_CORRUPT, Gaps, Made, Share, deliver
 from atrun.data.photos import checked_label, look_of, names_of, undecoded
 from atrun.data.transforms import Augmentation
 from atrun.data.views import Views
-
-# of one step, in the rows that a process reads, and the weight of its batch
-Positions = tuple[Sequence[int], float]
 
 
 class PhotoStream:
@@ -27,10 +23,10 @@ class PhotoStream:
     labels, reads `Photos`.
 
     rows: a `datasets.IterableDataset` whose image column is undecoded; label_column: None for images without
-    labels (`atlib.data.UNLABELLED`). count: the images in it. classes: the
-    names of the labels. sizes: how many images each of its shards has, where that is known. augmentation,
-    train, on_corrupt: as in `atrun.data.photos.Photos`. buffer: images held in memory to draw the next one
-    from; shards, too, come in another order in each epoch. `corrupt`: {index: why} of the current epoch.
+    labels (`atlib.data.UNLABELLED`). count: the images in it. classes: the names of the labels. sizes: how
+    many images each of its shards has, where that is known. augmentation, train, on_corrupt: as in
+    `atrun.data.photos.Photos`. buffer: images held in memory to draw the next one from; shards, too, come in
+    another order in each epoch. `corrupt`: {index: why} of the current epoch.
 
     An image's index is its place in the epoch. With one process that is the place in the shuffled stream, and
     any number of processes takes the same steps: each reads all rows and decodes its own. Where shards divide
@@ -55,16 +51,18 @@ class PhotoStream:
         require_known("on_corrupt", on_corrupt, ON_CORRUPT)
         if augmentation is None:
             raise ValueError("a stream needs an augmentation: nothing else brings its images to one size")
-        if count < 1 or buffer < 1:
-            raise ValueError(f"a stream has images and a buffer for at least 1: {count=}, {buffer=}")
         self.rows, self.count, self.classes, self.sizes = rows, count, tuple(classes), sizes
         self.image_column, self.label_column = image_column, label_column
-        self.augmentation, self.train, self.on_corrupt = augmentation, train, on_corrupt
-        self.buffer = buffer
-        self.corrupt: dict[int, str] = {}
+        self.augmentation, self.train, self.buffer = augmentation, train, buffer
+        self.gaps = Gaps(on_corrupt)
 
     def __len__(self) -> int:
         return self.count
+
+    @property
+    def corrupt(self) -> dict[int, str]:
+        """The images of this epoch that could not be decoded, {index: why}."""
+        return self.gaps.corrupt
 
     @property
     def normalisation(self) -> Normalisation:
@@ -76,13 +74,11 @@ class PhotoStream:
 
         Rows are read by this process, decoded by `workers` others ahead of time (0: by this one), so their
         order does not hang on the number of workers. Taken up again in the middle of an epoch, the rows of
-        the steps before are read, not decoded. Raises `CorruptImage` with on_corrupt="raise", and
-        `ValueError` when the stream has not as many images as was said.
+        the steps before are read, not decoded. Raises `DataError` when the stream has not as many images as
+        was said.
         """
-        self.corrupt.clear()
-        return deliver(
-            self._make, self._shares(part), workers=workers, on_corrupt=self.on_corrupt, corrupt=self.corrupt
-        )
+        self.gaps.corrupt.clear()
+        return deliver(self._make, self._shares(part), self.gaps, workers=workers)
 
     def _shares(self, part: ShardSpec) -> Iterator[Share]:
         """What this process decodes in every step of the epoch, as rows of the stream."""
@@ -92,43 +88,34 @@ class PhotoStream:
         stride, offset = (part.world, part.rank) if own_shards else (1, 0)
         shuffled = rows.shuffle(seed=part.seed, buffer_size=self.buffer)
         shuffled.set_epoch(part.epoch)
-        images, at, row = self._labelled(shuffled), -1, None
-        for positions, weight in (
-            _of_own_shards(self.sizes, part) if own_shards else my_positions(self.count, part)
-        ):
+        images, at, row = iter(shuffled), -1, {}
+        steps = _of_own_shards(self.sizes, part) if own_shards else my_positions(self.count, part)
+        for positions, weight in steps:
             indices = [position * stride + offset for position in positions]
             repeats = [position % part.repeats for position in positions]
             seeds: Sequence[int | None] = [None] * len(indices)
             if self.train:
-                seeds = augmentation_seeds(part, *map(_whole, (indices, repeats))).tolist()
+                whole = (torch.tensor(numbers, dtype=torch.long) for numbers in (indices, repeats))
+                seeds = augmentation_seeds(part, *whole).tolist()
             wanted = []
             for position, index, seed in zip(positions, indices, seeds):
                 while at < position // part.repeats:
                     at, row = at + 1, next(images, None)
                     if row is None:
                         raise DataError(
-                            f"the stream ended after {at} images, {self.count} were announced: pass"
-                            f" count={at}",
-                            "count",
+                            f"the stream ended after {at} of {self.count} images: count=", "count"
                         )
-                wanted.append(Wanted(index, row[0], row[1], seed))
+                wanted.append(Wanted(index, row[self.image_column], self._label(row, at), seed))
             yield Share(wanted, weight)
         # of other processes, after this one's last
         expected = (sum(self.sizes[part.rank :: part.world]) if own_shards else self.count) - at - 1
         if part.repeats == 1 and at >= 0 and sum(1 for _ in islice(images, expected + 1)) > expected:
-            raise DataError(
-                f"the stream has more than the {self.count} images that were announced: pass their number as"
-                " count=",
-                "count",
-            )
+            raise DataError(f"the stream has more than the announced {self.count} images: count=", "count")
 
-    def _labelled(self, rows: Iterable[Mapping]) -> Iterator[tuple[Mapping, int]]:
-        """Files and labels of the images."""
-        for index, row in enumerate(rows):
-            label = UNLABELLED
-            if self.label_column is not None:
-                label = checked_label(row[self.label_column], self.classes, index)
-            yield row[self.image_column], label
+    def _label(self, row: Mapping, index: int) -> int:
+        if self.label_column is None:
+            return UNLABELLED
+        return checked_label(row[self.label_column], self.classes, index)
 
     def _make(self, wanted: Sequence[Wanted]) -> Made:
         """Runs in a worker."""
@@ -163,12 +150,11 @@ def open_stream(
         raise CannotStream(f"{name_or_path} is small and has no published splits: read it with open_photos")
     if known is not None:
         require_known(f"split of {name_or_path}", split, known.images)
-    image_column, label_column = location.columns(image_column, label_column)
     from atrun.data.hub import columns_of, open_streamed  # imported here: `datasets` takes seconds
 
     files_there = None if known is None else known.files.get(split)
     rows, files = open_streamed(location.name, location.path, split, files_there)
-    image_column, label_column = columns_of(rows, image_column, label_column, labelled)
+    image_column, label_column = columns_of(rows, *location.columns(image_column, label_column), labelled)
     wanted = [image_column, *([label_column] if labelled else [])]
     pictures = undecoded(rows, image_column).select_columns(wanted)
     classes = names_of(rows, label_column, known) if labelled else ()
@@ -182,23 +168,14 @@ def open_stream(
         whole = None if known is None else known.images.get(split)
     if None not in (count, whole) and count != whole:
         raise DataError(
-            f"{name_or_path} {split} has {whole:,} images, not {count:,}: leave count= out, or use"
-            f" open_photos",
-            "count",
+            f"{name_or_path} {split} has {whole:,} images, not {count:,}: leave count= out", "count"
         )
     count = count if whole is None else whole
-    if count is None:
-        raise DataError(
-            f"the number of images in {name_or_path} {split} is not known, and steps and schedule hang on it:"
-            " pass count=",
-            "count",
-        )
-    if count == 0:
-        raise DataError(f"{name_or_path} {split} has no images", "split")
-    how = {"augmentation": augmentation, "train": train, "on_corrupt": on_corrupt}
-    return PhotoStream(
-        pictures, count, image_column, label_column, classes, **how, buffer=buffer, sizes=sizes
-    )
+    if not count:  # steps and schedule hang on it
+        has = "has no images" if count == 0 else "does not say how many images it has: pass count="
+        raise DataError(f"{name_or_path} {split} {has}", "count" if count is None else "split")
+    how = {"augmentation": augmentation, "train": train, "on_corrupt": on_corrupt, "buffer": buffer}
+    return PhotoStream(pictures, count, image_column, label_column, classes, **how, sizes=sizes)
 
 
 def _divide_evenly(sizes: Sequence[int] | None, part: ShardSpec) -> bool:
@@ -211,15 +188,15 @@ def _divide_evenly(sizes: Sequence[int] | None, part: ShardSpec) -> bool:
     return even and part.repeats == 1 and part.batch_size >= part.world
 
 
-def _of_own_shards(sizes: Sequence[int], part: ShardSpec) -> Iterator[Positions]:
-    """Positions in the rows of this process's own shards, step by step: in each its share of what is left of
-    them, so that all end at once."""
+def _of_own_shards(sizes: Sequence[int], part: ShardSpec) -> Iterator[tuple[Sequence[int], float]]:
+    """Positions in the rows of this process's own shards, and the weight of its batch, step by step: in each
+    its share of what is left of them, so that all end at once."""
     totals = [sum(sizes[rank :: part.world]) for rank in range(part.world)]
     steps = steps_per_epoch(sum(totals), part.batch_size)
     for step in range(part.start, steps):
-        each = [total * (step + 1) // steps - total * step // steps for total in totals]
+        shares = [total * (step + 1) // steps - total * step // steps for total in totals]
         first = totals[part.rank] * step // steps
-        yield range(first, first + each[part.rank]), each[part.rank] * part.world / sum(each)
+        yield range(first, first + shares[part.rank]), shares[part.rank] * part.world / sum(shares)
 
 
 def _rows_in(file: str) -> int:
@@ -232,8 +209,3 @@ def _rows_in(file: str) -> int:
     import pyarrow.parquet
 
     return pyarrow.parquet.read_metadata(file).num_rows
-
-
-def _whole(numbers: list[int]) -> Tensor:
-    """Whole numbers as a tensor, also where there are none, of which torch would make floats."""
-    return torch.tensor(numbers, dtype=torch.long)

@@ -15,18 +15,17 @@ from atlib._util import check_fields, require_known
 from atlib.loading import rng_put_back, seed_generators
 from atlib.pair import Normalisation
 
-CROPS = ("random-resized", "padded", "centre")
-INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos")
-
-
-# The values that can be meant.
-RULES = (
-    (("mean",), lambda value: len(value) == 3, "has three values, one a channel"),
-    (("std",), lambda value: len(value) == 3 and min(value) > 0, "has three values, one a channel, above 0"),
-    (("image_size", "padding"), lambda value: isinstance(value, Integral), "is a whole number of pixels"),
-    (("image_size",), lambda value: value >= 1, "must be at least 1 pixel"),
+SHARES = (  # the least and the largest share of an image's area
     (("scale",), lambda value: len(value) == 2, "has two values, the least and the largest share"),
     (("scale",), lambda value: 0 < value[0] <= value[1] <= 1, "are shares above 0, at most 1, in order"),
+)
+# The values that can be meant.
+RULES = (
+    *SHARES,
+    (("mean", "std"), lambda value: len(value) == 3, "has three values, one a channel"),
+    (("std",), lambda value: min(value) > 0, "must be above 0"),
+    (("image_size", "padding"), lambda value: isinstance(value, Integral), "is a whole number of pixels"),
+    (("image_size",), lambda value: value >= 1, "must be at least 1 pixel"),
     (("padding", "color_jitter"), lambda value: value >= 0, "must not be negative"),
     (("flip", "random_erasing"), lambda value: 0 <= value <= 1, "is a probability, from 0 to 1"),
     (("crop_pct",), lambda value: 0 < value <= 1, "must be above 0 and at most 1"),
@@ -35,11 +34,8 @@ RULES = (
 
 @dataclass(frozen=True)
 class Augmentation:
-    """How an image is cropped, changed and normalised, in training and for evaluation; checked when it is
-    built.
-
-    Raises `ValueError` for a value that cannot be meant and for two that exclude each other.
-    """
+    """How an image is cropped, changed and normalised, in training and for evaluation. Raises `ValueError`
+    for a value that cannot be meant and for two that exclude each other."""
 
     #: pixels a side of the square that comes out
     image_size: int = 224
@@ -72,39 +68,27 @@ class Augmentation:
     std: tuple[float, float, float] = IMAGENET_DEFAULT_STD
 
     def __post_init__(self):
-        require_known("crop", self.crop, CROPS)
-        require_known("interpolation", self.interpolation, INTERPOLATIONS)
+        require_known("crop", self.crop, ("random-resized", "padded", "centre"))
+        require_known("interpolation", self.interpolation, ("nearest", "bilinear", "bicubic", "lanczos"))
         check_fields(self, RULES)
         Normalisation(self.mean, self.std)  # raises for what cannot be meant, such as numbers of 0..255
         for name in ("scale", "mean", "std"):  # JSON reads tuples back as lists, which cannot be hashed
             object.__setattr__(self, name, tuple(map(float, getattr(self, name))))
-        if self.rand_augment is not None:
-            self._check_rand_augment()
-
-    def _check_rand_augment(self) -> None:
+        if self.rand_augment is None:
+            return
         if self.three_augment or self.color_jitter:
             other = "three_augment" if self.three_augment else "color_jitter"
-            raise ValueError(
-                f"rand_augment={self.rand_augment!r} excludes {other}={getattr(self, other)!r}: RandAugment"
-                " changes colours itself; leave one of them out"
-            )
+            raise ValueError(f"rand_augment= changes colours itself: leave it or {other}= out")
         try:
             if not self.rand_augment.startswith("rand"):
                 raise ValueError("it must start with 'rand'")
             _training(self)
         except (ValueError, AssertionError, KeyError) as error:  # timm asserts some of it, int() raises too
-            raise ValueError(
-                f"Augmentation(rand_augment={self.rand_augment!r}) is no RandAugment string of timm's"
-                f" ({error})"
-            ) from error
+            raise ValueError(f"rand_augment={self.rand_augment!r} is no string of timm's: {error}") from error
 
     def train(self, image: Image.Image, seed: int) -> Tensor:
         """The image augmented and normalised, float32 (3, image_size, image_size): the same for the same
-        seed, an integer from 0 on.
-
-        The global generators of Python, NumPy and torch, from which the operations draw, are as before
-        afterwards.
-        """
+        seed, an integer from 0 on. The global generators are as before afterwards."""
         with rng_put_back():
             seed_generators(seed)
             return _training(self)(image.convert("RGB"))

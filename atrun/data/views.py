@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import count
 
 import torch
 from PIL import Image, ImageFilter, ImageOps
@@ -21,7 +22,7 @@ from atlib._util import check_fields
 from atlib.data import Augment
 from atlib.loading import draw_below, rng_put_back, seed_generators, splitmix64
 from atlib.pair import Normalisation
-from atrun.data.transforms import Augmentation
+from atrun.data.transforms import SHARES, Augmentation
 
 # Of brightness, contrast, saturation and hue; and with which probability an image gets it, or turns grey.
 JITTER = (0.4, 0.4, 0.2, 0.1)
@@ -42,24 +43,16 @@ class Look:
     solarise: float = 0.0
 
     def __post_init__(self):
-        check_fields(self, RULES)
+        probabilities = ("blur", "solarise"), lambda value: 0 <= value <= 1, "is a probability, from 0 to 1"
+        check_fields(self, (*SHARES, probabilities))
         object.__setattr__(self, "scale", tuple(self.scale))  # JSON reads a tuple back as a list
-
-
-RULES = (
-    (("scale",), lambda value: len(value) == 2, "has two values, the least and the largest share"),
-    (("scale",), lambda value: 0 < value[0] <= value[1] <= 1, "are shares above 0, at most 1, in order"),
-    (("blur", "solarise"), lambda value: 0 <= value <= 1, "is a probability, from 0 to 1"),
-)
 
 
 def looks(
     scale: tuple[float, float], local: int = 0, local_scale: tuple[float, float] = (0.05, 0.4)
 ) -> tuple[Look, ...]:
     """The published views of an image: two, the first blurred, the second sometimes solarised, and `local`
-    smaller parts of it (DINO's multi-crop). Raises `ValueError` for a negative number of them."""
-    if local < 0:
-        raise ValueError(f"local={local} small views: it must be at least 0")
+    smaller parts of it (DINO's multi-crop)."""
     large = Look(scale, blur=1.0), Look(scale, blur=0.1, solarise=0.2)
     return large + (Look(local_scale, blur=0.5),) * local
 
@@ -96,10 +89,10 @@ class Views:
 
 @lru_cache
 def _of_photograph(a: Augmentation, look: Look) -> transforms.Compose:
-    interpolation = str_to_interp_mode(a.interpolation)
+    how = str_to_interp_mode(a.interpolation)
     return transforms.Compose(
         [
-            transforms.RandomResizedCrop(a.image_size, look.scale, interpolation=interpolation),
+            transforms.RandomResizedCrop(a.image_size, look.scale, interpolation=how),
             transforms.RandomHorizontalFlip(a.flip),
             transforms.RandomApply([transforms.ColorJitter(*JITTER)], JITTERED),
             transforms.RandomGrayscale(GREYED),
@@ -120,10 +113,7 @@ def _blurred(image: Image.Image) -> Image.Image:
 
 
 def small_views(
-    looks: Sequence[Look],
-    flip: float = 0.5,
-    jitter: tuple[float, float, float, float] = JITTER,
-    grey: float = GREYED,
+    looks: Sequence[Look], flip: float = 0.5, jitter: Sequence[float] = JITTER, grey: float = GREYED
 ) -> Augment:
     """Several views of images in memory: what it returns makes of uint8 (B, 3, height, width) their views,
     uint8 (B, views, 3, height, width), for `Images.with_augment`.
@@ -137,29 +127,19 @@ def small_views(
 
     def augment(images: Tensor, seeds: Tensor) -> Tensor:
         if images.shape[1] != 3:
-            raise ValueError(
-                f"views are made of images with 3 channels, got {tuple(images.shape)}: pairs have no views"
-            )
-        levels = images.float() / 255
-        views = [
-            _seen(levels, splitmix64(seeds + number), look, flip, jitter, grey)
-            for number, look in enumerate(looks)
-        ]
+            raise ValueError(f"views need 3 channels, got {tuple(images.shape)}: pairs have no views")
+        levels, how = images.float() / 255, (flip, jitter, grey)
+        views = [_seen(levels, splitmix64(seeds + i), look, *how) for i, look in enumerate(looks)]
         return (255 * torch.stack(views, 1)).round().to(torch.uint8)
 
     return augment
 
 
 def _seen(
-    images: Tensor,
-    seeds: Tensor,
-    look: Look,
-    flip: float,
-    jitter: tuple[float, float, float, float],
-    grey: float,
+    images: Tensor, seeds: Tensor, look: Look, flip: float, jitter: Sequence[float], grey: float
 ) -> Tensor:
     """One view of each image, levels in [0, 1], (B, 3, height, width)."""
-    drawn = iter(range(100))  # the number of the next draw of an image's own stream
+    drawn = count()  # the number of the next draw of an image's own stream
 
     def uniform(low: float = 0.0, high: float = 1.0) -> Tensor:
         shares = draw_below(seeds, next(drawn), 2**31).double() / 2**31
@@ -187,8 +167,8 @@ def _seen(
     view = (view * brightness).clamp(0, 1)
     middle = _grey(view).mean((2, 3), keepdim=True)
     view = (middle + contrast * (view - middle)).clamp(0, 1)
-    own = _grey(view)
-    view = own + saturation * (view - own)
+    luma = _grey(view)
+    view = luma + saturation * (view - luma)
     view = torch.einsum("bij,bjhw->bihw", _turned(turn), view).clamp(0, 1)
     solarised = (uniform() < look.solarise)[:, None, None, None] & (view >= 128 / 255)
     return torch.where(solarised, 1 - view, view)
@@ -196,8 +176,7 @@ def _seen(
 
 def _grey(images: Tensor) -> Tensor:
     """The luma of images, (B, 1, height, width)."""
-    weights = images.new_tensor([0.299, 0.587, 0.114])
-    return (images * weights[:, None, None]).sum(1, keepdim=True)
+    return (images * images.new_tensor([0.299, 0.587, 0.114])[:, None, None]).sum(1, keepdim=True)
 
 
 def _turned(turns: Tensor) -> Tensor:

@@ -22,6 +22,15 @@ from atrun.teachers.files import Weights, normalisation_beside
 from atrun.teachers.layouts import UNNEEDED, Encoder, Layout, find_encoder, prefix_and_grid, prefix_of
 
 OF_TIMM = ("model.safetensors", "pytorch_model.bin")  # as timm's `save_for_hf` calls a file of weights
+NO_ARCHITECTURE = (
+    TypeError,
+    ValueError,
+    KeyError,
+    AttributeError,
+    RuntimeError,
+    AssertionError,
+    ArithmeticError,
+)
 AFTER_THE_BLOCKS = ("norm.", "fc_norm.", "attn_pool.")  # no attention map depends on these
 
 
@@ -71,10 +80,8 @@ def normalisation_of(
         return said, "its file says so"
     said, by_whom = normalisation_beside(path)
     if said is None and architecture is not None and "." in architecture:
-        said, by_whom = (
-            Normalisation.of(on_meta(Architecture(architecture))),
-            f"as timm says of {architecture}",
-        )
+        said = Normalisation.of(on_meta(Architecture(architecture)))
+        by_whom = f"as timm says of {architecture}"
     if said is None and layout.normalisation is not None:
         return layout.normalisation, "as the code that writes such files does"
     return said, by_whom if said is not None else ""
@@ -84,10 +91,12 @@ def architecture_said(weights: Weights, path: Path) -> Architecture | None:
     """The architecture that a file of `save_vit` names in its header, or a `config.json` of timm's
     `save_for_hf` beside it; None without either. Raises `ValueError` for one that cannot be built, and for
     weights of QuickGELU where its model has the exact GELU."""
-    said = weights.header.get("architecture")
-    config = {}
+    said, config = weights.header.get("architecture"), {}
     if said is None and path.name in OF_TIMM:
-        config = config_in(path.parent)
+        try:
+            config = json.loads((path.parent / "config.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
         said = of_timms_config(config)
     if said is None:
         return None
@@ -96,15 +105,7 @@ def architecture_said(weights: Weights, path: Path) -> Architecture | None:
         if not config:  # timm's weights may come without a head
             native.require_numbers(count(weights.tensors))
         on_meta(native)
-    except (
-        TypeError,
-        ValueError,
-        KeyError,
-        AttributeError,
-        RuntimeError,
-        AssertionError,
-        ArithmeticError,
-    ) as error:
+    except NO_ARCHITECTURE as error:
         raise ValueError(f"its header or config.json cannot be built ({error})") from error
     tag = (config.get("pretrained_cfg") or {}).get("tag")
     if config:
@@ -114,6 +115,8 @@ def architecture_said(weights: Weights, path: Path) -> Architecture | None:
 
 def of_timms_config(said: dict) -> dict | None:
     """Name and arguments in a `config.json` of timm's; None where it names no model of timm's."""
+    if not isinstance(said, dict):
+        return None
     name, trained = said.get("architecture"), said.get("pretrained_cfg") or {}
     if not isinstance(name, str) or not timm.is_model(name):
         return None
@@ -121,15 +124,6 @@ def of_timms_config(said: dict) -> dict | None:
     if trained.get("fixed_input_size") and "img_size" not in arguments:  # as timm takes it from there
         arguments["img_size"] = trained["input_size"][1:]
     return {"name": name, "overrides": arguments}
-
-
-def config_in(folder: Path) -> dict:
-    """What a `config.json` in a folder says; {} without one, or where it is no JSON."""
-    try:
-        said = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return said if isinstance(said, dict) else {}
 
 
 def encoder_for(weights: Weights, native: Architecture) -> Encoder:
@@ -178,27 +172,24 @@ def fill(
         if state["pos_embed"].shape[1] != prefix + grid_from[0] * grid_from[1]:
             prefix_there, grid_from = prefix_and_grid(state)
             if prefix_there != prefix:
-                raise ValueError(
-                    f"positions for {prefix_there} prefix tokens, this architecture has {prefix}"
-                )
+                raise ValueError(f"positions for {prefix_there} prefix tokens, the architecture has {prefix}")
         resized = told(grid_from, grid_to)
         if resized is not None:
             state["pos_embed"] = resized_positions(state["pos_embed"], prefix, grid_from, grid_to)
     missing = [name for name in own if name not in state]
+    shapes = {
+        name: (tuple(state[name].shape), tuple(value.shape)) for name, value in own.items() if name in state
+    }
     wrong = [
-        f"{name} is {tuple(state[name].shape)}, not {tuple(value.shape)}"
-        for name, value in own.items()
-        if name in state and state[name].shape != value.shape
+        f"{name} is {given}, not {needed}" for name, (given, needed) in shapes.items() if given != needed
     ]
     wrong += [f"{name} is missing" for name in missing if not name.startswith(AFTER_THE_BLOCKS)]
     left = [name for name in state if name not in own and not name.startswith(AFTER_THE_BLOCKS)]
     wrong += [f"there is no place for {encoder.names[name]}" for name in left]
     if wrong:
         more = f" and {len(wrong) - 4} more" if len(wrong) > 4 else ""
-        raise ValueError(
-            f"the weights ({encoder.layout.name}) do not fit: {'; '.join(wrong[:4])}{more}. Name"
-            " another model with architecture="
-        )
+        listed = f"{'; '.join(wrong[:4])}{more}"
+        raise ValueError(f"{encoder.layout.name}: {listed}: name another model with architecture=")
     vit = headless(native, image_size).build()
     vit.load_state_dict(state, strict=False)
     return vit, missing, resized
@@ -238,18 +229,16 @@ def check_image_size(architecture: Architecture, image_size: int | None) -> None
         return
     down, across = on_meta(architecture).patch_embed.patch_size
     if image_size < 1 or image_size % down or image_size % across:
-        raise ValueError(
-            f"image_size={image_size}: this teacher takes whole patches of {down} x {across} pixels, such as"
-            f" {down * max(1, round(image_size / down))}"
-        )
+        close = down * max(1, round(image_size / down))
+        raise ValueError(f"image_size={image_size}: patches have {down} x {across} pixels, take {close}")
 
 
 def told(grid_from: Grid, grid_to: Grid) -> str | None:
     """How positions came from one grid to another, in words; None where the grids are the same."""
     if tuple(grid_from) == tuple(grid_to):
         return None
-    before, after = (f"{down} x {across}" for down, across in (grid_from, grid_to))
-    return f"positions resized bicubically from {before} to {after} patches"
+    (down, across), (rows, columns) = grid_from, grid_to
+    return f"positions resized bicubically from {down} x {across} to {rows} x {columns} patches"
 
 
 def not_finite(vit: VisionTransformer | Eva) -> list[str]:

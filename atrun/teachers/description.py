@@ -24,11 +24,7 @@ from atrun.teachers.build import Teacher, not_finite
 
 def described(teacher: Teacher) -> dict[str, str]:
     """What a teacher is, what it can transfer and at what size, its native components, and what its file did
-    not fit: {heading: text}.
-
-    Of a model that `walk` refuses, the heading "transfer" says why, and those that come after it are left
-    out.
-    """
+    not fit: {heading: text}. Of a model that `walk` refuses, "transfer" says why and is the last."""
     lines = _facts(teacher)
     try:
         sizes_of(teacher.vit)
@@ -61,15 +57,15 @@ def _facts(teacher: Teacher) -> dict[str, str]:
     vit = teacher.vit
     embed = vit.patch_embed
     (down, across), patch, pixels = embed.grid_size, embed.patch_size, embed.img_size
-    prefix = {
-        "class token": int(vit.cls_token is not None),
-        "distillation token": int(hasattr(vit, "dist_token")),
-        "register": 0 if getattr(vit, "reg_token", None) is None else vit.reg_token.shape[1],
-    }
-    counted = [_count(number, name) for name, number in prefix.items() if number]
-    counted.append(_count(down * across, "patch", "patches"))
+    registers = 0 if getattr(vit, "reg_token", None) is None else vit.reg_token.shape[1]
+    counted = [
+        *(["1 class token"] if vit.cls_token is not None else []),
+        *(["1 distillation token"] if hasattr(vit, "dist_token") else []),
+        *([f"{registers} register{'s' * (registers > 1)}"] if registers else []),
+        f"{down * across} patch{'es' * (down * across > 1)}",
+    ]
     heads = getattr(vit.blocks[0], "attn", vit.blocks[0]).num_heads
-    shape = f"{_count(len(vit.blocks), 'layer')} of {_count(heads, 'head')}, width {vit.embed_dim}"
+    shape = f"layers: {len(vit.blocks)}, heads: {heads}, width: {vit.embed_dim}"
     weights = sum(each.numel() for each in vit.parameters()) / 1e6
     cut = f"{pixels[0]} x {pixels[1]} pixels in patches of {patch[0]} x {patch[1]}"
     resized = f"; {teacher.resized}" if teacher.resized else ""
@@ -88,8 +84,8 @@ def _transfer(vit: VisionTransformer | Eva) -> dict[str, str]:
     differs = [name for name in STANDARD if has[name] != STANDARD[name]]
     own = "; ".join(f"{name}: {has[name]} (standard: {STANDARD[name]})" for name in differs)
     advice = (
-        "A student should have them too, as create_student(teacher, classes) makes it: without them, maps of"
-        " such teachers can leave a student worse than none (arXiv 2605.07191)"
+        "A student without them can be worse than none (arXiv 2605.07191): create_student(teacher, classes)"
+        " gives it them"
     )
     width = sizes_of(vit).head_width
     return {
@@ -120,10 +116,6 @@ def _names(names: Sequence[str]) -> str:
     return f"{len(names)}: {', '.join(counted)}" if names else ""
 
 
-def _count(number: int, name: str, several: str | None = None) -> str:
-    return f"{number} {name if number == 1 else several or name + 's'}"
-
-
 def _amount(numbers: int) -> str:
     size = 4 * numbers  # float32
     return f"{numbers:,} numbers, {f'{size / 2**20:.1f} MiB' if size >= 2**20 else f'{size / 2**10:.1f} KiB'}"
@@ -131,9 +123,9 @@ def _amount(numbers: int) -> str:
 
 def _opened(images: Sequence[str | Path] | Tensor) -> list[Image.Image]:
     if isinstance(images, Tensor):
-        if images.ndim != 4 or images.shape[1] != 3 or images.dtype != torch.uint8 or len(images) == 0:
+        if images.ndim != 4 or images.dtype != torch.uint8 or len(images) == 0:
             raise ValueError(
-                f"images are (n, 3, height, width), uint8, got {tuple(images.shape)} {images.dtype}"
+                f"images are uint8 (n, 3, height, width), got {images.dtype} {tuple(images.shape)}"
             )
         return [to_pil_image(image) for image in images]
     if isinstance(images, str | Path) or not images:

@@ -10,7 +10,7 @@ import argparse
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -64,9 +64,15 @@ def normalisation_beside(path: Path) -> tuple[Normalisation | None, str]:
 
     Raises `OSError` for one that cannot be read.
     """
-    folder = path if path.is_dir() else path.parent
-    for name, read in BESIDE.items():
-        file = folder / name
+    # Transformers nests a processor of images in another since version 5, and reads that one first.
+    places = (
+        ("processor_config.json", lambda said: _of_processor(said.get("image_processor") or {})),
+        ("preprocessor_config.json", lambda said: _of_processor(said.get("image_processor") or said)),
+        ("config.json", lambda said: _of_data_config(said.get("pretrained_cfg") or said)),
+        ("open_clip_config.json", lambda said: _of_data_config(said.get("preprocess_cfg") or {})),
+    )
+    for name, read in places:
+        file = (path if path.is_dir() else path.parent) / name
         if not file.is_file():
             continue
         try:
@@ -78,42 +84,20 @@ def normalisation_beside(path: Path) -> tuple[Normalisation | None, str]:
     return None, ""
 
 
+def _of_data_config(said: Mapping[str, Any]) -> Normalisation | None:
+    return None if None in (mean_std := (said.get("mean"), said.get("std"))) else Normalisation(*mean_std)
+
+
 def _of_processor(said: Mapping[str, Any]) -> Normalisation | None:
     """Of a processor of images: (pixel in 0..255 · rescale_factor - image_mean) / image_std."""
     largest = 255 * (said.get("rescale_factor") or 1 / 255) if said.get("do_rescale", True) else 255
     if said.get("do_normalize") is False:
         return Normalisation(0.0, 1 / largest)
-    return _scaled(said.get("image_mean"), said.get("image_std"), largest)
-
-
-def _of_timm(said: Mapping[str, Any]) -> Normalisation | None:
-    said = said.get("pretrained_cfg") or said  # older files have it at the top
-    return _scaled(said.get("mean"), said.get("std"))
-
-
-def _of_open_clip(said: Mapping[str, Any]) -> Normalisation | None:
-    said = said.get("preprocess_cfg") or {}
-    return _scaled(said.get("mean"), said.get("std"))
-
-
-def _scaled(mean: Any, std: Any, largest: float = 1.0) -> Normalisation | None:
-    """Of pixels up to `largest`, for pixels in 0..1; None where one of both is not said."""
-    if mean is None or std is None:
-        return None
-    if math.isclose(largest, 1.0, rel_tol=1e-6):
-        return Normalisation(mean, std)
+    mean, std = said.get("image_mean"), said.get("image_std")
+    if None in (mean, std) or math.isclose(largest, 1.0, rel_tol=1e-6):
+        return _of_data_config({"mean": mean, "std": std})
     mean, std = (value if isinstance(value, list) else [value] * 3 for value in (mean, std))
     return Normalisation([value / largest for value in mean], [value / largest for value in std])
-
-
-# Where libraries write a normalisation, the first first. Transformers nests a processor of images in another
-# since version 5, and reads that one first.
-BESIDE: Mapping[str, Callable[[Mapping[str, Any]], Normalisation | None]] = {
-    "processor_config.json": lambda said: _of_processor(said.get("image_processor") or {}),
-    "preprocessor_config.json": lambda said: _of_processor(said.get("image_processor") or said),
-    "config.json": _of_timm,
-    "open_clip_config.json": _of_open_clip,
-}
 
 
 def _read_pickled(path: Path) -> Weights:
@@ -129,13 +113,12 @@ def _read_pickled(path: Path) -> Weights:
     if not isinstance(content, Mapping):
         raise OSError(f"{path} holds a {type(content).__name__} and not a state dict: {TO_SAFETENSORS}")
     container = next((name for name in CONTAINERS if isinstance(content.get(name), Mapping)), "")
-    if not container and not any(isinstance(value, Tensor) for value in content.values()):
-        inside = [name for name, each in content.items() if isinstance(name, str) and _holds_tensors(each)]
+    if not (container or _tensors_in(content)):
+        inside = [name for name, entry in content.items() if isinstance(name, str) and _tensors_in(entry)]
         if len(inside) > 1:
             raise OSError(f"{path} holds tensors in {', '.join(inside)}: save the one that teaches alone")
         container = "".join(inside)
-    inside = content[container] if container else content
-    tensors = {str(name): value for name, value in inside.items() if isinstance(value, Tensor)}
+    tensors = _tensors_in(content[container] if container else content)
     if not tensors:
         has = ", ".join(map(str, list(content)[:8])) or "nothing"
         raise OSError(f"{path} holds no tensors, at the top or under {', '.join(CONTAINERS)}; it has {has}")
@@ -143,5 +126,6 @@ def _read_pickled(path: Path) -> Weights:
     return Weights(tensors, container, beside)
 
 
-def _holds_tensors(entry: Any) -> bool:
-    return isinstance(entry, Mapping) and any(isinstance(value, Tensor) for value in entry.values())
+def _tensors_in(entry: Any) -> dict[str, Tensor]:
+    named = entry.items() if isinstance(entry, Mapping) else ()
+    return {str(name): value for name, value in named if isinstance(value, Tensor)}

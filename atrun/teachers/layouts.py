@@ -38,7 +38,7 @@ class Layout(NamedTuple):
     normalisation: Normalisation | None = None
 
 
-SMALL: Mapping[int, int] = {192: 3, 384: 6}
+SMALL = {192: 3, 384: 6}
 TORCHVISION = Layout("torchvision's VisionTransformer", "encoder.pos_embedding", {}, IMAGENET)
 # The first whose mark is in the file. Sources: github.com/facebookresearch/{dino, mae, deit, dinov2}.
 LAYOUTS = (
@@ -115,8 +115,7 @@ def prefix_of(tensors: Mapping[str, Tensor]) -> str:
         raise ValueError("weights of transformers: put their config.json beside them")
     if any("visual.class_embedding" in name for name in tensors):
         raise ValueError(
-            "weights of CLIP, whose activations differ: name the model with architecture=, such as"
-            " 'vit_base_patch16_clip_quickgelu_224.openai'"
+            "weights of CLIP: name the model, architecture='vit_base_patch16_clip_quickgelu_224.openai'"
         )
     stem = ", but a convolutional stem" if any("patch_embed.proj." in name for name in tensors) else ""
     raise ValueError(f"no ViT: no {PATCHES}{stem} among {', '.join([*tensors][:6])} ...")
@@ -131,9 +130,7 @@ def find_encoder(weights: Weights) -> Encoder:
         prefix, renames = prefix_of(tensors), RENAMES
     bare = {name.removeprefix(prefix) for name in tensors}
     if any(name.endswith(("relative_position_bias_table", ".q_bias", ".fc1_g.weight")) for name in bare):
-        raise ValueError(
-            "weights of a BEiT or an EVA: name the model with architecture=, such as 'beit_base_patch16_224'"
-        )
+        raise ValueError("weights of a BEiT or an EVA: name it, architecture='beit_base_patch16_224'")
     plain = Layout(f"timm's names{f' after {prefix!r}' if prefix else ''}")
     layout = next((one for one in LAYOUTS if one.mark in bare), plain)
     if "pytorch-lightning_version" in weights.beside:  # anybody's training, which the names do not tell
@@ -178,11 +175,12 @@ def infer_architecture(encoder: Encoder, heads: int | None = None) -> tuple[Arch
         "no positional embeddings, as in DINOv3": "pos_embed" not in state,
     }
     if unclear := [what for what, there in signs.items() if there]:
-        raise ValueError(
-            f"these weights have {' and '.join(unclear)}: name the model with architecture=, such as"
-            " 'eva02_tiny_patch14_224'"
-        )
+        raise ValueError(f"weights with {' and '.join(unclear)}: name the model with architecture=")
     width, channels, *patch = _shape(state, PATCHES, 4)
+
+    def one_or_two(sides: list[int]) -> int | list[int]:  # one number where they are the same
+        return sides[0] if sides[0] == sides[1] else sides
+
     prefix, grid = prefix_and_grid(state)
     chosen = _heads(encoder, width, prefix) if heads is None else heads
     if chosen < 1 or width % chosen:
@@ -191,8 +189,8 @@ def infer_architecture(encoder: Encoder, heads: int | None = None) -> tuple[Arch
     if gaps := set(range(len(blocks))) - blocks:
         raise ValueError(f"no whole ViT: of {len(blocks)} blocks there is no block {min(gaps)}")
     config = {
-        "img_size": _one_or_two([side * pixels for side, pixels in zip(grid, patch)]),
-        "patch_size": _one_or_two(patch),
+        "img_size": one_or_two([side * pixels for side, pixels in zip(grid, patch)]),
+        "patch_size": one_or_two(patch),
         "in_chans": channels,
         "num_classes": 0,
         "embed_dim": width,
@@ -208,12 +206,8 @@ def infer_architecture(encoder: Encoder, heads: int | None = None) -> tuple[Arch
         "global_pool": "avg" if "fc_norm.weight" in state or "cls_token" not in state else "token",
         "fc_norm": "fc_norm.weight" in state,
     }
-    taken = [
-        f"{chosen} heads" + (f", usual at width {width}" if heads is None else ", as given"),
-        "LayerNorm with ε 1e-06",
-        "GELU",
-        "a square grid of patches",
-    ]
+    why = f"usual at width {width}" if heads is None else "as given"
+    taken = [f"{chosen} heads, {why}", "LayerNorm with ε 1e-06", "GELU", "a square grid of patches"]
     if "dist_token" in state:
         del config["class_token"], config["reg_tokens"], config["no_embed_class"], config["fc_norm"]
         return Architecture("deit_tiny_distilled_patch16_224", config), taken
@@ -228,11 +222,8 @@ def prefix_and_grid(state: Mapping[str, Tensor]) -> tuple[int, Grid]:
     sides = {count: math.isqrt(max(tokens - count, 0)) for count in (prefix, 0)}
     fits = [(count, (side, side)) for count, side in sides.items() if side**2 == tokens - count > 0]
     if len(fits) != 1:
-        several = "both with and without" if fits else "neither with nor without"
-        raise ValueError(
-            f"{tokens} positions are a square grid {several} {prefix} for prefix tokens: name the model with"
-            " architecture="
-        )
+        ways = "two square grids" if fits else "no square grid"
+        raise ValueError(f"{tokens} positions are {ways} with {prefix} or 0 for prefix tokens: architecture=")
     return fits[0]
 
 
@@ -246,11 +237,6 @@ def _heads(encoder: Encoder, width: int, prefix: int) -> int:
         return 6
     differ = f"; {DIFFER[width]}" if width in DIFFER else ""
     raise ValueError(f"the heads of this ViT of width {width} are not in its weights{differ}: give heads=")
-
-
-def _one_or_two(sides: list[int]) -> int | list[int]:
-    """One number where a height and a width are the same."""
-    return sides[0] if sides[0] == sides[1] else sides
 
 
 def _shape(state: Mapping[str, Tensor], name: str, sides: int) -> tuple[int, ...]:

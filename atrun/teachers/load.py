@@ -64,15 +64,16 @@ def load_teacher(
         attach(teacher.vit, normalisation)
         teacher = teacher._replace(normalised="as was said")
     if bad := not_finite(teacher.vit):
-        count = f"{len(bad)} of its weights are NaN or infinite"
-        raise ValueError(f"{teacher.name}: {count}, first {bad[0]}. Take another checkpoint")
+        many = f"{len(bad)} weights are NaN or infinite, first {bad[0]}"
+        raise ValueError(f"{teacher.name}: {many}: take another checkpoint")
     sizes_of(teacher.vit)
     if not quiet and int(os.environ.get("RANK", 0)) == 0:
-        unknown = "; normalisation= says another" if teacher.normalisation is None else ""
-        guessed = (
-            f"; {teacher.guessed}: weights do not show it, heads= says another" if teacher.guessed else ""
-        )
-        print(f"teacher {teacher.name}: {teacher.view()}{unknown}{guessed}")
+        says = f"teacher {teacher.name}: {teacher.view()}"
+        if teacher.normalisation is None:
+            says += "; normalisation= says another"
+        if teacher.guessed:
+            says += f"; {teacher.guessed}: weights do not show it, heads= says another"
+        print(says)
     return teacher
 
 
@@ -85,8 +86,7 @@ def report(
     heads: int | None = None,
     architecture: str | None = None,
 ) -> str:
-    """What there is to know of a teacher before it teaches, as text; with `images`, a picture of its maps is
-    written to the file `out`.
+    """What there is to know of a teacher, as text; with `images`, a picture of its maps in the file `out`.
 
     images: image files, or pixels (n, 3, height, width), uint8; they are resized, cropped and normalised as
     the teacher's evaluation does it. The picture has a row for each: the image, and where the class token
@@ -127,8 +127,8 @@ def _read(
     # a file that is missing in a folder that is there is a path, and so is what ends like a file
     if hub != said or looks_so and not Path(said).parent.exists() and Path(said).suffix not in SUFFIXES:
         raise WeightsUnavailable(
-            f"{said!r} is a hub's name, and no file here. Fetch it, and name its folder: `hf download {hub}"
-            f" config.json model.safetensors --local-dir {hub}`"
+            f"{said!r} is no file here: `hf download {hub} config.json model.safetensors --local-dir {hub}`,"
+            " and name that folder"
         )
     if is_file(name_or_path):
         path = weights_in(Path(name_or_path))
@@ -137,9 +137,7 @@ def _read(
             return _from_folder(folder, image_size)
         return _from_file(path, image_size, heads, architecture)
     if heads is not None or architecture is not None:
-        raise ValueError(
-            f"{said!r} is a model's name, or a file that is missing: heads= and architecture= are for files"
-        )
+        raise ValueError(f"{said!r} is no file here, and heads= and architecture= are for files")
     return _from_timm(said, image_size)
 
 
@@ -164,9 +162,8 @@ def _from_folder(path: Path, image_size: int | None) -> Teacher:
     folder = read_folder(path)
     source = f"transformers' {folder.kind}, a folder of save_pretrained"
     names = {name: name for name in folder.state}
-    vit, missing, resized = fill(
-        folder.architecture, Encoder(Layout(source), folder.state, names, []), image_size
-    )
+    encoder = Encoder(Layout(source), folder.state, names, [])
+    vit, missing, resized = fill(folder.architecture, encoder, image_size)
     said, by_whom = normalisation_beside(path)
     attach(vit, said)
     return Teacher(
@@ -185,7 +182,6 @@ def _from_folder(path: Path, image_size: int | None) -> Teacher:
 
 def _from_timm(name: str, image_size: int | None) -> Teacher:
     named = Architecture(name)
-    own = grid_of(named)
     check_image_size(named, image_size)
     # With its head: without one, timm would not notice that weights are missing.
     vit = create_vit(name, pretrained=True, **({} if image_size is None else {"img_size": image_size}))
@@ -199,7 +195,7 @@ def _from_timm(name: str, image_size: int | None) -> Teacher:
         "timm's published weights",
         used=len(state),
         unused=sorted(before - set(state)),
-        resized=told(own, vit.patch_embed.grid_size) if vit.pos_embed is not None else None,
+        resized=told(grid_of(named), vit.patch_embed.grid_size) if vit.pos_embed is not None else None,
         normalised="as timm says of it",
     )
 
@@ -210,8 +206,7 @@ def _from_file(path: Path, image_size: int | None, heads: int | None, architectu
     weights = read_weights(path)
     if "needs_teacher" in weights.header:
         raise ValueError(
-            f"{path} is a bundle of a student, perhaps with its teacher: atlib.checkpoint.load_bundle reads"
-            " it, and save_vit writes the one that shall teach"
+            f"{path} is a bundle: load_bundle reads it, save_vit writes the ViT that shall teach"
         )
     try:
         native, assumed, guessed = None, [], ""

@@ -10,6 +10,7 @@ import torch
 from scipy.spatial.distance import jensenshannon
 from scipy.special import rel_entr
 
+from atbook.three_models import three_models
 from atlib import walk
 from atlib.analysis import (
     PAIRINGS,
@@ -18,7 +19,6 @@ from atlib.analysis import (
     compare_layers,
     head_divergence,
     jensen_shannon,
-    three_models,
 )
 
 

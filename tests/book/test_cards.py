@@ -27,7 +27,7 @@ from tests.helpers import SMALL_VIT, random_maps, randomise
 
 MAE, DEIT, CAIT = "card-distilled-mae", "card-distillation-token", "card-class-attention"
 DEPTH, LOCALITY, RESMLP = "card-layerscale-and-depth", "card-shifted-patches-and-locality", "card-resmlp"
-POOL, ATTNDISTILL, GRAFIT = "card-patch-conv-net", "card-attndistill", "card-grafit"
+POOL, GRAFIT = "card-patch-conv-net", "card-grafit"
 BINARY, TRANSLATION, LINEAR = "card-binary-vit", "card-encoder-and-decoder", "card-linear-attention"
 
 # --- F1 Distilled MAE and row means ---
@@ -64,9 +64,6 @@ def test_the_shares_that_the_sentences_name():
     said = "With that of Match it is a third in the first two layers and little in the last"
     first, second, _, last = invisible_shares("match")
     assert said in page and 0.28 < first < 0.45 and 0.28 < second < 0.45 and last < 0.1
-
-
-# --- F3 AttnDistill ---
 
 
 # --- F4 A distillation token ---

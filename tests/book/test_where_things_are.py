@@ -1,5 +1,4 @@
-"""What page D5 writes out, average precision and the simple pyramid, is what atlib computes, on other
-inputs than the notebook's; and what its sentences say of oracles that are spoiled is so."""
+"""What the sentences of page D5 say of oracles that are spoiled, and of the teacher, is so."""
 
 import re
 from dataclasses import replace
@@ -11,19 +10,12 @@ import torch
 
 from atbook.worlds.scenes import SceneWorld, generate_scenes, scene_objects
 from atfamily.detection.objects import Found
-from atfamily.detection.precision import (
-    area_under,
-    average_precision,
-    coco_precision,
-    intersection_over_union,
-    matched,
-)
-from atfamily.detection.pyramid import SimplePyramid
+from atfamily.detection.precision import average_precision
 from atlib.attention import walk
 from atlib.checkpoint import load_vit
 from atlib.mae import patchify
-from tests.book.test_taught import NOTEBOOKS, taught
-from tests.helpers import ROOT, randomise
+from tests.book.test_taught import NOTEBOOKS
+from tests.helpers import ROOT
 
 NAME = "where-things-are"
 
@@ -32,56 +24,6 @@ def text() -> str:
     """The notebook's, without the comments that hold its numbers."""
     source = (NOTEBOOKS / f"{NAME}.md").read_text(encoding="utf-8")
     return " ".join(re.sub(r"<!--.*?-->", "", source, flags=re.S).split())
-
-
-@pytest.mark.parametrize("rows, columns, scales", [(4, 4, (2, 1, 0.5)), (8, 6, (1, 2))])
-@torch.no_grad()
-def test_levels_by_hand_are_the_pyramids(rows, columns, scales):
-    pyramid = randomise(SimplePyramid(16, 12, scales), 1).double()
-    grid = torch.randn(3, 16, rows, columns, dtype=torch.float64)
-    for level, expected, scale in zip(pyramid.levels, pyramid(grid), scales, strict=True):
-        assert torch.allclose(taught(NAME).level_by_hand(level, grid, scale), expected, atol=1e-10)
-
-
-def objects_and_said(seed):
-    """Objects of 40 scenes, and predictions of every quality, some images without any."""
-    objects = scene_objects(generate_scenes("validation", 40, seed)).objects
-    rng, predictions = np.random.default_rng(seed), []
-    for number, scene in enumerate(objects):
-        n = 0 if number % 7 == 0 else 2 * len(scene.boxes)
-        pick = rng.integers(len(scene.boxes), size=n)
-        boxes = scene.boxes[pick] + torch.tensor(rng.normal(0, 1.5, (n, 4)), dtype=torch.float32)
-        other = torch.tensor(rng.integers(8, size=n))
-        labels = torch.where(torch.tensor(rng.random(n) < 0.7), scene.labels[pick], other)
-        predictions.append(Found(boxes, labels, torch.tensor(rng.random(n))))
-    return objects, predictions
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_average_precision_by_hand_is_atlibs_and_cocos(seed):
-    objects, predictions = objects_and_said(seed)
-    by_hand = taught(NAME).precision_by_hand(predictions, objects)
-    assert 0.05 < by_hand < 0.9
-    assert by_hand == pytest.approx(average_precision(predictions, objects), abs=1e-9)
-    at_half = taught(NAME).precision_by_hand(predictions, objects, [0.5])
-    assert at_half == pytest.approx(average_precision(predictions, objects, [0.5]), abs=1e-9)
-    pytest.importorskip("pycocotools", reason="needs pycocotools, the extra 'detection'")
-    theirs = coco_precision(predictions, objects)
-    assert (by_hand, at_half) == pytest.approx((theirs.ap, theirs.ap50), abs=1e-9)
-
-
-def test_its_parts_are_atlibs():
-    rng = np.random.default_rng(0)
-    corner, size = rng.uniform(0, 40, (2, 20, 2))
-    boxes = np.concatenate([corner, corner + size], axis=1)
-    overlaps = intersection_over_union(boxes[:12], boxes[12:])
-    assert np.allclose(taught(NAME).shared(boxes[:12], boxes[12:]), overlaps)
-    for threshold in (0.1, 0.3, 0.5):
-        expected = matched(overlaps, threshold)
-        assert taught(NAME).which_are_right(overlaps, threshold) == expected.tolist()
-        assert taught(NAME).area_under(expected, 9) == pytest.approx(area_under(expected, 9), abs=1e-12)
-    assert taught(NAME).which_are_right(np.zeros((3, 0)), 0.5) == [False] * 3
-    assert taught(NAME).area_under(np.zeros(0, bool), 4) == 0
 
 
 # --- The sentences about spoiled oracles ---

@@ -26,45 +26,32 @@ def refusal(small_vit, plan, teacher=None, **options):
 # --- what differs, the remedy that is named, and that the remedy works
 
 
-# the teacher's other size, what is said of it, and the option that lifts the refusal
+# what is named, the teacher's other size, and the option that lifts the refusal; q, k and v have none
 REMEDIES = {
-    "depth": ({"depth": 4}, "depth: teacher 4, student 3", {"layers": {0: 3}}),
-    "heads": ({"num_heads": 4}, "heads: teacher 4, student 3", {"unequal_heads": "aggregate"}),
-    "grid": ({"patch_size": 4}, "patch grid: teacher (8, 8), student (4, 4)", {"unequal_grid": "resample"}),
-    "registers": ({"reg_tokens": 2}, "prefix tokens: teacher 3, student 1", {"unequal_prefix": "drop"}),
+    "depth: teacher 4, student 3": ({"depth": 4}, {"layers": {0: 3}}),
+    "heads: teacher 4, student 3": ({"num_heads": 4}, {"unequal_heads": "aggregate"}),
+    "head width: teacher 12, student 8": ({"embed_dim": 36}, {}),
+    "patch grid: teacher (8, 8), student (4, 4)": ({"patch_size": 4}, {"unequal_grid": "resample"}),
+    "prefix tokens: teacher 3, student 1": ({"reg_tokens": 2}, {"unequal_prefix": "drop"}),
 }
 
 
 @pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("kind", REMEDIES)
-def test_every_difference_has_its_remedy(small_vit, kind, how):
-    teacher, message, remedy = REMEDIES[kind]
-    said = refusal(small_vit, Plan(how=how), teacher)
-    assert message in said
-    assert [other for other, (_, name, _) in REMEDIES.items() if name in said] == [kind]
+@pytest.mark.parametrize("named", REMEDIES)
+def test_every_difference_has_its_remedy(small_vit, named, how):
+    teacher, remedy = REMEDIES[named]
+    if remedy:
+        said = refusal(small_vit, Plan(how=how), teacher)
+        assert [other for other in REMEDIES if other in said] == [named]
+    for what in "qkv":
+        assert named in refusal(small_vit, Plan(what=what, how=how), teacher) or "layers" in remedy
     output = pair_of(small_vit, Plan(how=how, **remedy), teacher)(random_images(2, 3, 32, 32))
     assert output.logits.isfinite().all() and output.transfer_loss.isfinite()
 
 
-@pytest.mark.parametrize("what", ["q", "k", "v"])
-@pytest.mark.parametrize(
-    "teacher, message",
-    [
-        ({"num_heads": 4}, "heads: teacher 4, student 3"),
-        ({"embed_dim": 36}, "head width: teacher 12, student 8"),
-        ({"patch_size": 4}, "patch grid: teacher (8, 8), student (4, 4)"),
-        ({"reg_tokens": 2}, "prefix tokens: teacher 3, student 1"),
-    ],
-    ids=str,
-)
-def test_q_k_and_v_need_more_in_common_than_maps(small_vit, what, teacher, message):
-    for how in HOW:
-        assert message in refusal(small_vit, Plan(what=what, how=how), teacher)
-
-
 def test_images_of_another_size_need_the_same_patches(small_vit):
     """The teacher's are resized: what must agree is the grid, here 8 x 8 and 4 x 4."""
-    assert "patch grid: teacher (8, 8), student (4, 4)" in refusal(small_vit, Plan(), {"img_size": 64})
+    assert "patch grid" in refusal(small_vit, Plan(), {"img_size": 64})
     for plan, sizes in (
         (Plan(), {"img_size": 64, "patch_size": 16}),
         (Plan(unequal_grid="resample"), {"img_size": 64}),
@@ -87,7 +74,7 @@ def test_a_class_tokens_row_needs_class_tokens(small_vit, how, lacks):
     without = {"class_token": False, "global_pool": "avg", "reg_tokens": 1}
     options = {"teacher": {"global_pool": "avg"}, "student": {"global_pool": "avg"}, lacks: without}
     plan = Plan(how=how, rows="class", unequal_prefix="own", mismatched=True)
-    with pytest.raises(ValueError, match="class tokens"):
+    with pytest.raises(ValueError):
         pair_up(small_vit(seed=1, **options["teacher"]), small_vit(seed=2, **options["student"]), plan)
 
 
@@ -123,20 +110,19 @@ def test_a_class_token_is_no_register(small_vit):
 
 
 COMPONENTS = {
-    "layer_scale": ({"init_values": 0.1}, "teacher attention and MLP, student none"),
-    "qk_norm": ({"qk_norm": True}, "qk_norm: teacher True, student False"),
-    "pre_norm": ({"pre_norm": True}, "pre_norm: teacher True, student False"),
-    "activation": ({"act_layer": torch.nn.ReLU}, "activation: teacher ReLU, student GELU"),
-    "pooling": ({"global_pool": "avg"}, "pooling: teacher avg"),
+    "layer_scale": ({"init_values": 0.1}, ("attention and MLP", "none")),
+    "qk_norm": ({"qk_norm": True}, (True, False)),
+    "pre_norm": ({"pre_norm": True}, (True, False)),
+    "activation": ({"act_layer": torch.nn.ReLU}, ("ReLU", "GELU")),
+    "pooling": ({"global_pool": "avg"}, ("avg, norm after it", "token")),
 }
 
 
 @pytest.mark.parametrize("name", COMPONENTS)
 def test_mismatched_components_are_asked_for(small_vit, name):
-    options, message = COMPONENTS[name]
-    assert message in refusal(small_vit, Plan(), options)
-    pair = pair_of(small_vit, Plan(mismatched=True), options)
-    assert list(pair.mismatched) == [name] and len(pair.mismatched[name]) == 2
+    options, both = COMPONENTS[name]
+    assert name in refusal(small_vit, Plan(), options)
+    assert pair_of(small_vit, Plan(mismatched=True), options).mismatched == {name: both}
     teacher = small_vit(seed=1, **options)
     native = AttentionTransfer(teacher, create_student(teacher, 7), Plan(how="distill"))
     assert native.mismatched == {} and native(random_images(2, 3, 32, 32)).logits.shape == (2, 7)
@@ -164,7 +150,7 @@ def test_a_distillation_token_is_no_register(small_vit):
         img_size=32, patch_size=8, embed_dim=48, depth=3, num_heads=3, num_classes=5, weight_init=""
     )
     student = small_vit(seed=2, reg_tokens=1)
-    with pytest.raises(ValueError, match="prefix"):
+    with pytest.raises(ValueError):
         AttentionTransfer(teacher, student, Plan(mismatched=True))
     pair = AttentionTransfer(teacher, student, Plan(how="distill", unequal_prefix="drop", mismatched=True))
     assert (

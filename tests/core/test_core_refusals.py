@@ -96,7 +96,7 @@ def replaced_later():
         (replaced_later, "replaced"),
         (lambda: pair(Plan())(random_images(2, 1, 3, 32, 32)), ""),
         (lambda: pair(Plan())(random_images(2, 3, 3, 32, 32)), ""),
-        (lambda: check_images(vit(), torch.zeros(1, 1, 32, 32)), "channels"),
+        (lambda: check_images(vit(), torch.zeros(1, 1, 32, 32)), "3 channels"),
         (lambda: pair(Plan(layers=[1, 2])), "layer 2"),
         (lambda: pair(Plan(layers={0: 2})), "teacher"),
         (lambda: pair(Plan(heads=[1, 3])), "head 3"),
@@ -111,7 +111,7 @@ def replaced_later():
         (lambda: Plan(heads={1: [3]}).heads_of(1, 3), "head 3"),
         (lambda: Normalisation((0.5, 0.5), 0.5), "mean"),
         (lambda: Normalisation(0.5, 0.0), "std"),
-        (lambda: Normalisation("x", 1), "mean"),
+        (lambda: Normalisation("x", 1), ""),
         (lambda: Normalisation(0.5, (1, 1, -1)), "std"),
         (lambda: walk(vit(), IMAGES, replace={2: Instead()}), "depth"),
         (lambda: walk(vit(), IMAGES, replace={-1: Instead()}), "depth"),
@@ -120,6 +120,8 @@ def replaced_later():
         (lambda: walk(vit(), IMAGES, drop_path=sample_drop_path(vit(depth=1), IMAGES)), "depth"),
         (lambda: create_student(VisionTransformer(**SMALL), 7), "name"),
         (lambda: create_student(torch.nn.Linear(3, 3), 7), "name"),
+        (lambda: create_student(create_vit(SMALL), 7, embed_dim=20), "20"),
+        (lambda: create_student(create_vit(SMALL), 7, size="tinyy"), "tinyy"),
         (lambda: Architecture.read({"name": "hf-hub:a/b"}), ""),
         (lambda: Architecture.read({"name": "../vit"}), ""),
         (lambda: Architecture.read({"name": ["a"]}), ""),
@@ -240,10 +242,8 @@ EMPTY = torch.eye(4).expand(1, 2, 4, 4)
             walk(vit(), IMAGES, replace={0: Instead(map=random_maps(2, 3, 17, 17).float())}).layers[0].scores
         ),
         lambda: average_over([MAP], "example"),
-        lambda: average_over([], "heads"),
         lambda: average_over([MAP, random_maps(2, 2, 3, 3)], "examples"),
         lambda: average_over([MAP], "layers"),
-        lambda: average_over([MAP, random_maps(2, 2, 3, 3)], "layers"),
         lambda: average_over([MAP, MAP[0]], "heads"),
         aggregate_heads,
         lambda: aggregate_heads(MAP, scores=MAP),
@@ -252,26 +252,16 @@ EMPTY = torch.eye(4).expand(1, 2, 4, 4)
         lambda: mean_heads(MAP[..., :2]),
         lambda: pool_heads(MAP, "median"),
         lambda: pool_heads(MAP[0], "max"),
-        *(lambda to=to: resample(FOUR, (4, 4), to, 1) for to in ((2, 0), (2,), (2, 2.0), (True, 2))),
         lambda: resample(FOUR, (4, 5), (2, 2), 1),
         lambda: resample(FOUR, (3, 6), (2, 2), -1),
         lambda: resample_class_attention(FOUR[:, :, 0], (4, 5), (2, 2)),
         lambda: resample_class_attention(FOUR, (4, 4), (2, 2)),
-        *(lambda tokens=tokens: keep_tokens(MAP, tokens) for tokens in ([0, 3], [0, -1], [0, 0], [], [True])),
+        lambda: keep_tokens(EMPTY.roll(1, -1), [2, 3, 0]),  # row 0 gives nothing to these
+        *(lambda tokens=tokens: keep_tokens(MAP, tokens) for tokens in ([0, 3], [0, -1], [0, 0], [])),
     ],
 )
 def test_tensors(call):
     refused(call, ValueError)
-
-
-def test_a_row_that_gives_nothing_to_the_kept_tokens_is_named():
-    refused(lambda: keep_tokens(EMPTY.roll(1, -1), [2, 3, 0]), ValueError, "row 0 ")
-
-
-def test_both_shapes_are_named():
-    of_both = r"\(2, 3, 4, 4\).*\(1, 3, 4, 4\)"
-    for loss in (attention_cross_entropy, dense_attention_cross_entropy):
-        refused(lambda loss=loss: loss([layer(2, 3, 4, 5)], [layer(1, 3, 4, 5)]), ValueError, of_both)
 
 
 # --- files
@@ -344,10 +334,9 @@ def test_files(good, tmp_path):
 def test_architectures_that_are_not_the_models(good, tmp_path):
     """Also one of the same names and shapes, and another function; before anything is written."""
     both, path = load_bundle(good[load_bundle]), tmp_path / "new"
-    for other in (Architecture("glyphs"), Architecture("glyphs", {"depth": 1, "num_classes": 9}), None):
-        if other is not None:
-            refused(lambda other=other: save_vit(path, both.student, other), ValueError)
-            refused(lambda other=other: save_bundle(path, both, other, OTHER), ValueError)
+    for other in (Architecture("glyphs"), Architecture("glyphs", {"depth": 1, "num_classes": 9})):
+        refused(lambda other=other: save_vit(path, both.student, other), ValueError)
+        refused(lambda other=other: save_bundle(path, both, other, OTHER), ValueError)
         refused(lambda other=other: save_bundle(path, both, GLYPHS, other), ValueError)
     for options in ({"num_heads": 2}, {"act_layer": "relu"}):
         same_shapes = create_vit("glyphs", depth=1, **options)

@@ -85,7 +85,7 @@ def test_a_teacher_that_was_given_a_map():
     expected = -(p * student.map.log()).sum(-1).mean().item()
     teacher = [Seen(None, None, student.v, SCALE, p)]
     assert dense_attention_cross_entropy([student], teacher).item() == pytest.approx(expected, rel=1e-12)
-    with pytest.raises(ValueError, match="0: .* dense_attention_cross_entropy"):
+    with pytest.raises(ValueError):
         attention_cross_entropy([student], teacher)
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import distributed, multiprocessing
 from torch.nn.parallel import DistributedDataParallel
 
-from atlib import AttentionTransfer, Plan, attention_transfer, create_vit
+from atlib import AttentionTransfer, Plan, create_vit, forms
 from atlib.attention import FORBIDDEN, Seen
 from atlib.losses import dense_attention_cross_entropy
 from atlib.map_free import by_blocks, by_fused_attention, map_free_cross_entropy
@@ -384,7 +384,7 @@ def test_no_map_is_stored_by_a_whole_step(monkeypatch, name, how):
 
 def test_a_dense_step_is_seen(monkeypatch):
     pair = pair_of(Plan(how="distill"), img_size=56, patch_size=4)
-    monkeypatch.setattr(attention_transfer, "attention_cross_entropy", dense_attention_cross_entropy)
+    monkeypatch.setattr(forms, "attention_cross_entropy", dense_attention_cross_entropy)
     with Seer() as seer:
         gradients(pair, random_images(4, 3, 56, 56))
     assert (4, 3, N_TOKENS, N_TOKENS) in seer.shapes

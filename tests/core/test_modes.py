@@ -45,25 +45,35 @@ def measured(pair, images):
     return {"logits": output.logits.detach(), "loss": output.transfer_loss.detach()} | found
 
 
-def expected(pair, images, pairs, **options):
-    """The same three from the long-hand implementation."""
-    weights = {name: value.clone().requires_grad_() for name, value in pair.student.state_dict().items()}
-    logits, loss = longhand.family(
-        pair.teacher.state_dict(), weights, images, pair.plan.what, pair.plan.how, pairs, **options
-    )
+def leaves(pair):
+    """The student's weights, for the long-hand implementation."""
+    return {name: value.clone().requires_grad_() for name, value in pair.student.state_dict().items()}
+
+
+def stepped(weights, logits, loss):
+    """The same three of the long-hand implementation."""
     (longhand.cross_entropy(logits, LABELS) + LAMBDA * loss).backward()
     gradients = {name: torch.zeros_like(w) if w.grad is None else w.grad for name, w in weights.items()}
     return {"logits": logits.detach(), "loss": loss.detach()} | gradients
+
+
+def expected(pair, images, pairs, **options):
+    weights, plan = leaves(pair), pair.plan
+    found = longhand.family(pair.teacher.state_dict(), weights, images, plan.what, plan.how, pairs, **options)
+    return stepped(weights, *found)
+
+
+def largest_difference(found, other):
+    assert found.keys() == other.keys()
+    return max((found[name] - other[name]).abs().max().item() for name in other)
 
 
 def assert_equal(pair, pairs, **options):
     """The pair does what the long-hand does; and something is transferred, so that neither can pass by doing
     nothing."""
     images = images_of()
-    found, other = measured(pair, images), expected(pair, images, pairs, **options)
-    assert found.keys() == other.keys()
-    for name in other:
-        assert (found[name] - other[name]).abs().max() <= 1e-10, name
+    found = measured(pair, images)
+    assert largest_difference(found, expected(pair, images, pairs, **options)) <= 1e-10
     assert (found["loss"] > 0) == (pair.plan.how == "distill")
     alone = longhand.layers(pair.student.state_dict(), images, options.get("heads", 3))[0]
     assert ((found["logits"] - alone).abs().max() > 1e-3) == (pair.plan.how == "copy")
@@ -194,7 +204,7 @@ def learned(small_vit):
 def test_a_learned_mapping_of_heads(small_vit):
     """MSE(p_t, M p_s), entry by entry, with gradients to M and to the student."""
     pair, images = learned(small_vit), images_of()
-    weights = {name: value.clone().requires_grad_() for name, value in pair.student.state_dict().items()}
+    weights = leaves(pair)
     mappings = [M.detach().clone().requires_grad_() for M in pair.head_mapping]
     _, of_teacher = longhand.layers(pair.teacher.state_dict(), images, 4)
     logits, own = longhand.layers(weights, images, 3)
@@ -203,15 +213,8 @@ def test_a_learned_mapping_of_heads(small_vit):
         for t in range(4):
             guess = sum(M[t, s] * own[layer]["map"][:, s] for s in range(3))
             loss = loss + ((guess - of_teacher[layer]["map"][:, t]) ** 2).mean() / 4
-    (longhand.cross_entropy(logits, LABELS) + LAMBDA * loss).backward()
-    found = measured(pair, images)
-    assert (
-        (found["logits"] - logits).abs().max() <= 1e-10
-        and (found["loss"] - loss).abs() <= 1e-10
-        and pair.path == "dense"
-    )
-    for name, w in weights.items():
-        assert (found[name] - w.grad).abs().max() <= 1e-10, name
+    assert largest_difference(measured(pair, images), stepped(weights, logits, loss)) <= 1e-10
+    assert pair.path == "dense"
     for M, other in zip(pair.head_mapping, mappings):
         assert other.grad.abs().min() > 0 and (M.grad - other.grad).abs().max() <= 1e-10
 
@@ -274,8 +277,7 @@ PARTLY = {
 def partly_expected(pair, images, rows, extra, chosen=None):
     """Logits, loss and gradients where some rows and columns are the student's own: maps are written out, row
     by row."""
-    teacher = pair.teacher.state_dict()
-    weights = {name: value.clone().requires_grad_() for name, value in pair.student.state_dict().items()}
+    teacher, weights = pair.teacher.state_dict(), leaves(pair)
     number = 0 if pair.teacher.reg_token is None else pair.teacher.reg_token.shape[1]
     same_kinds = not extra and pair.pairing.teacher_tokens is None
     with torch.no_grad():
@@ -302,15 +304,12 @@ def partly_expected(pair, images, rows, extra, chosen=None):
                 target = longhand.partly(maps[layer][:, h], own.detach(), rows, extra)
                 of_heads += [-(target[:, i] * own[:, i].log()).sum(-1).mean() for i in rows]
             loss = loss + sum(of_heads) / len(of_heads)
-    (longhand.cross_entropy(logits, LABELS) + LAMBDA * loss).backward()
-    gradients = {name: torch.zeros_like(w) if w.grad is None else w.grad for name, w in weights.items()}
-    return {"logits": logits.detach(), "loss": loss.detach()} | gradients
+    return stepped(weights, logits, loss)
 
 
 def assert_partly(pair, rows, extra, chosen=None):
-    found, other = measured(pair, images_of()), partly_expected(pair, images_of(), rows, extra, chosen)
-    for name in other:
-        assert (found[name] - other[name]).abs().max() <= 1e-10, name
+    found = measured(pair, images_of())
+    assert largest_difference(found, partly_expected(pair, images_of(), rows, extra, chosen)) <= 1e-10
     assert (found["loss"] > 0) == (pair.plan.how == "distill") and pair.path == "dense"
     alone = longhand.layers(pair.student.state_dict(), images_of(), 3)[0]
     assert ((found["logits"] - alone).abs().max() > 1e-3) == (pair.plan.how == "copy")

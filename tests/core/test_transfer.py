@@ -18,11 +18,6 @@ def pair_of(small_vit, plan, teacher=None, **options):
     return AttentionTransfer(teacher, small_vit(seed=2, **options), plan)
 
 
-def gradients(weights, value):
-    value.backward()
-    return {name: torch.zeros_like(w) if w.grad is None else w.grad for name, w in weights.items()}
-
-
 def test_copied_maps_send_no_gradient_to_queries_and_keys(small_vit):
     pair = pair_of(small_vit, Plan(how="copy", layers=[0, 2]))
     output = pair(random_images(3, 3, 32, 32))

@@ -117,9 +117,8 @@ def test_weights_placed_by_hand_that_do_not_fit(weights_folder, damage):
     assert path.read_bytes() == content
 
 
-def test_no_layer_scale_beside_a_timm_name_is_refused_where_timm_would_leave_it_out():
-    with pytest.raises(ValueError, match="init_values=None.*init_values=0"):
-        create_vit("vit_small_patch14_dinov2", img_size=56, embed_dim=96, init_values=None)
+def test_no_layer_scale_is_init_values_of_0():
+    """None is refused where timm would leave it out (test_core_refusals)."""
     assert create_vit("deit_tiny_patch16_224", init_values=None), "has none anyway"
     bare = create_vit("vit_small_patch14_dinov2", img_size=56, embed_dim=96, init_values=0)
     assert not any("gamma" in key for key in bare.state_dict())

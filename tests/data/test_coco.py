@@ -12,10 +12,12 @@ from torch import nn
 from atbook.worlds.glyphs import SHAPES
 from atbook.worlds.scenes import SceneWorld, generate_scenes, scene_objects
 from atfamily.detection.objects import Found, ObjectImages, Objects
-from atlib.loading import ShardSpec, augmentation_seeds, epoch_order
-from atrun.data.coco import MEAN, STD, CocoObjects, Placed, export_coco, place_objects
+from atlib.loading import ShardSpec, epoch_order
+from atlib.pair import IMAGENET
+from atrun.data.coco import CocoObjects, Placed, place_objects
 from atrun.data.decoding import DataError, MissingData
 from atrun.data.loading import CorruptImage
+from tests.detection.coco_folder import export_coco
 
 pytest.importorskip("pycocotools", reason="needs pycocotools, the extra 'detection'")
 
@@ -64,7 +66,7 @@ def same(left, right):
 
 def rgb(image):
     """An image as a model gets it, in levels from 0 to 255 again."""
-    mean, std = (torch.tensor(numbers)[:, None, None] for numbers in (MEAN, STD))
+    mean, std = (torch.tensor(numbers)[:, None, None] for numbers in (IMAGENET.mean, IMAGENET.std))
     return 255 * (image * std + mean)
 
 
@@ -272,15 +274,8 @@ def wide(tmp_path_factory):
     return CocoObjects(*export_coco(ObjectImages(pixels, objects), tmp_path_factory.mktemp("wide")), size=30)
 
 
-def test_evaluation_sees_the_whole_image(wide):
-    image, objects = wide.take([0])
-    assert image.shape == (1, 3, 30, 30) and (image[0, :, 20:] == 0).all()
-    assert objects[0].boxes.tolist() == [[10, 4, 25, 12]]
-    assert objects[0].masks[0].nonzero().min(0).values.tolist() == [4, 10]
-    assert [len(batch) for batch, _ in wide.loader(1)] == [1, 1]
-
-
 def test_what_is_found_is_carried_back_to_the_image(wide):
+    assert [len(batch) for batch, _ in wide.loader(1)] == [1, 1]
     _, objects = wide.take([0])
     (true,) = objects
     carried = wide.back(0, Found(true.boxes, true.labels, torch.ones(1), true.masks))
@@ -310,18 +305,6 @@ def test_an_epoch_has_every_image_once_over_two_processes(files, workers):
                 "jitter hangs on the image, not on who asks"
             )
             assert all(same(mine, theirs) for mine, theirs in zip(part.targets, whole.targets[rank::2]))
-
-
-def test_each_image_of_an_epoch_is_jittered_by_its_own_seed(files):
-    jittered, part = CocoObjects(*files, size=64, jitter=(0.5, 2.0)), ShardSpec(4, 1, 6)
-    places = set()
-    for batch in jittered.epoch(part):
-        seeds = augmentation_seeds(part, torch.tensor(batch.indices), torch.zeros(len(batch.indices)).long())
-        for index, seed, image, objects in zip(batch.indices, seeds.tolist(), batch.images, batch.targets):
-            expected, theirs = jittered.one(index, seed)
-            assert torch.equal(image, expected) and same(objects, theirs)
-            places.add(jittered.placed(index, seed))
-    assert len(places) == SCENES
 
 
 # --- what cannot be used ---
@@ -398,21 +381,6 @@ def test_run_lengths_that_do_not_fill_the_image_are_named(files, tmp_path, count
     read = CocoObjects(*changed(files, tmp_path, change), size=64)
     with pytest.raises(DataError):
         read.original(0)
-
-
-def test_files_that_are_not_there_or_broken_are_named(files, tmp_path):
-    images, file = files
-    with pytest.raises(MissingData, match="nowhere"):
-        CocoObjects(tmp_path / "nowhere", file, size=64)
-    with pytest.raises(MissingData):
-        CocoObjects(images, tmp_path / "nothing.json", size=64)
-    half = tmp_path / "half.json"
-    half.write_bytes(file.read_bytes()[:1000])
-    with pytest.raises(DataError):
-        CocoObjects(images, half, size=64)
-    half.write_text("[1, 2]")
-    with pytest.raises(DataError):
-        CocoObjects(images, half, size=64)
 
 
 def test_an_image_that_is_not_there_broken_or_of_another_size_is_named(files, scenes, tmp_path):

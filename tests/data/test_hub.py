@@ -8,9 +8,7 @@ import torch
 from PIL import Image
 
 from atrun.data import load
-from atrun.data.decoding import DataError
 from atrun.data.hub import open_labelled
-from tests.helpers import shared
 from tests.picture_files import CLASSES, encoded, index_of, rows, write_folders
 
 
@@ -57,13 +55,6 @@ def test_a_tenth_of_train_is_held_out_as_validation(folder):
     assert not set(indices_in(train)) & set(indices_in(validation))
     for images in (train, validation):
         assert images.targets.tolist() == [index % 3 for index in indices_in(images)]
-
-
-def test_the_validation_images_hang_on_no_seed(folder):
-    first = indices_in(load("parquet", folder, split="validation", seed=0))
-    assert indices_in(load("parquet", folder, split="validation", seed=5)) == first
-    for seed in range(4):
-        assert not set(indices_in(load("parquet", folder, size=80, seed=seed))) & set(first)
 
 
 def test_a_size_chooses_by_seed(folder):
@@ -146,34 +137,6 @@ def test_numbers_without_names_name_themselves(tmp_path):
     assert images.classes == ("0", "1", "2") and images.targets.tolist() == [2, 2]
 
 
-def test_grey_and_palette_images_become_rgb_and_sizes_are_made_equal(tmp_path):
-    wide, tall = Image.new("L", (12, 6), 200), Image.new("RGB", (6, 18), (9, 8, 7))
-    files = [{"bytes": encoded(image), "path": None} for image in (wide, tall)]
-    write(tmp_path, "test", range(2), files=files)
-    images = load("parquet", tmp_path, split="test", image_size=6)
-    assert images.pixels.shape == (2, 3, 6, 6)
-    assert images.pixels[0].unique().tolist() == [200] and images.pixels[1, :, 0, 0].tolist() == [9, 8, 7]
-    with pytest.raises(ValueError):
-        load("parquet", tmp_path, split="test")
-
-
-@pytest.mark.parametrize(
-    "options, argument",
-    [
-        ({"image_column": "picture"}, "image_column"),
-        ({"label_column": "kind"}, "label_column"),
-        ({"label": datasets.Value("string"), "labels": ["cat", "cat"]}, "label_column"),
-        ({"label": datasets.Value("int64"), "labels": [0, -1]}, "label_column"),
-    ],
-    ids=str,
-)
-def test_columns_that_are_missing_or_of_another_kind(tmp_path, options, argument):
-    write(tmp_path, "test", range(2), **options)
-    with pytest.raises(DataError) as caught:
-        load("parquet", tmp_path, split="test")
-    assert caught.value.argument == argument
-
-
 @pytest.mark.parametrize("damage", ["cut off", "a web page", "empty", "garbled"])
 @pytest.mark.parametrize("file", ["test-00000-of-00001.parquet", "train-00001-of-00002.parquet"])
 def test_damaged_files_are_named_and_left_alone(folder, file, damage):
@@ -204,32 +167,3 @@ def test_no_network_says_what_would_have_been_downloaded_and_what_to_do(name, wh
     assert f"https://huggingface.co/datasets/{where}" in message
     assert str(datasets.config.HF_DATASETS_CACHE) in message
     assert "train.parquet" in message and "path=" in message, "the way out"
-
-
-def test_a_hub_id_is_asked_for_by_its_id(monkeypatch):
-    asked = []
-
-    def stand_in(name):
-        asked.append(name)
-        return datasets.DatasetDict(train=rows(range(20)), test=rows(range(300, 303)))
-
-    monkeypatch.setattr(datasets, "load_dataset", stand_in)
-    assert indices_in(load("cifar10", split="test")) == [300, 301, 302]
-    assert len(load("somebody/something")) == 18
-    assert asked == ["uoft-cs/cifar10", "somebody/something"]
-
-
-def test_real_cifar10():
-    folder = shared("data", "cifar10")
-    test, validation = (
-        load("cifar10", folder, split="test", size=200),
-        load("cifar10", folder, split="validation", size=50),
-    )
-    assert test.pixels.shape == (200, 3, 32, 32) and validation.pixels.shape == (50, 3, 32, 32)
-    assert test.classes[:2] == ("airplane", "automobile") and len(test.classes) == 10
-    assert set(test.targets.tolist()) == set(range(10))
-    assert test.pixels.float().std() > 40 and test.pixels.float().mean().item() == pytest.approx(120, abs=15)
-    with pytest.raises(ValueError):
-        load("cifar10", folder, split="validation", size=5001)
-    with pytest.raises(ValueError):
-        load("cifar10", folder, split="train", size=45_001)

@@ -75,38 +75,6 @@ def test_splits_are_parts_of_every_domain_without_overlap(mixed):
     assert rows_in(load_pacs(["photo"], path)) == rows_in(load_pacs(["photo"], path, split="train"))
 
 
-def test_splits_are_mixed_and_hang_on_no_seed(mixed):
-    path, _ = mixed
-    test = rows_in(load_pacs(["cartoon"], path, split="test", seed=0))
-    everything = rows_in(load_pacs(["cartoon"], path, split="all"))
-    assert test not in (everything[:8], everything[-8:])
-    np.random.seed(5), torch.manual_seed(5)
-    assert rows_in(load_pacs(["cartoon"], path, split="test", seed=9)) == test
-
-
-def test_a_size_chooses_by_seed_within_the_split(mixed):
-    path, _ = mixed
-    chosen = [rows_in(load_pacs(["cartoon"], path, size=6, seed=seed)) for seed in (0, 0, 1)]
-    assert chosen[0] == chosen[1] and set(chosen[0]) != set(chosen[2])
-    assert all(
-        len(set(rows)) == 6 and set(rows) <= set(rows_in(load_pacs(["cartoon"], path))) for rows in chosen
-    )
-    with pytest.raises(ValueError):
-        load_pacs(["sketch"], path, split="test", size=3)
-
-
-def test_the_hub_is_asked_by_its_id(monkeypatch, mixed):
-    asked = []
-
-    def stand_in(name):
-        asked.append(name)
-        return datasets.DatasetDict(train=local)
-
-    local = datasets.load_dataset("parquet", data_files=str(mixed[0]))["train"]
-    monkeypatch.setattr(datasets, "load_dataset", stand_in)
-    assert len(load_pacs(["photo"], split="all")) == 20 and asked == ["flwrlabs/pacs"]
-
-
 def test_real_pacs():
     """The counts of the published set: 9,991 images."""
     folder = shared("data", "pacs96")

@@ -1,7 +1,5 @@
 """Pairs: the student looks at one image, its teacher at another, in training and in evaluation."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -88,35 +86,3 @@ def test_another_photograph_of_the_same_or_another_class(same_class):
     if not same_class:
         counts = np.bincount((labels[chosen] - labels).remainder(3), minlength=3)
         assert counts[0] == 0 and counts[1:].min() > 25, "both other classes"
-
-
-def test_a_class_of_one_image_has_no_other():
-    images = Images(torch.zeros(3, 3, 4, 4, dtype=torch.uint8), torch.tensor([0, 0, 7]))
-    with pytest.raises(ValueError):
-        other_of_class(images, True, 0)
-    with pytest.raises(ValueError):
-        other_of_class(images.select([0, 1]), False, 0)
-
-
-@pytest.mark.parametrize(
-    "theirs",
-    [
-        TWINS.select(range(39)),
-        Images(torch.zeros(40, 3, 16, 16, dtype=torch.uint8), SCENES.targets),
-        Images(TWINS.pixels, TWINS.targets, std=0.5),
-        pair(TWINS, TWINS),
-    ],
-)
-def test_twins_that_do_not_fit(theirs):
-    with pytest.raises(ValueError):
-        pair(SCENES, theirs)
-
-
-def test_pairs_are_not_mixed():
-    with pytest.raises(ValueError, match="pairs"):
-        train(couple(), pair(SCENES, TWINS), replace(RECIPE, mixup=0.8), progress=None, cpu=True)
-
-
-def test_a_world_without_distractors_has_no_such_twin():
-    with pytest.raises(ValueError, match="clutter=0"):
-        generate("train", 3, 0, World(clutter=0), "distractors")

@@ -11,10 +11,9 @@ from PIL import Image
 from torchvision.transforms import functional as vision
 
 from atlib.evaluate import evaluate
-from atlib.loading import ShardSpec
 from atlib.recipe import Recipe
 from atlib.train import train
-from atrun.data.decoding import DataError, as_stored
+from atrun.data.decoding import as_stored
 from atrun.data.loading import CorruptImage
 from atrun.data.photos import open_photos
 from atrun.data.transforms import Augmentation
@@ -53,48 +52,45 @@ def test_images_and_targets_are_those_of_the_files(pictures):
     images, targets = photos.take([7, 0, 7])
     expected = torch.stack([(vision.pil_to_tensor(picture(i)).float() / 255 - 0.5) / 0.25 for i in (7, 0, 7)])
     assert torch.equal(images, expected) and targets.tolist() == [1, 0, 1]
-    assert (
-        len(photos) == 23
-        and photos.classes == tuple(CLASSES)
-        and photos.targets.tolist() == [i % 3 for i in range(23)]
-    )
+    assert photos.classes == tuple(CLASSES) and photos.targets.tolist() == [i % 3 for i in range(23)]
     assert torch.equal(photos[4][0], photos.take([4])[0][0]) and photos[4][1] == 1
     assert len(photos.take([])[0]) == 0
 
 
-@pytest.mark.parametrize(
-    "form", ["parquet", "arrow", "arrow file", "saved", "saved dict", "folders", "bytes", "annotated"]
-)
+def saved_arrow(here, order):
+    rows(order).save_to_disk(here / "saved")
+    return next((here / "saved").glob("*.arrow"))
+
+
+def bare_bytes(here, order):
+    """A parquet file that no `datasets` wrote: bytes, and numbers for labels."""
+    columns = {"image": [encoded(picture(i)) for i in order], "label": [i % 3 for i in order]}
+    datasets.Dataset.from_dict(columns).to_parquet(here / "test.parquet")
+    return here
+
+
+def saved_dict(here, order):
+    datasets.DatasetDict({"train": rows(range(20, 25)), "test": rows(order)}).save_to_disk(here)
+    return here
+
+
+FORMS = {  # how ten pictures are written, and the split that they are
+    "parquet": (lambda here, order: write_parquet(here / "data", "test", order).parent, "test"),
+    "arrow": (lambda here, order: saved_arrow(here, order).rename(here / "test.arrow").parent, "test"),
+    "arrow file": (saved_arrow, "train+validation"),
+    "saved": (lambda here, order: saved_arrow(here, order).parent, "train+validation"),
+    "saved dict": (saved_dict, "test"),
+    "folders": (lambda here, order: write_folders(here, "test", order), "test"),
+    "bytes": (bare_bytes, "test"),
+    "annotated": (lambda here, order: annotate(here, "val2018.json", order) or here, "validation"),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
 def test_every_form_gives_the_same_images(tmp_path, form):
-    here = tmp_path / "set"
-    here.mkdir()
-    if form == "parquet":
-        write_parquet(here / "data", "test", range(10), parts=2)
-        order = [*range(0, 10, 2), *range(1, 10, 2)]
-    else:
-        order = list(range(10))
-    if form == "arrow":
-        rows(order).save_to_disk(tmp_path / "saved")
-        next((tmp_path / "saved").glob("*.arrow")).rename(here / "test.arrow")
-    if form == "arrow file":
-        rows(order).save_to_disk(tmp_path / "saved")
-        here = next((tmp_path / "saved").glob("*.arrow")).rename(tmp_path / "some.arrow")
-    if form == "saved":
-        rows(order).save_to_disk(here)
-    if form == "saved dict":
-        datasets.DatasetDict({"train": rows(range(20, 25)), "test": rows(order)}).save_to_disk(here)
-    if form == "folders":
-        write_folders(here, "test", order)
-        order = sorted(order, key=lambda index: (index % 3, index))
-    if form == "bytes":  # a parquet file that no `datasets` wrote: bare bytes, numbers for labels
-        columns = {"image": [encoded(picture(i)) for i in order], "label": [i % 3 for i in order]}
-        datasets.Dataset.from_dict(columns).to_parquet(here / "test.parquet")
-    if form == "annotated":
-        annotate(here, "val2018.json", order)
-    split = {"arrow file": "train+validation", "saved": "train+validation", "annotated": "validation"}.get(
-        form, "test"
-    )
-    photos = open_photos(here, split=split, train=False)
+    write, split = FORMS[form]
+    order = sorted(range(10), key=lambda index: (index % 3, index)) if form == "folders" else list(range(10))
+    photos = open_photos(write(tmp_path, order), split=split, train=False)
     images, targets = photos.take(range(10))
     assert [index_of(image) for image in images] == order
     assert targets.tolist() == [i % 3 for i in order] == photos.targets.tolist()
@@ -217,24 +213,6 @@ def test_training_counts_the_gaps_and_does_not_hang_on_workers(pictures, small_v
     assert same(trained(photos(4, 11), 1)[0], weights) and not same(trained(photos(), 0)[0], weights)
 
 
-def test_corrupt_are_those_of_the_pass(pictures):
-    """With repeats a pass has a part of the images, and not always the corrupt one."""
-    photos = pictures(corrupt=(5,), count=8, augmentation=SMALL, train=True, on_corrupt="skip")
-    passes = []
-    for epoch in range(4):
-        wanted = {
-            index
-            for batch in pictures(count=8, augmentation=SMALL, train=True).epoch(
-                ShardSpec(seed=3, epoch=epoch, batch_size=2, repeats=4)
-            )
-            for index in batch.indices
-        }
-        list(photos.epoch(ShardSpec(seed=3, epoch=epoch, batch_size=2, repeats=4)))
-        passes.append((5 in wanted, list(photos.corrupt)))
-    assert {was for was, _ in passes} == {True, False}
-    assert all(found == ([5] if was else []) for was, found in passes)
-
-
 def test_a_share_without_any_readable_image_counts_nothing(pictures):
     for options in ({"augmentation": SMALL, "train": True}, {}):
         photos = pictures(corrupt=(1, 2), count=4, on_corrupt="skip", **options)
@@ -247,20 +225,26 @@ def test_a_share_without_any_readable_image_counts_nothing(pictures):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_an_evaluation_on_fewer_images_must_be_asked_for(pictures, workers):
+def test_an_evaluation_decodes_once_and_leaves_out_what_it_cannot(pictures, workers, monkeypatch):
     photos = pictures(corrupt=(4, 11), augmentation=PLAIN, on_corrupt="skip", workers=workers)
-    with pytest.raises(CorruptImage) as caught:
-        list(photos.loader(10))
-    clear_frames(caught.tb)
     with pytest.raises(CorruptImage):
         photos[11]
-    left = photos.readable()
-    assert sorted(photos.corrupt) == [4, 11] and len(left) == 21
-    assert torch.cat([targets for _, targets in left.loader(5)]).tolist() == [
-        i % 3 for i in range(23) if i not in (4, 11)
-    ]
-    assert evaluate(ByColour(), left).accuracy == pytest.approx(15 / 21)
-    assert left.readable() is left and (left.left_out, photos.left_out) == (2, 0)
+    seen = []
+    if not workers:
+        plain = datasets.Image.decode_example
+        monkeypatch.setattr(datasets.Image, "decode_example", lambda *all: seen.append(1) or plain(*all))
+    found = evaluate(ByColour(), photos, batch_size=1)  # batches of which nothing is left, too
+    assert len(seen) == 23 * (workers == 0)
+    assert sorted(photos.corrupt) == [4, 11] and found.count == 21
+    assert found.accuracy == pytest.approx(15 / 21)
+    left = photos.select([i for i in range(23) if i not in photos.corrupt])
+    assert torch.equal(torch.cat([labels for _, labels in photos.loader(5)]), left.targets)
+    assert len(photos.take([4, 5])[0]) == 1
+    with pytest.raises(CorruptImage) as caught:
+        list(pictures(corrupt=(4,), augmentation=PLAIN, workers=workers).loader(10))
+    clear_frames(caught.tb)
+    with pytest.raises(CorruptImage):
+        list(pictures(range(3), 3, augmentation=PLAIN, on_corrupt="skip").loader(10))
 
 
 def test_a_missing_file_of_an_image_folder_is_named(tmp_path):
@@ -277,28 +261,6 @@ def test_a_missing_file_of_an_image_folder_is_named(tmp_path):
         5: "OSError",
     }
     assert "003.png" in photos.corrupt[1] and "005.png" in photos.corrupt[5]
-
-
-def test_broken_network_is_no_corrupt_image(pictures, monkeypatch):
-    def unreachable(self, value, token_per_repo_id=None):
-        raise ConnectionError("no route to host")
-
-    photos = pictures(on_corrupt="skip")
-    monkeypatch.setattr(datasets.Image, "decode_example", unreachable)
-    with pytest.raises(ConnectionError):
-        all_batches(photos)
-
-
-def test_images_of_several_sizes_need_an_augmentation(tmp_path):
-    table = datasets.Dataset.from_dict(
-        {"image": [picture(0), picture(1, (9, 9))], "label": [0, 1]},
-        datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")}),
-    )
-    table.to_parquet(tmp_path / "test.parquet")
-    with pytest.raises(ValueError):
-        open_photos(tmp_path, split="test", train=False).take([0, 1])
-    images, _ = open_photos(tmp_path, split="test", augmentation=PLAIN, train=False).take([0, 1])
-    assert [index_of(image) for image in images] == [0, 1]
 
 
 def test_grey_transparent_and_turned_pictures(tmp_path):
@@ -322,88 +284,14 @@ def test_grey_transparent_and_turned_pictures(tmp_path):
     assert (pixels[2, 0] == 255).nonzero().tolist() == [[0, 3]]
 
 
-def test_select_keeps_the_treatment(pictures):
-    photos = pictures(augmentation=SMALL, train=True, on_corrupt="skip")
-    some = photos.select([5, 0, 9])
-    assert torch.equal(some.take([0, 1, 2])[0], photos.take([5, 0, 9])[0]) and some.targets.tolist() == [
-        2,
-        0,
-        0,
-    ]
-    assert (some.train, some.on_corrupt, some.augmentation) == (True, "skip", SMALL)
-
-
-def open_with(tmp_path, labels, label=datasets.ClassLabel(names=CLASSES), **options):
-    write_parquet(tmp_path / "set", "test", range(len(labels)), labels=labels, label=label)
-    return open_photos(tmp_path / "set", split="test", train=False, **options)
-
-
-@pytest.mark.parametrize(
-    "label, labels, argument",
-    [
-        (None, [0, -1], "split"),
-        ("string", ["a"], "label_column"),
-        ("float32", [0.5], "label_column"),
-        (None, [], None),
-    ],
-)
-def test_labels_that_mean_nothing_are_named(tmp_path, label, labels, argument):
-    feature = datasets.ClassLabel(names=CLASSES) if label is None else datasets.Value(label)
-    with pytest.raises(ValueError) as caught:
-        open_with(tmp_path, labels, feature)
-    assert getattr(caught.value, "argument", None) == argument
-
-
-def test_label_beyond_the_names(tmp_path):
-    table = rows([0, 1]).with_format("arrow")[:]
-    import pyarrow.parquet
-
-    # `datasets` itself would not have written this
-    table = table.set_column(1, "label", pyarrow.array([0, 3]))
-    pyarrow.parquet.write_table(
-        table.replace_schema_metadata(rows([0]).data.schema.metadata), tmp_path / "test.parquet"
-    )
-    with pytest.raises(DataError):
-        open_photos(tmp_path, split="test", train=False)
-
-
-def test_columns_are_named_or_all_are_listed(tmp_path):
-    write_parquet(
-        tmp_path / "set", "test", range(4), image_column="photo", label_column="kind", size=[1, 2, 3, 4]
-    )
-    found = open_photos(
-        tmp_path / "set", split="test", train=False, image_column="photo", label_column="kind"
-    )
-    assert [index_of(image) for image in found.take(range(4))[0]] == [0, 1, 2, 3]
-    for options, argument in (
-        ({}, "image_column"),
-        ({"image_column": "photo", "label_column": "sort"}, "label_column"),
-        ({"image_column": "size", "label_column": "kind"}, "image_column"),
-    ):
-        with pytest.raises(DataError) as caught:
-            open_photos(tmp_path / "set", split="test", train=False, **options)
-        assert caught.value.argument == argument
-
-
 def test_cifar10_is_what_the_files_hold():
-    photos = open_photos(
-        "cifar10",
-        path=shared("data", "cifar10"),
-        split="test",
-        augmentation=Augmentation(image_size=32, crop_pct=1.0),
-        train=False,
-    )
-    assert (
-        len(photos) == 10_000
-        and len(photos.classes) == 10
-        and photos.targets.bincount().tolist() == [1000] * 10
-    )
-    raw = datasets.load_dataset("parquet", data_files=str(shared("data", "cifar10", "test.parquet")))["train"]
-    mean, std = (torch.tensor(v).view(3, 1, 1) for v in (photos.augmentation.mean, photos.augmentation.std))
+    how, path = Augmentation(image_size=32, crop_pct=1.0), shared("data", "cifar10")
+    photos = open_photos("cifar10", path=path, split="test", augmentation=how, train=False)
+    assert len(photos.classes) == 10 and photos.targets.bincount().tolist() == [1000] * 10
+    raw = datasets.load_dataset("parquet", data_files=str(path / "test.parquet"))["train"]
+    mean, std = (torch.tensor(v).view(3, 1, 1) for v in (how.mean, how.std))
     for index in (0, 17, 9999):
         pixels = torch.from_numpy(np.array(raw[index]["img"])).permute(2, 0, 1) / 255
         torch.testing.assert_close(photos[index][0], (pixels - mean) / std)
-    assert torch.equal(
-        as_stored(raw[3]["img"]),
-        open_photos("cifar10", path=shared("data", "cifar10"), split="test", train=False)[3][0],
-    )
+    plain = open_photos("cifar10", path=path, split="test", train=False)
+    assert torch.equal(as_stored(raw[3]["img"]), plain[3][0])

@@ -17,7 +17,7 @@ from atrun.data.loading import CorruptImage
 from atrun.data.photos import open_photos
 from atrun.data.stream import PhotoStream, open_stream
 from atrun.data.transforms import Augmentation
-from tests.helpers import same, shared
+from tests.helpers import shared
 from tests.picture_files import (
     CLASSES,
     PLAIN,
@@ -146,21 +146,6 @@ def test_repeats_go_to_different_processes_with_different_augmentation(stream):
     assert ranks[0] == ranks[1] and len(set(ranks[0])) == 6
 
 
-def test_training_takes_a_stream(stream, small_vit):
-    def trained(workers):
-        vit = small_vit(img_size=8, patch_size=4, num_classes=3)
-        photos = stream(augmentation=SMALL, train=True, corrupt=(4,), on_corrupt="skip")
-        recipe = Recipe(steps=10, batch_size=5)
-        history = train(vit, photos, recipe, seed=2, progress=None, cpu=True, workers=workers)
-        return history, vit.state_dict()
-
-    (history, weights), (_, again) = trained(0), trained(1)
-    assert [(passed["step"], passed["corrupt"]) for passed in history] == [(5, 1), (10, 1)] and same(
-        weights, again
-    )
-    assert [len(passed["corrupt_indices"]) for passed in history] == [1, 1]
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_corrupt_images_are_named_or_skipped_and_counted(stream, workers):
     photos = stream(corrupt=(4, 11), on_corrupt="skip")
@@ -177,13 +162,6 @@ def test_corrupt_images_are_named_or_skipped_and_counted(stream, workers):
     with pytest.raises(CorruptImage) as caught:
         all_batches(stream(corrupt=(4, 11)), workers)
     clear_frames(caught.tb)  # as in test_photos
-
-
-@pytest.mark.parametrize("count", [20, 25])
-def test_another_number_of_images_than_the_files_hold_is_refused_at_once(stream, count):
-    with pytest.raises(DataError) as caught:
-        stream(23, count=count)
-    assert caught.value.argument == "count" and len(stream(23, count=23)) == 23
 
 
 def test_corrupt_images_are_counted_over_a_pass_that_was_interrupted(stream, small_vit, tmp_path):
@@ -218,13 +196,6 @@ def test_a_wrong_number_of_images_is_found_out(stream, parts, count):
     with pytest.raises(DataError) as caught:
         all_batches(wrong)
     assert caught.value.argument == "count"
-
-
-def test_a_label_without_a_class_is_named(stream):
-    photos = stream(23)
-    few = PhotoStream(photos.rows, 23, "image", "label", CLASSES[:2], augmentation=PLAIN)
-    with pytest.raises(DataError):
-        all_batches(few)
 
 
 def test_parquet_files_are_streamed_too(tmp_path, no_pause):

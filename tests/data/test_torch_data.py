@@ -7,19 +7,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from PIL import Image
-from torch.utils.data import (
-    BatchSampler,
-    ConcatDataset,
-    DataLoader,
-    Dataset,
-    IterableDataset,
-    RandomSampler,
-    SequentialSampler,
-    Subset,
-    TensorDataset,
-    WeightedRandomSampler,
-)
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
@@ -152,16 +140,6 @@ def test_an_interrupted_run_goes_on_with_the_same_bits(images, tmp_path):
     assert same(trained(Noisy(images), keeper=keeper()), expected)
 
 
-def test_evaluation_repeats_and_agrees_with_images(images, tensors):
-    model = tiny()
-    expected = evaluate(model, images)
-    assert evaluate(model, tensors) == evaluate(model, DataLoader(tensors, 7)) == expected
-    assert torch.equal(predict(model, tensors), predict(model, images))
-    noisy, state = Noisy(images), torch.get_rng_state()
-    assert torch.equal(predict(model, noisy, 60), predict(model, noisy, 60))
-    assert torch.equal(torch.get_rng_state(), state)
-
-
 def folder_of(path, transform=None, **options):
     write_folders(path, "train", range(12))
     return ImageFolder(path / "train", transform, **options)
@@ -254,31 +232,6 @@ def test_a_collate_fn_makes_batches_of_other_items(images, tensors):
 IMAGE = torch.zeros(3, 8, 8)
 
 
-@pytest.mark.parametrize(
-    "item",
-    [
-        IMAGE,
-        (IMAGE, 1, 2),
-        {"image": IMAGE, "label": 1},
-        (Image.new("RGB", (8, 8)), 1),
-        (np.zeros((3, 8, 8), np.float32), 1),
-        (IMAGE.byte(), 1),
-        (IMAGE.double(), 1),
-        (IMAGE[0], 1),
-        (IMAGE, (1, 2)),
-        (IMAGE, "cat"),
-        (IMAGE, None),
-        (IMAGE, 0.5),
-    ],
-)
-def test_items_of_another_form_are_refused_before_anything_is_trained(item):
-    model = tiny()
-    before = state_of(model)
-    with pytest.raises(ValueError):
-        trained(Items(item), model)
-    assert same(state_of(model), before)
-
-
 def test_labels_and_shares():
     soft = torch.tensor([0.5, 0.5])
     for label in (1, np.int64(1), torch.tensor(1), torch.tensor(1, dtype=torch.uint8), True):
@@ -298,28 +251,6 @@ def test_labels_beyond_the_model_are_named_at_their_step(images):
         evaluate(tiny(), data)
     # another loss may know better
     trained(data, loss=lambda model, x, y, recipe: student_loss(model, x, y - 20, recipe))
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda data: DataLoader(data, sampler=WeightedRandomSampler([1.0] * 60, 60)),
-        lambda data: DataLoader(data, sampler=RandomSampler(data, replacement=True)),
-        lambda data: DataLoader(data, sampler=RandomSampler(data, num_samples=9)),
-        lambda data: DataLoader(data, batch_size=None),
-        lambda data: DataLoader(
-            data, batch_sampler=type("Own", (BatchSampler,), {})(SequentialSampler(data), 4, False)
-        ),
-        lambda data: DataLoader(Stream()),
-        lambda data: Stream(),
-        lambda data: 5,
-        lambda data: "a folder",
-    ],
-)
-def test_data_without_an_order_of_their_own_are_refused(tensors, make):
-    for use in (trained, lambda data: evaluate(tiny(), data)):
-        with pytest.raises(ValueError):
-            use(make(tensors))
 
 
 def test_sizes_that_differ_and_items_that_cannot_be_read(tmp_path):

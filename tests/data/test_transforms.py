@@ -96,13 +96,6 @@ def test_of_an_image_of_the_right_size_the_centre_is_all():
     torch.testing.assert_close(mirrored, normalised(np.asarray(image)[:, ::-1]), rtol=1e-5, atol=1e-6)
 
 
-def test_mean_and_std_are_per_channel():
-    own = Augmentation(32, crop="centre", flip=0.0, crop_pct=1.0, mean=(0.1, 0.2, 0.3), std=(0.5, 0.6, 0.7))
-    expected = normalised(np.asarray(picture()), own)
-    torch.testing.assert_close(own.train(picture(), 0), expected, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(own.evaluate(picture()), expected, rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.parametrize("least, lowest", [(0.08, (0.07, 0.2)), (0.2, (0.19, 0.3))])
 def test_random_resized_crops_have_the_published_area_and_aspect(least, lowest):
     """The image says where each of its pixels was: red grows with x, green with y."""
@@ -198,7 +191,7 @@ def test_a_quarter_of_the_images_lose_a_rectangle_to_noise():
         [],
     )
     still = normalised(np.asarray(image))
-    for seed in range(400):
+    for seed in range(200):
         found = erasing.train(image, seed)
         changed = ((found - still).abs() > 1e-4).any(0)
         if changed.any():
@@ -208,49 +201,12 @@ def test_a_quarter_of_the_images_lose_a_rectangle_to_noise():
             assert box.float().mean() > 0.99  # a rectangle, wholly filled
             assert 0.015 < box.numel() / 64**2 < 0.34
             noise.append(found[:, changed])
-    assert 70 <= erased <= 130  # 3.5 standard deviations
+    assert 29 <= erased <= 71  # 3.5 standard deviations
     noise = torch.cat(noise, 1)
     assert abs(noise.mean()) < 0.02 and abs(noise.std() - 1) < 0.02
-
-
-@pytest.mark.parametrize("mode", ["L", "P", "RGBA", "CMYK"])
-def test_images_of_other_modes_become_rgb(mode):
-    image = picture().convert(mode)
-    assert FULL.train(image, 0).shape == FULL.evaluate(image).shape == (3, 32, 32)
-    torch.testing.assert_close(
-        STILL.train(image, 0), normalised(np.asarray(image.convert("RGB"))), rtol=1e-5, atol=1e-6
-    )
 
 
 def test_it_goes_through_json_and_can_be_a_key():
     read = Augmentation(**json.loads(json.dumps(THREE.describe())))
     assert read == THREE and hash(read) == hash(THREE)
     assert isinstance(read.mean, tuple) and isinstance(read.scale, tuple)
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"crop": "center"},
-        {"interpolation": "cubic"},
-        {"image_size": 0},
-        {"flip": 1.5},
-        {"random_erasing": -0.1},
-        {"padding": -1},
-        {"scale": (0.5,)},
-        {"scale": (0.0, 1.0)},
-        {"scale": (0.5, 0.2)},
-        {"scale": (0.2, 1.5)},
-        {"color_jitter": -1},
-        {"crop_pct": 0.0},
-        {"std": (1.0, 0.0, 1.0)},
-        {"mean": (0.5,)},
-        {"rand_augment": "rnd-m9"},
-        {"rand_augment": "rand-q9"},
-        {"rand_augment": "rand-m9", "three_augment": True},
-        {"rand_augment": "rand-m9", "color_jitter": 0.4},
-    ],
-)
-def test_values_that_cannot_be_meant(values):
-    with pytest.raises(ValueError):
-        Augmentation(**values)

@@ -1,12 +1,10 @@
 """Several views of an image: what they hang on, what they show, and how photographs become them."""
 
 import numpy as np
-import pytest
 import torch
 from PIL import Image
 
 from atbook.worlds import glyph_images, glyphs
-from atlib.data import Images, pair
 from atlib.loading import ShardSpec
 from atrun.data import Augmentation
 from atrun.data.views import Look, Views, looks, small_views
@@ -98,20 +96,3 @@ def test_photographs():
     sharp = Views(augmentation, (Look((1.0, 1.0), 0.0),) * 1).train(image, 1).var()
     blurred = Views(augmentation, (Look((1.0, 1.0), 1.0),) * 1).train(image, 1).var()
     assert blurred < 0.8 * sharp
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"scale": (0.0, 1.0)}, {"scale": (0.5, 0.2)}, {"blur": 1.5}, {"solarise": -1}]
-)
-def test_looks_that_cannot_be_meant(wrong):
-    with pytest.raises(ValueError):
-        Look(**{"scale": (0.2, 1.0), "blur": 0.5} | wrong)
-    with pytest.raises(ValueError, match="local=-1"):
-        looks((0.2, 1.0), local=-1)
-
-
-def test_pairs_have_no_views():
-    plain = Images(torch.zeros(4, 3, 8, 8, dtype=torch.uint8), torch.zeros(4))
-    both = pair(plain, plain).with_augment(small_views(looks((0.2, 1.0))))
-    with pytest.raises(ValueError):
-        batches(both)

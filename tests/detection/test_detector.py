@@ -1,6 +1,8 @@
 """Detectors on a ViT or a pair: losses of any number of objects, gradients where the plan lets them, and what
 is said of an image."""
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -54,9 +56,8 @@ def losses(model, images, objects):
     return model.train()(images, objects)
 
 
-@pytest.mark.parametrize("kind", ["plain", "copy", "distill"])
 @pytest.mark.parametrize("name", MAKE)
-@pytest.mark.parametrize("empty", [(), (1,), (0, 1, 2)], ids=["none-empty", "one-empty", "all-empty"])
+@pytest.mark.parametrize("kind, empty", [("plain", ()), ("copy", (1,)), ("distill", (0, 1, 2))], ids=str)
 def test_losses_are_finite_with_and_without_objects(scenes, name, kind, empty):
     images, objects = scenes.take([0, 1, 2])
     objects = ObjectBatch([nothing() if i in empty else scene for i, scene in enumerate(objects)])
@@ -123,15 +124,6 @@ def test_detect_leaves_the_mode_and_the_weights_as_they_were(scenes, training):
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert not any(tensor.requires_grad for prediction in predictions for tensor in prediction[:3])
 
-    class Broken(ObjectImages):
-        def loader(self, batch_size):
-            raise OSError("no more")
-            yield
-
-    with pytest.raises(OSError):
-        detect(model, Broken(scenes.pixels, scenes.objects))
-    assert model.training == training
-
 
 def test_a_batch_says_what_its_images_say_alone(scenes):
     model = detector("fcos").eval()
@@ -161,11 +153,7 @@ def test_crowds_reach_no_loss(scenes, name):
 def test_what_is_said_of_an_image(scenes, kind):
     """Boxes within the image, the surest first, classes from 0, and masks of the image's size."""
     torch.manual_seed(3)
-    model = (
-        fcos(backbone("plain"), 8)
-        if kind == "fcos"
-        else mask_rcnn(backbone("plain"), 8, masks="mask" in kind)
-    )
+    model = MAKE.get(kind, partial(mask_rcnn, masks=False))(backbone("plain"), 8)
     if kind == "fcos":  # nothing is sure of itself before it has learned
         model.heads.fcos.head.classification_head.cls_logits.bias.data[:] = 1.0
     else:
@@ -253,7 +241,6 @@ def test_vitdets_detector_is_put_together_at_its_size():
     assert model.heads.regions.mask_predictor.mask_fcn_logits.weight.shape[:2] == (81, 256)
 
 
-@pytest.mark.parametrize("name", MAKE)
-def test_training_without_objects_is_refused(name):
-    with pytest.raises(ValueError, match="None"):
-        detector(name).train()(torch.zeros(1, 3, 64, 64))
+def test_training_without_objects_is_refused():
+    with pytest.raises(ValueError):
+        detector("fcos").train()(torch.zeros(1, 3, 64, 64))

@@ -49,11 +49,11 @@ def test_a_detector_that_was_read_says_the_same(tmp_path, heads, how):
 
 def test_a_copy_is_not_saved_without_its_teacher_nor_as_what_it_is_not(tmp_path):
     path = tmp_path / "detector.safetensors"
-    with pytest.raises(ValueError, match="teacher="):
+    with pytest.raises(ValueError):
         save_detector(path, made("fcos", "copy"), "fcos", CLASSES, VIT)
-    with pytest.raises(ValueError, match="faster-rcnn"):
+    with pytest.raises(ValueError):
         save_detector(path, made("fcos"), "faster-rcnn", CLASSES, VIT)
-    with pytest.raises(ValueError, match="embed_dim"):
+    with pytest.raises(ValueError):
         save_detector(path, made("fcos"), "fcos", CLASSES, VIT._replace(overrides={"embed_dim": 32}))
     assert not path.exists()
 

@@ -33,7 +33,7 @@ def scattered(objects, seed):
     return predictions
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_ours_is_cocos(objects, seed):
     predictions = scattered(objects, seed)
     theirs = coco_precision(predictions, objects)
@@ -44,13 +44,7 @@ def test_ours_is_cocos(objects, seed):
 
 
 def test_no_predictions(objects):
-    none = [
-        prediction._replace(
-            boxes=prediction.boxes[:0], labels=prediction.labels[:0], scores=prediction.scores[:0]
-        )
-        for prediction in perfect(objects)
-    ]
-    none = [prediction._replace(masks=prediction.masks[:0]) for prediction in none]
+    none = [Found(*(part[:0] for part in prediction)) for prediction in perfect(objects)]
     assert average_precision(none, objects) == coco_precision(none, objects).ap == 0
 
 
@@ -77,7 +71,7 @@ def test_a_prediction_within_a_crowd_is_neither_right_nor_wrong():
 
 def test_masks_that_are_not_there_and_other_numbers_are_refused(objects):
     boxes_only = [prediction._replace(masks=None) for prediction in perfect(objects)]
-    with pytest.raises(ValueError, match="masks=False"):
+    with pytest.raises(ValueError):
         coco_precision(boxes_only, objects, masks=True)
     with pytest.raises(ValueError):
         coco_precision(perfect(objects)[1:], objects)

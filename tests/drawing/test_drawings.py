@@ -12,8 +12,10 @@ from atbook.drawing.family import CARDS, card
 from atbook.drawing.guide import LAST, QUESTIONS
 from atbook.drawing.method import VARIANTS, method
 from atbook.drawing.pictograms import ROWS, both, photograph, pictograms
+from atbook.drawing.ruler import RULERS
 from atbook.drawing.translation import reads
-from atbook.lab.verdicts import Estimate
+from atbook.lab.findings import SCRATCH
+from atbook.lab.verdicts import Estimate, accuracies
 from tools.drawings import FOLDER
 
 DRAWN = dict(drawings())
@@ -78,10 +80,42 @@ def test_the_students_answer_as_the_drawings_say():
     image, twin = seen.scene(), seen.scene("routing")
     assert seen.answer("copy", image, twin) == seen.answer("copy", image, image) == image.shape
     misled = seen.answer("copy", image, seen.scene("message"))
-    assert misled != image.shape
+    assert misled != image.shape and f"It answers: {misled} ✗" in DRAWN["twin-message.svg"]
     (answer,) = re.findall(r">It answers: (\w+) (.)</text>", DRAWN["twin.svg"])
     assert answer == (image.shape, "✓")
     assert seen.answer("scratch", image) != image.shape
+
+
+@pytest.mark.parametrize("name", RULERS)
+def test_a_ruler_says_what_was_recorded_and_has_each_method_at_its_place(name):
+    drawn = DRAWN[f"ruler-{name}.svg"]
+    said = [float(share) for share in re.findall(r">[^<>]* ([\d.]+) %<", drawn)]
+    places = [float(x) for x in re.findall(r'<circle cx="([\d.]+)"', drawn)]
+    ticks = [map(float, ends) for ends in re.findall(r'd="M([\d.]+) [\d.]+v14M([\d.]+) ', drawn)]
+    expected, shares = [], []
+    for line, (start, end) in zip(RULERS[name], ticks, strict=True):
+        of = {"scratch": SCRATCH} if line.study == "transfer" else {}
+        ends = accuracies(line.study, line.scale, of)
+        low, high = ends["scratch"].mean, ends["fine-tune"].mean
+        means = [accuracies(mark.study or line.study, line.scale)[mark.method].mean for mark in line.marks]
+        expected += [low, high, *means]
+        shares += [start + (end - start) * (mean - low) / (high - low) for mean in means]
+    assert said == [pytest.approx(100 * mean, abs=0.0501) for mean in expected]
+    assert places == pytest.approx(shares, abs=0.1)
+
+
+def test_the_strip_says_how_much_of_the_attention_the_key_and_the_glyph_get():
+    """The weights of the head that looks there most, from the model itself."""
+    image, words = seen.scene(), re.findall(r">(?:key|glyph) ([\d.]+)<", DRAWN["looks.svg"])
+    expected = [p[:, 0, 1 + cell].max() for p in image.maps for cell in (image.key, image.cell)]
+    assert [float(word) for word in words] == pytest.approx(expected, abs=0.0051)
+
+
+def test_the_jigsaw_points_to_another_cell_than_the_map():
+    veil = re.findall(r'<path d="M(\d+) (\d+)h37', DRAWN["jigsaw.svg"])
+    cells = [(int(x) >= 208, (int(x) - 4) % 204 // 37 + 4 * ((int(y) - 54) // 37)) for x, y in veil]
+    (left,), (right,) = ({*range(16)} - {cell for there, cell in cells if there == side} for side in (0, 1))
+    assert left == seen.scene().cell != right
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,9 @@ import pytest
 import torch
 from PIL import ImageOps
 
-from atbook.lab import study as runner
 from atbook.lab.as_pictures import as_pictures
-from atbook.lab.augmented import AUGMENTATION, MIXUP, rand_augment, three_augment
-from atbook.lab.study import run_study
-from atbook.records import read_file
+from atbook.lab.augmented import rand_augment, three_augment
 from atbook.worlds import glyphs
-from tests import toy
 
 DRAWN = glyphs.generate("train", 300)
 SCENES, SEEDS = torch.from_numpy(DRAWN.images), torch.arange(300) * 7919
@@ -41,14 +37,3 @@ def test_one_of_two_operations_a_picture():
     blurred, before = changed[~grey], SCENES[~grey].float()
     assert (blurred.mean((2, 3)) - before.mean((2, 3))).abs().max() < 3
     assert (blurred.flatten(1).std(1) < before.flatten(1).std(1) + 0.1).all(), "levels are whole"
-
-
-def test_a_run_leaves_a_record(tmp_path, monkeypatch):
-    monkeypatch.setattr(runner, "scales", toy.known)
-    place = toy.place(tmp_path)
-    toy.untrained_models(place)
-    monkeypatch.setattr(runner.Variant, "choices", lambda self, scale: ({},))
-    run_study(runner.replace(AUGMENTATION, only=()), place, seeds=1)
-    records = read_file(place.records("augmentation"))
-    assert [record.method for record in records] == [variant.name for variant in AUGMENTATION.variants]
-    assert [record.config["recipe"]["mixup"] for record in records] == [0.0, 0.0, MIXUP, 0.0]

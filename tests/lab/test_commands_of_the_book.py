@@ -19,6 +19,7 @@ from tests import toy
 def here(tmp_path, monkeypatch):
     """An empty working folder, and the toy scale beside the real ones."""
     monkeypatch.chdir(tmp_path)
+    toy.few_held_out(monkeypatch)
     real = commands.scales
     for module in (commands, study):
         monkeypatch.setattr(module, "scales", lambda data=None: real(data) | toy.known())

@@ -3,27 +3,14 @@
 import pytest
 import torch
 
-from atbook.lab import study as runner
 from atbook.lab.finer import FINER_STUDY, finer
-from atbook.lab.study import Sources, run_study
-from atbook.records import read_file
 from atbook.worlds import glyph_images, glyphs
 from atfamily.grafit import grafit_loss, snca_loss
 from atlib import create_vit
-from atlib.vit import Architecture
 from tests import toy
 
 
-@pytest.fixture
-def sources(tmp_path, monkeypatch):
-    monkeypatch.setattr(runner, "scales", toy.known)
-    place = toy.place(tmp_path)
-    toy.untrained_models(place)
-    scale = runner.replace(toy.TOY, student=Architecture("glyphs", {"num_classes": 4}))
-    return Sources(place, scale, 0)
-
-
-def test_nobody_is_told_more_than_coarse_labels(sources):
+def test_nobody_is_told_more_than_coarse_labels():
     fine = toy.TOY.labelled(0).targets
     for variant in FINER_STUDY.variants:
         targets = variant.images(toy.TOY, 0).targets
@@ -49,14 +36,3 @@ def test_the_measure_by_hand(monkeypatch):
         else:
             assert 0.4 < figures["map"] < 0.7 and figures["knn"] < 0.7
             assert figures["map_oracle"] == pytest.approx(figures["map"], abs=1e-3)
-
-
-@pytest.mark.parametrize("name", ["copy, routing twin", "Grafit, copy"])
-def test_a_run_leaves_a_record(sources, monkeypatch, name):
-    variant = runner.replace(FINER_STUDY.variant(name), like=None)
-    monkeypatch.setattr(type(variant), "choices", lambda self, scale: ({},))
-    small = runner.replace(FINER_STUDY, variants=(variant,), only=())
-    run_study(small, sources.place, seeds=1)
-    (record,) = read_file(sources.place.records("finer"))
-    assert 0 < record.results["test_map"] <= record.results["test_map_oracle"] <= 1
-    assert (record.config["recipe"].get("student") == "Grafit") == (name == "Grafit, copy")

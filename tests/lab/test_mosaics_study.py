@@ -29,7 +29,8 @@ def test_every_variant_trains_a_step(sources, variant):
     model = variant.build(sources)
     recipe = replace(variant.base(sources.scale, sources.place), steps=1, batch_size=8)
     images = sources.scale.labelled(0, twin=variant.twin)
-    sets = {"test": sources.scale.held_out("test", variant.twin)}
+    size = 4000 if variant.name == "oracle" else 40  # the oracle knows the test's own alone
+    sets = {"test": sources.scale._images("test", size, 0, variant.twin)}
     results, history = teach(model, images, recipe, 0, sets, variant.name)
     assert 0 <= results["test_accuracy"] <= 1 and history[-1]["loss"] > 0
 

@@ -12,7 +12,7 @@ from atbook.records import read_records, records_file, results_folder
 from tests import toy
 
 
-@pytest.mark.parametrize("name", ["transfer", "family", "rows", "components"])
+@pytest.mark.parametrize("name", ["family", "components"])
 def test_each_record_is_read_once_and_no_model_is_built(name, tmp_path, monkeypatch):
     """Of studies that need fine-tuned teachers, another teacher, teachers of their own: none of these weights
     is there."""

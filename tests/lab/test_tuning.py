@@ -41,6 +41,16 @@ def test_it_finds_the_top_of_a_hill(best):
     assert len(scores) < len(RANGE) == 15
 
 
+def test_a_better_recipe_that_was_tried_elsewhere_is_where_the_search_goes_on():
+    rates = Range({"lr": (1, 2, 4, 8, 16, 32, 64)}, {"lr": 2}, {}, step=0.0)
+    scores = {0: 0.3, 1: 0.5, 2: 0.4}  # the top of a small hill
+    assert (rates.open(scores), rates.best(scores)) == ([], 1)
+    scores |= {4: 0.6}
+    assert rates.open(scores) == [3, 5]
+    scores |= {3: 0.55, 5: 0.2}
+    assert (rates.open(scores), rates.best(scores)) == ([], 4)
+
+
 @pytest.mark.parametrize("best", [2.0**k for k in range(-5, 9) if k != 1])
 def test_a_ladder_goes_on_beyond_its_ends(best):
     ladder = Ladder("lr", (1.0, 4.0, 8.0))

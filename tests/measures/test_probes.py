@@ -30,7 +30,7 @@ def test_a_hidden_layer_reads_what_no_linear_probe_can():
     assert linear.test_accuracy < 0.6
     shuffled = y[torch.randperm(1500, generator=generator)]
     assert mlp_probe(x[:1000], shuffled[:1000], x[1000:], shuffled[1000:]) < 0.6, "chance where nothing is"
-    with pytest.raises(ValueError, match=r"\[1\]"):
+    with pytest.raises(ValueError):
         mlp_probe(x[:9], y[:9] * 0 + torch.arange(9) % 2 * 2, x[:9], y[:9] * 0 + 1)
 
 

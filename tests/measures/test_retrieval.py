@@ -46,7 +46,7 @@ def test_votes_are_those_of_the_nearest():
         for label in range(3):
             mass = sum(w for i, w in zip(nearest, weights) if labels[i] == label)
             assert vote[label] == pytest.approx(mass / sum(weights), abs=1e-5)
-    with pytest.raises(ValueError, match="26"):
+    with pytest.raises(ValueError):
         neighbour_votes(similar, labels, k=26)
 
 

@@ -134,12 +134,6 @@ def test_only_the_class_tokens_row_of_a_map_is_made(small_vit):
     assert not [shape for shape in seer.shapes if shape[-2:] in ((65, 65), (17, 17), (64, 64), (16, 16))]
 
 
-# Registers and grids
-
-
-# What is refused
-
-
 # Training
 
 

@@ -11,13 +11,14 @@ from safetensors.torch import load_file
 from torch import nn
 
 from atfamily.binary import TokenNorm
-from atfamily.binary_vit import BinaryViT, PatchMerging, PoolingBranches, binary_deit, from_published
+from atfamily.binary_vit import BinaryViT, PatchMerging, PoolingBranches, binary_deit
 from atlib import AttentionTransfer, Plan, create_vit, walk
 from atlib.attention import Instead
 from atlib.baselines import LogitDistillation
 from atlib.data import Images
 from atlib.recipe import Recipe
 from atlib.train import train
+from examples import published_weights
 from tests.helpers import ROOT, SMALL_VIT, random_images, random_maps, randomise
 
 GOLDEN = load_file(ROOT / "tests" / "golden" / "binary_vit.safetensors")
@@ -44,7 +45,7 @@ def reference(name):
     else:
         model = BinaryViT(64, 4, 5, (8, 8, 16, 16), **PYRAMID)
     depths = [len(stage) for stage in model.stages]
-    state = from_published(published(f"{name}.weights"), depths)
+    state = published_weights.binary_vit(published(f"{name}.weights"), depths)
     missing, unexpected = model.load_state_dict(state, strict=False)
     assert not unexpected and all(key.endswith("num_batches_tracked") for key in missing)
     count = torch.arange(prod(SHAPES[name]), dtype=torch.float64)
@@ -100,7 +101,9 @@ def test_a_step_of_training_has_the_published_gradients(name):
     torch.testing.assert_close(logits, GOLDEN[f"{name}.train_logits"], rtol=0, atol=1e-10)
     nn.functional.cross_entropy(logits, torch.arange(len(images))).backward()
     depths = [len(stage) for stage in model.stages]
-    expected = from_published({key: x.reshape(()) for key, x in published(f"{name}.grad").items()}, depths)
+    expected = published_weights.binary_vit(
+        {key: x.reshape(()) for key, x in published(f"{name}.grad").items()}, depths
+    )
     own = dict(model.named_parameters())
     assert own.keys() == expected.keys()
     for key, parameter in own.items():
@@ -113,12 +116,12 @@ def test_merging_of_full_precision_equals_the_published_one():
     layer = PatchMerging(8, 16, (4, 4), binary=False, norm=TokenNorm).double().eval()
     theirs = published("merging.weights")
     state = {f"vit.encoder.patch_embed1.{key}": value for key, value in theirs.items()}
-    ours = {key.removeprefix("merging.0."): value for key, value in from_published(state, ()).items()}
+    ours = {
+        key.removeprefix("merging.0."): value
+        for key, value in published_weights.binary_vit(state, ()).items()
+    }
     layer.load_state_dict(ours, strict=False)
     torch.testing.assert_close(layer(GOLDEN["merging.x"].double()), GOLDEN["merging.y"], rtol=0, atol=1e-10)
-
-
-# --- What is of one bit
 
 
 # --- Its other parts

@@ -158,6 +158,3 @@ def test_ratios_of_a_copying_student_are_those_with_the_teachers_maps(small_vit)
             (branch.norm(dim=-1) / x.norm(dim=-1)).mean().item(), rel=1e-10
         )
         x = x + branch
-
-
-# --- A deep student

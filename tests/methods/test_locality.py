@@ -230,6 +230,3 @@ def test_no_map_is_stored(small_vit):
         set_fused(pair.teacher, True)
         walk(pair.student, IMAGES.float())
     assert not [shape for shape in seer.shapes if len(shape) == 4 and shape[-2:] == (17, 17)]
-
-
-# --- The tokeniser is a component

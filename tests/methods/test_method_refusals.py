@@ -89,7 +89,7 @@ BAD = {
         lambda: AttnDistill(LOCAL, vit()),
     ],
     "binary": [
-        lambda: binary(img_size=33), lambda: binary(heads=5), lambda: binary(branches=(3, 4)),
+        lambda: binary(img_size=33), lambda: binary(branches=(3, 4)),
         lambda: BinaryViT(**PYRAMID | {"depths": (1, 1)}),
         lambda: BinaryViT(**PYRAMID | {"class_token": True}),
         lambda: BinaryViT(**PYRAMID | {"reductions": (3, 2, 1, 1)}),
@@ -137,13 +137,12 @@ BAD = {
             )
         ),
         lambda: LogitDistillation(vit(num_classes=7), vit(2)).train()(IMAGES),
-        *(lambda T=T: LogitDistillation(vit(), vit(2), temperature=T) for T in (0, -1.0, math.nan)),
+        *(lambda T=T: LogitDistillation(vit(), vit(2), temperature=T).train()(IMAGES) for T in (0, math.nan)),
         *(lambda kind=kind: kind(ONE, ONE) for kind in (
             LogitDistillation, FeatureDistillation, TokenDistillation, AttnDistill,
         )),
     ],
     "distillation token": [
-        lambda: DistillationToken(vit(), vit(2)),
         *(lambda T=T: DistillationToken(vit(), distilled(), temperature=T) for T in (0, -1.0, math.nan)),
         *(lambda w=w: DistillationToken(vit(), distilled(), maps_weight=w) for w in (-1.0, math.nan)),
         lambda: DistillationToken(vit(), distilled(), maps=AttentionTransfer(
@@ -186,14 +185,13 @@ BAD = {
                 small_sequences(), source, target, replace=Maps(**maps)
             )
             for source, target, maps in (
-                (SOURCE.float(), TARGET, {}), (SOURCE[0], TARGET, {}), (SOURCE, TARGET[:2], {}),
-                (SOURCE, torch.ones(3, 9).long(), {}), (SOURCE.flip(1), TARGET, {}),
+                (SOURCE, TARGET[:2], {}), (SOURCE.flip(1), TARGET, {}),
                 (SOURCE, TARGET, {"cross": {2: random_maps(3, 1, 5, 6)}}),
                 (SOURCE, TARGET, {"encoder": {0: random_maps(3, 2, 6, 6)}}),
                 (SOURCE, TARGET, {"decoder": {1: random_maps(3, 1, 6, 6)}}),
             )
         ),
-        lambda: EncoderDecoder(9, 10, width=24, heads=5), lambda: EncoderDecoder(9, 10, positions="sines"),
+        lambda: EncoderDecoder(9, 10, positions="sines"),
         lambda: SequenceTransfer(small_sequences(1), small_sequences()),
         lambda: SequenceTransfer(small_sequences(1), small_sequences(), cross="copied"),
         lambda: SequenceTransfer(small_sequences(), small_sequences(heads=2), cross="copy"),

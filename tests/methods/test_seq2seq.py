@@ -10,7 +10,6 @@ from torch import nn
 from atfamily.seq2seq import (
     PAD,
     Attention,
-    DecoderLayer,
     EncoderDecoder,
     Maps,
     StaticMixing,
@@ -80,31 +79,6 @@ def same_gradients(ours, theirs):
 
 
 # --- Against torch's own
-
-
-def test_decoder_layer_is_torchs():
-    ours = DecoderLayer(Attention(WIDTH, HEADS), Attention(WIDTH, HEADS), WIDTH, HIDDEN)
-    ours = randomise(ours).double()
-    theirs = nn.TransformerDecoderLayer(
-        WIDTH, HEADS, HIDDEN, dropout=0.0, batch_first=True, norm_first=False
-    ).double()
-    load(ours, theirs)
-    x, memory = (random_images(3, n, WIDTH, seed=n, dtype=torch.float64) for n in (5, 6))
-    no_padding, not_ahead = masks()
-    found, _, cross = ours(x, memory, not_ahead, no_padding)
-    expected = theirs(
-        x,
-        memory,
-        tgt_mask=torch.ones(5, 5).triu(1).bool(),
-        tgt_key_padding_mask=TARGET == PAD,
-        memory_key_padding_mask=SOURCE == PAD,
-    )
-    torch.testing.assert_close(found, expected, **TOLERANCE)
-    assert cross.map.shape == (3, HEADS, 5, 6)
-    weights = random_images(3, 5, WIDTH, seed=1, dtype=torch.float64)
-    (found * weights).sum().backward()
-    (expected * weights).sum().backward()
-    same_gradients(ours, theirs)
 
 
 def test_the_whole_is_torchs():
@@ -222,6 +196,3 @@ def test_a_static_decoder_is_triangular_and_learns_that_alone():
     mixed.sum().backward()
     assert (mixing.shares.grad.triu(1) == 0).all() and (mixing.shares.grad[5:] == 0).all()
     assert mixing.shares.grad.tril().abs().sum() > 0 and seen.map.shape == (3, 1, 5, 5)
-
-
-# --- What cannot be meant

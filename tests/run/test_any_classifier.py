@@ -12,6 +12,7 @@ from atrun.configure import configure
 from atrun.estimate import estimate
 from atrun.estimate_text import _model
 from tests.helpers import ROOT, same
+from tests.stopped_runs import few_held_out as few_held_out  # a fixture
 
 WORLD = "atbook.worlds:marked_glyphs"
 TEACHER = str(ROOT / "results" / "transfer" / "find" / "teacher-seed0.safetensors")

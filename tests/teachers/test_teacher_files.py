@@ -54,28 +54,19 @@ class Bad:
         lambda path, bad: torch.save({"model": STATE, "args": bad}, path),
         lambda path, bad: torch.save({"model": STATE, "args": argparse.Namespace(hidden=bad)}, path),
         lambda path, bad: torch.save(bad, path, _use_new_zipfile_serialization=False),
-        lambda path, bad: path.write_bytes(pickle.dumps(bad, protocol=2)),
+        *(lambda path, bad, p=p: path.write_bytes(pickle.dumps(bad, protocol=p)) for p in (2, 3, 4, 5)),
     ],
-    ids=["beside the weights", "in the namespace", "old format", "bare pickle"],
 )
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
 def test_code_in_a_pickle_is_not_run(tmp_path, write):
     mark, path = tmp_path / "was-run", tmp_path / "w.pth"
     write(path, Bad(mark))
     pickle.loads(pickle.dumps(Bad(tmp_path / "control")))
     assert (tmp_path / "control").exists(), "this command does run when the pickle is trusted"
-    with pytest.raises(OSError, match=r"w.pth .*system.*safetensors"):
-        read_weights(path)
-    assert not mark.exists()
-
-
-@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
-@pytest.mark.parametrize("protocol", [3, 4, 5])
-def test_code_in_other_pickles_is_not_run(tmp_path, protocol):
-    (tmp_path / "w.pth").write_bytes(pickle.dumps(Bad(tmp_path / "was-run"), protocol=protocol))
     with pytest.raises(OSError, match="w.pth") as caught:
-        read_weights(tmp_path / "w.pth")
+        read_weights(path)
     assert "weights_only" not in str(caught.value), "torch's advice is to run the code after all"
-    assert not (tmp_path / "was-run").exists()
+    assert not mark.exists()
 
 
 def test_code_in_an_npz_is_not_run(tmp_path):
@@ -101,44 +92,30 @@ def test_files_cut_off_are_named_and_left_alone(tmp_path, kind, left):
     assert path.read_bytes() == content and list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"<html>404 not found</html>",
-        b"\x89PNG\r\n\x1a\n" + bytes(40),
-        b"\x80\x02K\x03.",
-        b"PK\x03\x04" + bytes(60),
-    ],
-)
-def test_other_files_are_refused(tmp_path, content):
-    (tmp_path / "w.pth").write_bytes(content)
+def program(path):
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("clip/constants.pkl", "")
+
+
+OTHERS = {
+    "empty": lambda path: path.write_bytes(b""),
+    "a page": lambda path: path.write_bytes(b"<html>404 not found</html>"),
+    "a picture": lambda path: path.write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(40)),
+    "a pickled number": lambda path: path.write_bytes(b"\x80\x02K\x03."),
+    "half an archive": lambda path: path.write_bytes(b"PK\x03\x04" + bytes(60)),
+    "a program": program,
+    "a folder": lambda path: path.mkdir(),
+    "nothing": lambda path: None,
+    "a tensor": lambda path: torch.save(torch.zeros(3), path),
+    "no weights": lambda path: torch.save({"epoch": 3}, path),
+    "an empty model": lambda path: torch.save({"model": {}}, path),
+    "an empty state": lambda path: torch.save({}, path),
+    "a number of NumPy's": lambda path: torch.save({"model": STATE, "best": np.float64(3)}, path),
+}
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_other_files_are_refused_by_name(tmp_path, what):
+    OTHERS[what](tmp_path / "w.pth")
     with pytest.raises(OSError, match="w.pth"):
         read_weights(tmp_path / "w.pth")
-
-
-@pytest.mark.parametrize(
-    "content, named",
-    [
-        (torch.zeros(3), "Tensor"),
-        ({"epoch": 3}, "epoch"),
-        ({"model": {}}, "has model"),
-        ({}, "nothing"),
-        ({"model": STATE, "best": np.float64(3)}, r"numpy\S*scalar"),
-    ],
-)
-def test_pth_files_without_a_state_or_with_other_classes(tmp_path, content, named):
-    torch.save(content, tmp_path / "w.pth")
-    with pytest.raises(OSError, match=f"w.pth .*{named}"):
-        read_weights(tmp_path / "w.pth")
-
-
-def test_missing_files_folders_and_programs(tmp_path):
-    with pytest.raises(FileNotFoundError, match="nowhere.pth"):
-        read_weights(tmp_path / "nowhere.pth")
-    with pytest.raises(OSError, match=tmp_path.name):
-        read_weights(tmp_path)
-    with zipfile.ZipFile(tmp_path / "w.pt", "w") as archive:
-        archive.writestr("clip/constants.pkl", "")
-    with pytest.raises(OSError, match="w.pt"):
-        read_weights(tmp_path / "w.pt")

@@ -17,7 +17,6 @@ from timm.models.vision_transformer import DiffParallelScalingBlock, VisionTrans
 from atlib import AttentionTransfer, Plan, create_vit, walk
 from atlib.attention import Unwalkable
 from atlib.checkpoint import load_vit, save_bundle, save_vit
-from atlib.student import create_student
 from atlib.vit import VITS, Architecture, WeightsUnavailable
 from atrun.teachers import description, load
 from atrun.teachers.build import resized_positions
@@ -267,22 +266,6 @@ def test_files_of_atlib_know_their_architecture(tmp_path, architecture):
     assert same(again.state_dict(), found.vit.state_dict())
 
 
-def test_bundles_are_refused(tmp_path):
-    glyphs = Architecture("glyphs", {"depth": 1})
-    pair = AttentionTransfer(glyphs.build(), glyphs.build(), Plan())
-    with pytest.raises(ValueError):
-        load_teacher(save_bundle(tmp_path / "bundle.safetensors", pair, glyphs, glyphs))
-
-
-def test_a_teacher_from_a_file_teaches(tmp_path):
-    teacher = load_teacher(written(tmp_path, {"model": encoder_of(vit_of())}), image_size=32).vit
-    pair = AttentionTransfer(teacher, create_student(teacher, 5), Plan(how="distill")).train()
-    logits, loss = pair(random_images(2, 3, 32, 32))
-    (logits.sum() + loss).backward()
-    assert logits.shape == (2, 5) and loss > 0
-    assert all(parameter.grad is None for parameter in teacher.parameters())
-
-
 def resized_by_pillow(positions, prefix, side_from, side_to):
     """Bicubic with antialiasing, one channel at a time."""
     grid = positions[0, prefix:].reshape(side_from, side_from, -1).numpy()
@@ -385,46 +368,77 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("name", BAD)
-def test_files_without_a_whole_known_vit(tmp_path, name):
-    """By an error that names the file."""
-    with pytest.raises((OSError, ValueError)) as caught:
-        load_teacher(written(tmp_path, BAD[name](encoder_of(vit_of()))))
-    assert "teacher.pth" in str(caught.value)
+def loaded(content, **arguments):
+    return lambda here: load_teacher(written(here, content), **arguments)
 
 
-WRONG = [  # arguments
-    *({"heads": heads} for heads in (5, 0, -1)),
-    {"heads": 6, "architecture": "vit_tiny_patch16_224"},
-    *({"image_size": size} for size in (100, 0, -16)),
-    *({"architecture": name} for name in ("vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224")),
-    *({"architecture": name} for name in ("no such vit", "resnet18", "vit_base_patch16_clip_224.openai")),
-]
+def bundled(here):
+    glyphs = Architecture("glyphs", {"depth": 1})
+    pair = AttentionTransfer(glyphs.build(), glyphs.build(), Plan())
+    return load_teacher(save_bundle(here / "bundle.safetensors", pair, glyphs, glyphs))
 
 
-@pytest.mark.parametrize("arguments", WRONG, ids=str)
-def test_arguments_that_do_not_fit(tmp_path, arguments):
-    with pytest.raises(ValueError):
-        load_teacher(written(tmp_path, encoder_of(vit_of())), **arguments)
+def headed(header):
+    def load_odd(here):
+        said = {"atlib": json.dumps({"architecture": header})}
+        save_file(encoder_of(vit_of(depth=1)), here / "odd.safetensors", said)
+        return load_teacher(here / "odd.safetensors")
+
+    return load_odd
 
 
-@pytest.mark.parametrize(
-    "name, error",
-    [
-        ("nowhere.pth", FileNotFoundError),
-        ("a/folder/vit_tiny_patch16_224", FileNotFoundError),
-        ("facebook/dinov2-base", WeightsUnavailable),
-        ("hf-hub:timm/vit_base_patch16_224.augreg_in21k", WeightsUnavailable),
-        ("glyphs", ValueError),
-        ("swin_tiny_patch4_window7_224", ValueError),
-    ],
-)
-def test_names_that_are_no_teacher(name, error):
-    with pytest.raises(error):
-        load_teacher(name)
-    if error is ValueError:
-        with pytest.raises(ValueError):
-            load_teacher(name, heads=4)
+def drawn(images, **more):
+    def draw(here):
+        (here / "text.png").write_text("no picture")
+        shown = [here / name for name in images] if isinstance(images, list) else images
+        return report(written(here, encoder_of(vit_of(depth=1))), shown, **more or {"out": here / "maps.png"})
+
+    return draw
+
+
+VIT_S = encoder_of(vit_of())
+REFUSED = {
+    FileNotFoundError: {
+        "a missing file": lambda here: load_teacher("nowhere.pth"),
+        "a missing folder": lambda here: load_teacher("a/folder/vit_tiny_patch16_224"),
+    },
+    WeightsUnavailable: {
+        "a hub's name": lambda here: load_teacher("facebook/dinov2-base"),
+        "a hub's address": lambda here: load_teacher("hf-hub:timm/vit_base_patch16_224.augreg_in21k"),
+    },
+    OSError: {"two entries": loaded(BAD.pop("two entries")(VIT_S)), "no picture": drawn(["text.png"])},
+    ValueError: {
+        **{name: loaded(change(VIT_S)) for name, change in BAD.items()},
+        **{f"heads={heads}": loaded(VIT_S, heads=heads) for heads in (5, 0, -1)},
+        **{f"image_size={size}": loaded(VIT_S, image_size=size) for size in (100, 0, -16)},
+        "heads beside a name": loaded(VIT_S, heads=6, architecture="vit_tiny_patch16_224"),
+        "another width": loaded(VIT_S, architecture="vit_tiny_patch16_224"),
+        "another class": loaded(VIT_S, architecture="deit_tiny_distilled_patch16_224"),
+        "a name of none": loaded(VIT_S, architecture="no such vit"),
+        "a name of no ViT": loaded(VIT_S, architecture="resnet18"),
+        "a name with QuickGELU": loaded(VIT_S, architecture="vit_base_patch16_clip_224.openai"),
+        "no weights": lambda here: load_teacher("glyphs"),
+        "heads of a name": lambda here: load_teacher("vit_tiny_patch16_224", heads=4),
+        "another kind of transformer": lambda here: load_teacher("swin_tiny_patch4_window7_224"),
+        "a bundle": bundled,
+        "a header of a number": headed(3),
+        "a header without a name": headed({"nam": "glyphs"}),
+        "a header with a name of none": headed({"name": "no such vit"}),
+        "a header with a list": headed({"name": ["glyphs"]}),
+        "a header with another argument": headed({"name": "glyphs", "overrides": {"depht": 2}}),
+        "pixels as floats": drawn(torch.zeros(1, 3, 8, 8)),
+        "no image": drawn([]),
+        "one file for a list": drawn("one.png"),
+        "images and no file": drawn(["a.png"], out=None),
+        "a file and no images": drawn(None),
+    },
+}
+
+
+@pytest.mark.parametrize("kind, name", [(kind, name) for kind, rows in REFUSED.items() for name in rows])
+def test_what_is_no_teacher_is_refused(tmp_path, kind, name):
+    with pytest.raises(kind):
+        REFUSED[kind][name](tmp_path)
 
 
 def test_close_names_are_of_vits_that_can_be_walked():
@@ -441,24 +455,6 @@ def test_what_no_map_needs_may_be_missing(tmp_path):
     found = load_teacher(written(tmp_path, state))
     assert found.missing == ["norm.weight", "norm.bias"]
     assert_same_teacher(found.vit, vit_of())
-
-
-@pytest.mark.parametrize(
-    "header",
-    [
-        3,
-        {"nam": "glyphs"},
-        {"name": "no such vit"},
-        {"name": ["glyphs"]},
-        {"name": "glyphs", "overrides": {"depht": 2}},
-    ],
-    ids=str,
-)
-def test_headers_that_make_no_sense(tmp_path, header):
-    said = {"atlib": json.dumps({"architecture": header})}
-    save_file(encoder_of(vit_of(depth=1)), tmp_path / "odd.safetensors", said)
-    with pytest.raises(ValueError):
-        load_teacher(tmp_path / "odd.safetensors")
 
 
 @pytest.fixture
@@ -502,7 +498,7 @@ def test_report(tmp_path):
     lines = dict(line.split("  ", 1) for line in text.splitlines())
     lines = {name.strip(): text.strip() for name, text in lines.items()}
     assert lines["tokens"] == "41: 1 class token, 4 registers, 36 patches"
-    assert "2 layers of 6 heads, width 384" in lines["size"]
+    assert "layers: 2, heads: 6, width: 384" in lines["size"]
     assert "96 x 96 pixels in patches of 16 x 16: a grid of 6 x 6; positions resized" in lines["images"]
     assert lines["transfer"] == "all layers, 0 to 1, each with heads of width 64"
     maps, queries = 2 * 6 * 41 * 41, 2 * 6 * 41 * 64
@@ -563,33 +559,3 @@ def test_the_picture_shows_where_the_class_token_looks(tmp_path, monkeypatch):
         brightness = rows[:, column].sum(1)[:, 8::16, 8::16].flatten(1)
         in_order = looked.flatten(1).gather(1, brightness.argsort(1))
         assert (in_order.diff(dim=1) >= -looked.amax((1, 2)).view(-1, 1) / 255).all()
-
-
-def test_weights_that_are_not_finite_are_reported_without_a_picture(tmp_path):
-    state = BAD["not finite"](encoder_of(vit_of()))
-    picture = tmp_path / "maps.png"
-    text = report(written(tmp_path, state), torch.zeros(1, 3, 64, 64, dtype=torch.uint8), picture)
-    assert "blocks.*.mlp.fc2.bias" in text and not picture.exists()
-
-
-def test_images_that_are_none(tmp_path):
-    path = written(tmp_path, encoder_of(vit_of(depth=1)))
-    (tmp_path / "text.png").write_text("no picture")
-    for images, error in (
-        (torch.zeros(1, 3, 8, 8), ValueError),
-        ([], ValueError),
-        ("one.png", ValueError),
-        ([tmp_path / "text.png"], OSError),
-    ):
-        with pytest.raises(error):
-            report(path, images, tmp_path / "maps.png")
-    for arguments in ({"images": ["a.png"]}, {"out": "maps.png"}):
-        with pytest.raises(ValueError):
-            report(path, **arguments)
-
-
-def test_a_photograph_is_drawn_turned_as_the_camera_says(tmp_path):
-    exif = Image.Exif()
-    exif[274] = 6
-    Image.new("RGB", (20, 10)).save(tmp_path / "lying.jpg", exif=exif)
-    assert [picture.size for picture in description._opened([tmp_path / "lying.jpg"])] == [(10, 20)]

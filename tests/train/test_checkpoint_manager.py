@@ -6,6 +6,7 @@ import json
 import os
 import random
 import resource
+import shutil
 import signal
 from dataclasses import replace
 from functools import partial
@@ -57,6 +58,15 @@ def kept_run(data, folder, recipe=SHORT, every=100, config=None, free=(), **opti
     """A fresh "tiny" trained (further), with its checkpoints in `folder`."""
     keeper = CheckpointManager(folder, every, config=config, free=free)
     return train(tiny(), data, recipe, progress=None, keeper=keeper, **options)
+
+
+def rewrite(checkpoint, facts):
+    """Other facts, as if they had been written so."""
+    (checkpoint / FACTS).write_text(json.dumps(facts))
+    manifest = json.loads((checkpoint / MANIFEST).read_text())
+    size = (checkpoint / FACTS).stat().st_size
+    manifest["files"][FACTS] = {"sha256": digest(checkpoint / FACTS), "bytes": size}
+    (checkpoint / MANIFEST).write_text(json.dumps(manifest))
 
 
 def steps(folder):
@@ -163,13 +173,7 @@ def test_another_teacher_is_refused_and_a_run_that_does_not_name_its_own_goes_on
     checkpoint = CheckpointManager(tmp_path, 100).latest()
     facts = json.loads((checkpoint / FACTS).read_text())
     assert len(facts["config"].pop("teachers")) == 1
-    (checkpoint / FACTS).write_text(json.dumps(facts))  # as it was before checkpoints named teachers
-    manifest = json.loads((checkpoint / MANIFEST).read_text())
-    manifest["files"][FACTS] = {
-        "sha256": digest(checkpoint / FACTS),
-        "bytes": (checkpoint / FACTS).stat().st_size,
-    }
-    (checkpoint / MANIFEST).write_text(json.dumps(manifest))
+    rewrite(checkpoint, facts)  # as it was before checkpoints named teachers
     assert resumed(tiny(3))[-1]["step"] == 10
 
 
@@ -182,7 +186,7 @@ def test_other_targets_and_another_view_of_the_teacher_are_refused(glyphs64, tmp
         return train(model, data, SHORT, progress=None, keeper=CheckpointManager(tmp_path, 100), **options)
 
     resumed(HALF, stop_at=2)
-    with pytest.raises(ValueError, match="views") as caught:
+    with pytest.raises(ValueError) as caught:
         resumed(replace(HALF, std=(0.2, 0.2, 0.2000001)))  # as with another preprocessor_config.json
     assert "targets was" not in str(caught.value) and "teachers was" not in str(caught.value)
     with pytest.raises(ValueError) as caught:
@@ -203,25 +207,19 @@ def test_another_partial_of_a_loss_is_refused(glyphs64, tmp_path):
 
 
 def test_a_digest_of_a_model_sees_what_its_weights_do_not_show():
-    digest = digest_of_model(tiny(1))
+    digest, weights = digest_of_model(tiny(1)), digest_of_weights(tiny(1))
     assert digest == digest_of_model(tiny(1)) and digest != digest_of_model(tiny(1, num_heads=1))
     assert digest != digest_of_model(tiny(1, act_layer="gelu_tanh"))
     exact, rough = (torch.nn.Sequential(torch.nn.GELU(approximate=how)) for how in ("none", "tanh"))
     assert digest_of_model(exact) != digest_of_model(rough)
-
-
-def test_weights_of_half_precision_have_a_digest_of_their_own():
-    model = tiny(1)
-    whole = digest_of_weights(model)
-    assert whole == digest_of_weights(tiny(1)) != digest_of_weights(tiny(2))
-    assert digest_of_weights(model.to(torch.bfloat16)) != whole
-    assert digest_of_weights(tiny(1, num_heads=1)) == whole, "heads are no weights"
+    assert weights == digest_of_weights(tiny(1, num_heads=1)) != digest_of_weights(tiny(2))
+    assert weights != digest_of_weights(tiny(1).to(torch.bfloat16))
 
 
 def test_what_is_free_may_change_also_where_it_was_written_down(glyphs64, tmp_path):
     """Runs that were started before `on_corrupt` was free have it in their checkpoints."""
     kept_run(glyphs64, tmp_path, config={"data": "glyphs", "on_corrupt": "raise"}, stop_at=2)
-    with pytest.raises(ValueError, match="on_corrupt"):
+    with pytest.raises(ValueError):
         kept_run(glyphs64, tmp_path, config={"data": "glyphs"})
     history = kept_run(glyphs64, tmp_path, config={"data": "glyphs"}, free=("on_corrupt",))
     assert history[-1]["step"] == 10
@@ -230,12 +228,7 @@ def test_what_is_free_may_change_also_where_it_was_written_down(glyphs64, tmp_pa
 def test_another_number_of_processes_is_refused(glyphs64, tmp_path):
     kept_run(glyphs64, tmp_path, stop_at=1)
     folder = tmp_path / "step-00000001"
-    facts = json.loads((folder / "facts.json").read_text())
-    (folder / "facts.json").write_text(json.dumps(facts | {"processes": 4}))
-    manifest = json.loads((folder / "manifest.json").read_text())
-    size = (folder / "facts.json").stat().st_size
-    manifest["files"]["facts.json"] = {"sha256": digest(folder / "facts.json"), "bytes": size}
-    (folder / "manifest.json").write_text(json.dumps(manifest))
+    rewrite(folder, json.loads((folder / FACTS).read_text()) | {"processes": 4})
     with pytest.raises(ValueError):
         kept_run(glyphs64, tmp_path)
 
@@ -248,17 +241,25 @@ def flip(path):
     path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
 
 
+@pytest.fixture(scope="module")
+def stopped(glyphs64, tmp_path_factory):
+    """The weights at the end of a run; and the folder of one that stopped after 6 steps, kept at 4 and 6."""
+    folder = tmp_path_factory.mktemp("stopped")
+    run(tiny, glyphs64, SHORT, folder, every=2, stop_at=6)
+    return run(tiny, glyphs64, SHORT)[0], folder
+
+
 @pytest.mark.parametrize(
     "file, harm",
     [
         ("model.safetensors", flip),
         ("optimizer.bin", lambda path: path.write_bytes(path.read_bytes()[:100])),
         ("process-00000.safetensors", Path.unlink),
-        ("manifest.json", lambda path: path.write_text("{")),
         ("manifest.json", Path.unlink),
         *(
             ("manifest.json", lambda path, content=content: path.write_text(content))
             for content in (
+                "{",
                 "[]",
                 '{"files": {}, "metrics": {}}',
                 '{"files": {"facts.json": 3}, "metrics": {}}',
@@ -269,18 +270,21 @@ def flip(path):
         ),
     ],
 )
-def test_a_damaged_checkpoint_is_reported_and_the_one_before_it_used(file, harm, glyphs64, tmp_path):
-    whole, *_ = run(tiny, glyphs64, SHORT)
-    run(tiny, glyphs64, SHORT, tmp_path, every=2, stop_at=6)
-    assert steps(tmp_path) == [4, 6] and damage_of(tmp_path / "step-00000006") is None
-    harm(tmp_path / "step-00000006" / file)
-    kept = CheckpointManager(tmp_path, every=2)
+def test_a_damaged_checkpoint_is_reported_and_the_one_before_it_used(file, harm, stopped, tmp_path):
+    kept = CheckpointManager(shutil.copytree(stopped[1], tmp_path / "kept"), every=2)
+    assert steps(kept.folder) == [4, 6] and damage_of(kept.folder / "step-00000006") is None
+    harm(kept.folder / "step-00000006" / file)
     with pytest.warns(UserWarning, match=f"step-00000006 .*{file}") as warned:
         assert [kept.latest().name for _ in range(2)] == ["step-00000004"] * 2
     assert len(warned) == 1, "it is said once"
-    with pytest.warns(UserWarning, match=f"step-00000006 .*{file}"):
-        pieces, *_ = run(tiny, glyphs64, SHORT, tmp_path, every=2)
-    assert same(pieces, whole) and damage_of(tmp_path / "step-00000010") is None
+
+
+def test_from_the_checkpoint_before_a_damaged_one_a_run_ends_with_the_same_bits(glyphs64, stopped, tmp_path):
+    folder = shutil.copytree(stopped[1], tmp_path / "kept")
+    flip(folder / "step-00000006" / "model.safetensors")
+    with pytest.warns(UserWarning):
+        pieces, *_ = run(tiny, glyphs64, SHORT, folder, every=2)
+    assert same(pieces, stopped[0]) and damage_of(folder / "step-00000010") is None
 
 
 def no_space(*arguments, **options):
@@ -290,21 +294,20 @@ def no_space(*arguments, **options):
 @pytest.mark.parametrize(
     "where", ["os.replace", "os.fsync", "accelerate.Accelerator.save_state", "pathlib.Path.mkdir"]
 )
-def test_a_full_disk_leaves_the_last_good_checkpoint(where, glyphs64, tmp_path, monkeypatch):
-    whole, *_ = run(tiny, glyphs64, SHORT)
-    run(tiny, glyphs64, SHORT, tmp_path, every=2, stop_at=4)
+def test_a_full_disk_leaves_the_last_good_checkpoint(where, glyphs64, stopped, tmp_path, monkeypatch):
+    tmp_path = shutil.copytree(stopped[1], tmp_path / "kept")
     with monkeypatch.context() as broken:
 
         def fill(entry):
-            if entry["step"] == 5:
+            if entry["step"] == 7:
                 broken.setattr(where, no_space)
 
         with pytest.raises(CheckpointError) as caught:
             run(tiny, glyphs64, SHORT, tmp_path, every=2, log=fill)
     assert caught.value.__cause__.errno == errno.ENOSPC
-    assert damage_of(tmp_path / "step-00000004") is None and steps(tmp_path) == [2, 4]
+    assert damage_of(tmp_path / "step-00000006") is None and steps(tmp_path) == [4, 6]
     assert len(list(tmp_path.iterdir())) == 2
-    assert same(run(tiny, glyphs64, SHORT, tmp_path, every=2)[0], whole)
+    assert same(run(tiny, glyphs64, SHORT, tmp_path, every=2)[0], stopped[0])
 
 
 @pytest.mark.parametrize("limit", [1_000, 30_000, 90_000], ids="{} bytes".format)
@@ -335,7 +338,7 @@ def test_a_folder_that_cannot_be_written_to_is_found_before_training(glyphs64, t
     (tmp_path / "file").write_text("")
     model = tiny()
     before = state_of(model)
-    with pytest.raises(CheckpointError, match="file"):
+    with pytest.raises(CheckpointError):
         train(model, glyphs64, SHORT, progress=None, keeper=CheckpointManager(tmp_path / "file", 2))
     assert same(state_of(model), before)
 
@@ -372,20 +375,13 @@ def interruptible():
 
 @pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_stop_keeps_the_step_in_progress_and_says_where(glyphs64, tmp_path, number):
-    whole, *_ = run(tiny, glyphs64, SHORT)
+def test_a_stop_keeps_the_step_in_progress_and_says_where(glyphs64, stopped, tmp_path, number):
     handler = signal.getsignal(number)
     with pytest.raises(Preempted) as caught:
-        run(
-            tiny,
-            glyphs64,
-            SHORT,
-            tmp_path,
-            log=lambda entry: os.kill(os.getpid(), number) if entry["step"] == 6 else None,
-        )
+        run(tiny, glyphs64, SHORT, tmp_path, log=lambda e: e["step"] == 6 and os.kill(os.getpid(), number))
     assert caught.value.checkpoint == tmp_path / "step-00000007" and steps(tmp_path) == [7]
     assert signal.getsignal(number) is handler
-    assert same(run(tiny, glyphs64, SHORT, tmp_path)[0], whole)
+    assert same(run(tiny, glyphs64, SHORT, tmp_path)[0], stopped[0])
 
 
 @pytest.mark.usefixtures("interruptible")

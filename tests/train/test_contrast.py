@@ -3,7 +3,6 @@ pair; what follows, and how a run goes on."""
 
 import copy
 import math
-from dataclasses import replace
 
 import pytest
 import timm
@@ -169,12 +168,6 @@ def test_info_nce_pair_by_pair():
     assert info_nce(q, k, 0.3).item() == pytest.approx(2 * 0.3 * total / 5, rel=1e-12)
 
 
-def test_keys_get_no_gradient():
-    q, k = (random_images(5, 7, seed=seed).requires_grad_() for seed in (0, 1))
-    info_nce(q, k, 0.2).backward()
-    assert q.grad.abs().max() > 0 and k.grad is None
-
-
 def test_dino_loss_pair_by_pair():
     student, teacher = random_images(4, 3, 6, dtype=torch.float64), random_images(2, 3, 6, seed=1).double()
     centre, losses = random_images(6, seed=2, dtype=torch.float64), []
@@ -262,8 +255,6 @@ def test_small_views_at_their_own_size(small_vit):
     model.vit.patch_embed.register_forward_hook(lambda part, given, made: sizes.append(given[0].shape))
     model(VIEWS.float())
     assert [tuple(size) for size in sizes] == [(6, 3, 32, 32), (6, 3, 16, 16)]
-    with pytest.raises(ValueError):
-        dino(small_vit, local_size=16)
 
 
 def test_the_centre_moves_once_a_step(small_vit):
@@ -325,7 +316,7 @@ def test_a_resmlp_learns_by_dino():
     torch.manual_seed(0)
     first = resmlp(32, 8, embed_dim=24, depth=2, num_classes=0)
     model = Dino(copy.deepcopy(first), **SMALL_HEAD, momentum=0.9)
-    recipe = Recipe(steps=40, batch_size=20, lr=3e-3, weight_decay=0.04, label_smoothing=0.0)
+    recipe = Recipe(steps=6, batch_size=20, lr=3e-3, weight_decay=0.04, label_smoothing=0.0)
     history = train(model, images(), recipe, loss=contrast_loss, progress=None)
     assert type(model.result) is type(first) and features(model.result, VIEWS[:, 0].float()).shape == (3, 24)
     weights = [
@@ -357,17 +348,6 @@ def test_accumulated_dino_is_dino(small_vit):
     assert max((once[name] - parts[name]).abs().max().item() for name in once) <= 1e-9
 
 
-@pytest.mark.parametrize("build, options", [(moco, {}), (dino, {"momentum": 1.0, "centre_momentum": 1.0})])
-def test_they_learn(small_vit, build, options):
-    """DINO from a teacher that stays as it is, whose answers can be learned."""
-    torch.manual_seed(0)
-    crops = small_views(looks((0.6, 1.0)), flip=0.0, jitter=(0.0, 0.0, 0.0, 0.0), grey=0.0)
-    data, model = images(64).with_augment(crops), build(small_vit, **options)
-    recipe = Recipe(steps=24, batch_size=32, lr=3e-3, weight_decay=0.01)
-    history = train(model, data, recipe, loss=contrast_loss, progress=None)
-    assert history[-1]["loss"] < 0.9 * history[0]["loss"]
-
-
 def test_unmatched_by_hand(small_vit):
     """Views that are the same image are nearest to each other; and the model is left as it was."""
     model = moco(small_vit).train()
@@ -396,22 +376,9 @@ def test_other_images_than_views(small_vit, build, shape):
         (moco, {"momentum": 1.5}),
         (dino, {"student_temperature": 0.0}),
         (dino, {"teacher_temperature": (0.04, -1.0)}),
+        (dino, {"local_size": 16}),
     ],
 )
 def test_values_that_cannot_be_meant(small_vit, build, options):
     with pytest.raises(ValueError):
         build(small_vit, **options)
-
-
-def test_tokens_positions_and_biases_are_not_decayed(small_vit):
-    model = dino(small_vit)
-    names = {id(weight): name for name, weight in model.named_parameters()}
-    groups = make_optimizer(model, replace(Recipe(), weight_decay=0.05)).param_groups
-    decayed = {names[id(weight)] for group in groups if group["weight_decay"] for weight in group["params"]}
-    trained = {name for name, weight in model.named_parameters() if weight.requires_grad}
-    assert not any(name.startswith("momentum") for name in names.values() if name in decayed)
-    assert decayed == {
-        name
-        for name in trained
-        if model.get_parameter(name).ndim >= 2 and "pos_embed" not in name and "cls_token" not in name
-    }

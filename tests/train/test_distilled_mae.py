@@ -19,7 +19,6 @@ from atlib import create_vit
 from atlib.losses import noted
 from atlib.mae import MaskedAutoencoder
 from atlib.recipe import Recipe
-from atlib.train import make_optimizer, train
 from tests.helpers import ROOT, SMALL_VIT, mine, random_images, randomise
 
 IMAGES = random_images(3, 3, 32, 32, dtype=torch.float64)
@@ -206,66 +205,13 @@ def test_the_weight_is_the_recipes(build, weight):
     assert parts == {"reconstruction": reconstruction, "transfer_loss": transfer_loss}
 
 
-# --- The same patches, and no others
-
-
-def test_only_visible_patches_are_compared(build):
-    model = build()
-    losses = []
-    for place in (None, -1, 0):
-        images = IMAGES.clone()
-        for image, order in zip(images, ORDER.tolist()):
-            if place is not None:
-                top, left = divmod(order[place], 4)
-                image[:, 8 * top : 8 * top + 8, 8 * left : 8 * left + 8] += 1
-        losses.append(model(images, ORDER).transfer_loss.item())
-    plain, hidden_changed, shown_changed = losses
-    assert hidden_changed == plain != shown_changed
-
-
-def test_a_student_that_is_its_teachers_double_has_nothing_to_learn(build):
-    model = build(mix_heads=False, layers=range(3))
-    model.student.vit.load_state_dict(model.teacher.state_dict())
-    assert model(IMAGES, ORDER).transfer_loss.item() == 0.0
-
-
 # --- The teacher
-
-
-def test_the_teacher_is_no_part_of_the_module(build):
-    model = build()
-    names = {name.split(".")[0] for name in model.state_dict()}
-    assert names == {"student", "mixing"} and all(p.requires_grad for p in model.parameters())
-    assert model.teacher.cls_token.dtype == torch.float64, "it moves along"
-    model.teacher.train()
-    model.train()(IMAGES, ORDER)
-    assert model.teacher.training and model.student.training
 
 
 def test_the_teacher_is_run_no_further_than_its_last_compared_layer(build):
     model = build(layers={0: 0, 2: 1})
     mine(model.teacher, after=1)
     assert model(IMAGES, ORDER).transfer_loss.isfinite()
-
-
-def test_gradients_reach_what_makes_the_logits(build):
-    model = build()
-    model(IMAGES, ORDER).transfer_loss.backward()
-    qkv = model.student.vit.blocks[2].attn.qkv.weight.grad.view(3, -1)
-    assert qkv[0].any() and qkv[1].any() and not qkv[2].any()
-    assert model.student.vit.cls_token.grad.any() and model.mixing[0].weight.grad.any()
-    assert model.student.decoder_positions.grad is None and model.student.vit.norm.weight.grad is None
-
-
-def test_positions_and_tokens_are_not_decayed(build):
-    model = build()
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    groups = make_optimizer(model, Recipe(weight_decay=0.05)).param_groups
-    decayed = {names[id(p)] for group in groups if group["weight_decay"] for p in group["params"]}
-    assert decayed == {
-        name for name, p in model.named_parameters() if name.endswith(".weight") and p.ndim >= 2
-    }
-    assert "mixing.0.weight" in decayed and sum(len(group["params"]) for group in groups) == len(names)
 
 
 # --- Hidden states
@@ -314,56 +260,21 @@ def test_constants_added_to_rows_are_what_no_map_can_show():
     torch.testing.assert_close((z_t + constants).softmax(-1), z_t.softmax(-1), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("match", MATCHES)
-def test_gradients_of_a_row_sum_to_zero_unless_row_means_are_asked_for(match):
-    z_s, z_t = (random_images(2, 3, 5, 5, seed=seed, dtype=torch.float64).requires_grad_() for seed in (1, 2))
-    match(z_s, z_t).backward()
-    of_rows = z_s.grad.sum(-1).abs().max()
-    assert of_rows > 1e-3 if match is squared_error else of_rows <= 1e-15
-    assert z_t.grad is None and z_s.grad.abs().max() > 1e-3
-
-
 # --- What does not fit
 
 
 @pytest.mark.parametrize(
-    "teacher, options, words",
+    "teacher, options",
     [
-        ({"patch_size": 4}, {}, ["(8, 8)", "(4, 4)"]),
-        ({"img_size": 48}, {}, ["(6, 6)", "(4, 4)"]),
-        (REGISTERS, {}, ["prefix tokens: teacher 3, student 1"]),
-        ({"num_heads": 4}, {"mix_heads": False}, ["mix_heads=True): teacher 4, student 3"]),
-        ({"num_heads": 4, "patch_size": 4}, {"mix_heads": False}, ["heads", "patch grid"]),
-        ({}, {"layers": [3]}, ["layer 3", "depth is 3"]),
-        ({"depth": 2}, {"layers": [2]}, ["teacher's layer 2", "depth is 2"]),
+        ({"patch_size": 4}, {}),
+        ({"img_size": 48}, {}),
+        (REGISTERS, {}),
+        ({"num_heads": 4}, {"mix_heads": False}),
+        ({}, {"layers": [3]}),
+        ({"depth": 2}, {"layers": [2]}),
     ],
     ids=str,
 )
-def test_pairs_that_do_not_fit_are_named(build, teacher, options, words):
-    with pytest.raises(ValueError) as caught:
+def test_pairs_that_do_not_fit(build, teacher, options):
+    with pytest.raises(ValueError):
         build(teacher, **options)
-    assert all(word in str(caught.value) for word in words)
-
-
-# --- Training
-
-
-@pytest.mark.parametrize("match", MATCHES)
-def test_attention_is_learned(glyphs64, match):
-    torch.manual_seed(0)
-    teacher, vit = (create_vit("glyphs", depth=1, embed_dim=16, num_heads=2) for _ in range(2))
-    mae = MaskedAutoencoder(vit, 0.5, decoder_width=16, decoder_heads=2, decoder_depth=1)
-    model = DistilledMae(randomise(teacher, 1), mae, match=match)
-    order = mae.draw_order(glyphs64.pixels)
-    images, _ = glyphs64.take(range(64))
-
-    @torch.no_grad()
-    def excess():
-        """Above the least that can be reached: of a cross-entropy, the teacher's entropy."""
-        (z_t,) = model.teacher_targets(images, order)
-        return model(images, order).transfer_loss.item() - match(z_t, z_t).item()
-
-    before = excess()
-    recipe = Recipe(steps=150, batch_size=32, lr=1e-2, transfer_weight=1.0)
-    train(model, glyphs64, recipe, loss=distilled_mae_loss, progress=None)
-    assert excess() < 0.5 * before

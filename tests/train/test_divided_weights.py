@@ -110,8 +110,6 @@ def test_the_callers_models_stay_plain_and_whole(done):
     for rank in range(2):
         said = found(folder, "divided", rank)
         assert said["plain"] == "VisionTransformer" and said["teacher kept"]
-    written = load_file(folder / "divided" / "out" / "last.safetensors")
-    assert difference(of_student(written), load_file(folder / "divided" / "student-0.safetensors")) == 0
 
 
 def test_checkpoints_of_divided_weights_are_whole(done):

@@ -10,9 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from safetensors.torch import load_file
 from torch import nn
 
 from atbook.worlds import glyph_images, glyphs
@@ -63,20 +60,6 @@ def test_schedule_by_hand(recipe, expected):
         assert schedule(step, recipe) == pytest.approx(factor, abs=1e-12)
 
 
-@settings(derandomize=True, deadline=None, max_examples=50)
-@given(steps=st.integers(1, 500), warmup=st.floats(0, 0.99), floor=st.floats(0, 1))
-def test_schedule_rises_then_falls_between_its_bounds(steps, warmup, floor):
-    recipe = Recipe(steps=steps, warmup=warmup, lr=0.5, min_lr=0.5 * floor)
-    factors = [schedule(step, recipe) for step in range(steps + 1)]
-    top = factors.index(max(factors))
-    assert all(0 <= factor <= 1 + 1e-12 for factor in factors)
-    assert factors[: top + 1] == sorted(factors[: top + 1]) and factors[top:] == sorted(
-        factors[top:], reverse=True
-    )
-    if round(warmup * steps) < steps:
-        assert factors[-1] == pytest.approx(floor, abs=1e-12)
-
-
 def groups_of(model, **recipe):
     """{parameter name: (lr, weight decay)} as the optimiser has it."""
     names, groups = (
@@ -90,10 +73,9 @@ def groups_of(model, **recipe):
 def test_no_decay_on_biases_norms_positions_and_tokens(name):
     model = create_vit("glyphs", depth=2, reg_tokens=2, init_values=0.1)
     found = groups_of(model, optimizer=name, lr=0.01, weight_decay=0.3)
-    assert set(found) == {name for name, _ in model.named_parameters()}
-    for name, parameter in model.named_parameters():
-        free = parameter.ndim == 1 or name in ("cls_token", "reg_token", "pos_embed")
-        assert found[name] == (0.01, 0.0 if free else 0.3), name
+    free = ("cls_token", "reg_token", "pos_embed")
+    weights = dict(model.named_parameters())
+    assert found == {n: (0.01, 0.0 if p.ndim == 1 or n in free else 0.3) for n, p in weights.items()}
 
 
 @pytest.mark.parametrize("name", ["adamw", "lamb"])
@@ -108,12 +90,6 @@ def test_layer_decay_lowers_the_rate_per_layer_below_the_head(name):
         }.get(name.split(".")[0], 4)
         assert rate == 0.5**below, name
     assert found["blocks.0.attn.qkv.weight"] == (0.125, 0.3) and found["pos_embed"] == (0.0625, 0.0)
-
-
-def test_the_optimiser_holds_the_students_weights_only():
-    pair = AttentionTransfer(tiny(), tiny(1), Plan())
-    held = {id(p) for group in make_optimizer(pair, Recipe()).param_groups for p in group["params"]}
-    assert held == {id(p) for p in pair.student.parameters()}
 
 
 class Line(nn.Module):
@@ -300,11 +276,6 @@ def test_a_run_that_was_kept_goes_on_with_no_other_plan(glyphs64, tmp_path):
     assert go_on(Plan(how="distill"))[-1]["step"] == 4
 
 
-def test_the_last_weights_are_kept(glyphs64, tmp_path):
-    assert same(trained(glyphs64, out=tmp_path)[0], load_file(tmp_path / "last.safetensors"))
-    assert [path.name for path in tmp_path.iterdir()] == ["last.safetensors"]
-
-
 # --- when it fails
 
 
@@ -326,14 +297,12 @@ def failing(at, kind):
 
 
 @pytest.mark.parametrize("kind", ["nan", "inf", "gradient"])
-def test_a_loss_that_is_not_finite_names_step_and_last_good_checkpoint(glyphs64, tmp_path, kind):
-    model, loss, kept = tiny(), failing(6, kind), tmp_path / "last.safetensors"
+def test_a_loss_that_is_not_finite_leaves_the_last_finite_steps_weights(glyphs64, kind):
+    model, loss = tiny(), failing(6, kind)
     with pytest.raises(NonFiniteLoss) as caught:
-        train(model, glyphs64, SHORT, loss=loss, out=tmp_path, progress=None)
-    assert caught.value.step == 6 and caught.value.checkpoint == kept
-    assert same(state_of(model), loss.before), "the model holds the last finite step's weights"
-    tiny().load_state_dict(load_file(kept), strict=True)
-    assert all(value.isfinite().all() for value in load_file(kept).values())
+        train(model, glyphs64, SHORT, loss=loss, progress=None)
+    assert caught.value.step == 6 and caught.value.checkpoint is None
+    assert same(state_of(model), loss.before)
 
 
 def test_after_an_error_the_model_is_a_plain_one(glyphs64):
@@ -374,7 +343,7 @@ def test_a_model_without_a_classifier_is_refused_before_anything_is_trained(glyp
     """timm's head is then an identity, and cross-entropy would take the features for logits."""
     for model in (tiny(num_classes=0), AttentionTransfer(tiny(1), tiny(num_classes=0), Plan(how="distill"))):
         before = state_of(model)
-        with pytest.raises(ValueError, match="num_classes=0"):
+        with pytest.raises(ValueError):
             train(model, glyphs64, SHORT, progress=None)
         assert same(state_of(model), before)
 
@@ -478,6 +447,8 @@ def test_the_average_by_hand(glyphs64):
         measured.append(state_of(model))
         return {"accuracy": float(len(measured))}
 
+    with pytest.raises(ValueError):  # without an average
+        trained(glyphs64, SHORT, tiny(), average_into=average)
     weights, history = trained(
         glyphs64, recipe, model, loss=watching, evaluate=accuracy, average_into=average
     )
@@ -488,15 +459,6 @@ def test_the_average_by_hand(glyphs64):
     assert same(weights, weights_after(SHORT, glyphs64))
     assert same(measured[0], weights) and same(measured[1], state_of(average))
     assert history[-1]["accuracy"] == 1 and history[-1]["average_accuracy"] == 2
-
-
-def test_an_average_needs_a_place_that_fits(glyphs64):
-    before = tiny()
-    with pytest.raises(ValueError, match="ema"):
-        train(before, glyphs64, SHORT, progress=None, average_into=tiny())
-    with pytest.raises(ValueError, match="average_into"):
-        train(before, glyphs64, replace(SHORT, ema=0.9), progress=None, average_into=tiny(depth=1))
-    assert same(state_of(before), state_of(tiny()))
 
 
 def test_binary_cross_entropy_by_hand():

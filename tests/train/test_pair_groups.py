@@ -7,10 +7,13 @@ from timm.models.cait import Cait
 
 from atfamily.attndistill import AttnDistill
 from atfamily.cait import CaitTransfer
+from atfamily.contrast import Dino, MoCo
 from atfamily.distillation_token import DistillationToken
 from atfamily.distilled_mae import DistilledMae
+from atfamily.grafit import Grafit
 from atfamily.patch_conv import PatchConvNet, PoolTransfer
 from atfamily.resmlp import StaticMapDistill, mean_patch_maps, resmlp
+from atfamily.simmim import SimMim
 from atlib import AttentionTransfer, Plan, create_vit
 from atlib.baselines import FeatureDistillation, LogitDistillation, MeanMapCopy, TokenDistillation
 from atlib.data import Images
@@ -81,6 +84,30 @@ def test_rates_and_decays_of_a_pair_are_those_of_its_student(kind, layer_decay):
     assert {name: both[name] for name in alone} == alone
     assert set(both) - set(alone) == set(beside.values())
     assert all(both[name] == (1.0, 0.3) for name in beside.values())
+
+
+ALONE = {
+    "mae": lambda: MaskedAutoencoder(vit(1)),
+    "distilled mae": lambda: DistilledMae(vit(1), MaskedAutoencoder(vit(2))),
+    "simmim": lambda: SimMim(vit(1)),
+    "moco": lambda: MoCo(vit(1), projection=8, hidden=16),
+    "dino": lambda: Dino(vit(1), outputs=10, hidden=16, bottleneck=6),
+    "grafit": lambda: Grafit(vit(1), torch.Tensor.contiguous, 24),
+    "grafit on a pair": lambda: Grafit(
+        AttentionTransfer(vit(1), vit(2), Plan()), torch.Tensor.contiguous, 24
+    ),
+}
+FREE = ("pos_embed", "cls_token", "mask_token", "decoder_positions")
+
+
+@pytest.mark.parametrize("kind", ALONE)
+def test_matrices_are_decayed_and_neither_positions_nor_tokens(kind):
+    model = ALONE[kind]()
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    groups = groups_of(model, {id(p): name for name, p in model.named_parameters()})
+    decayed = {name for name, (_, decay) in groups.items() if decay} & trained.keys()
+    assert decayed == {name for name, p in trained.items() if p.ndim >= 2 and not name.endswith(FREE)}
+    assert trained.keys() <= groups.keys() and any(name.endswith("pos_embed") for name in trained)
 
 
 @pytest.mark.parametrize("kind", KINDS)

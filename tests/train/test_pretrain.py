@@ -3,14 +3,10 @@
 import pytest
 import torch
 
-from atbook.worlds import glyphs
-from atlib import create_vit
-from atlib.data import Images
 from atlib.mae import MaskedAutoencoder, mae_loss, patchify, unpainted
 from atlib.recipe import Recipe
-from atlib.train import make_optimizer, train
 from tests import longhand
-from tests.helpers import random_images, randomise, same
+from tests.helpers import random_images, randomise
 
 
 @pytest.fixture
@@ -48,14 +44,6 @@ def test_patchify_equals_loops():
     images = torch.arange(2 * 3 * 6 * 8).reshape(2, 3, 6, 8).double()
     expected = torch.tensor([patches_of(image, 3, 2) for image in images], dtype=torch.float64)
     assert torch.equal(patchify(images, (3, 2)), expected)
-
-
-def test_patchify_cuts_as_the_model_does(small_vit):
-    """A patch times the flattened kernel is the model's own embedding of that patch."""
-    vit = small_vit().double()
-    expected = vit.patch_embed(IMAGES)
-    found = patchify(IMAGES, (8, 8)) @ vit.patch_embed.proj.weight.flatten(1).T + vit.patch_embed.proj.bias
-    assert (found - expected).abs().max() <= 1e-12
 
 
 def order_of(seed, batch, patches):
@@ -215,36 +203,6 @@ def test_flat_patches_give_a_finite_loss(autoencoder):
     loss = model(torch.ones(2, 3, 32, 32, dtype=torch.float64))
     loss.backward()
     assert loss.isfinite() and all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
-
-
-def test_the_teacher_is_the_vit_itself(small_vit):
-    vit = small_vit()
-    model = MaskedAutoencoder(vit)
-    assert model.vit is vit and same(
-        {n: v for n, v in model.state_dict().items() if n.startswith("vit.")},
-        {f"vit.{n}": v for n, v in vit.state_dict().items()},
-    )
-
-
-def test_positions_and_tokens_are_not_decayed(autoencoder):
-    model = autoencoder()
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    groups = make_optimizer(model, Recipe(weight_decay=0.05)).param_groups
-    decayed = {names[id(p)] for group in groups if group["weight_decay"] for p in group["params"]}
-    assert decayed == {
-        name for name, p in model.named_parameters() if name.endswith(".weight") and p.ndim >= 2
-    }
-    assert sum(len(group["params"]) for group in groups) == len(names)
-
-
-def test_an_autoencoder_learns():
-    torch.manual_seed(0)
-    model = MaskedAutoencoder(create_vit("glyphs", depth=1), decoder_depth=1)
-    images = Images(
-        torch.from_numpy(glyphs.generate("train", 64, world=glyphs.World(noise=0)).images), torch.zeros(64)
-    )
-    history = train(model, images, Recipe(steps=60, batch_size=32, lr=3e-3), loss=mae_loss, progress=None)
-    assert history[-1]["loss"] < 0.9 * history[0]["loss"]
 
 
 def test_checkpointing_changes_no_gradient(small_vit):
