@@ -6,7 +6,7 @@ its cell.
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Protocol
+from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -106,37 +106,8 @@ def curves(
     return _done(figure)
 
 
-class Interval(Protocol):
-    """The ends of an interval, which may be infinite."""
-
-    @property
-    def low(self) -> float: ...
-
-    @property
-    def high(self) -> float: ...
-
-
-class Estimated(Interval, Protocol):
-    """A mean with its interval, and the values that it is the mean of, as shares."""
-
-    @property
-    def mean(self) -> float: ...
-
-    @property
-    def of_seeds(self) -> tuple[float, ...]: ...
-
-
-class ShareOf(Interval, Protocol):
-    """A share with its interval."""
-
-    @property
-    def value(self) -> float: ...
-
-
 def estimates(
-    worlds: Mapping[str, Mapping[str, Estimated]],
-    methods: Mapping[str, str],
-    chance: float | Mapping[str, float],
+    worlds: Mapping[str, Mapping[str, Any]], methods: Mapping[str, str], chance: float | Mapping[str, float]
 ) -> Figure:
     """Accuracies with their intervals and, as small dots, those of the single seeds: a row for each method, a
     panel for each world. Where two neighbouring seeds are more than `GROUPS_APART` apart, no seed is near the
@@ -196,7 +167,7 @@ def two_groups(of_seeds: Sequence[float]) -> tuple[list[float], ...]:
     return seeds[:at], seeds[at:]
 
 
-def kept_shares(shares: Mapping[str, ShareOf]) -> Figure:
+def kept_shares(shares: Mapping[str, Any]) -> Figure:
     """What share of Copy's gain students keep, with its interval: a row for each place, in per cent; 0 is
     scratch, 100 is Copy, and intervals are cut where the figure ends, at -30 and 130.
 

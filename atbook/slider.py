@@ -22,7 +22,9 @@ from matplotlib.figure import Figure
 # share a page.
 PAGE = """
 <div class="frames-slider" data-frames="__HASH__" style="margin: 1em 0">
-  <img src="__BEGINS__" alt="__ALT__" style="max-width: 100%; height: auto; display: block">
+  <div style="overflow-x: auto">
+    <img src="__BEGINS__" alt="__ALT__" style="max-width: 100%; height: auto; display: block">
+  </div>
   <div style="display: flex; flex-wrap: wrap; gap: 0.6em; align-items: center">
     <span>__LABEL__ <output style="font-weight: bold">__VALUE__</output></span>
     <input type="range" min="0" max="__LAST__" value="__START__" step="1" autocomplete="off"

@@ -32,9 +32,8 @@ def walks(models: Sequence[nn.Module], images: Images, batch_size: int) -> Itera
     """Every batch of `images`, in order, walked by every model: one tuple of walks a batch, one walk a model.
 
     A model is a ViT that `atlib.walk` takes, or a module with a `walk(images)` method, such as
-    `AttentionTransfer`, whose student may need its teacher. All models see the same batches, in eval mode,
-    without gradients and in their own precision, and are left in the mode they were in; logits may be None.
-    batch_size: images at once, fewer where what the walks hold would not fit `AT_ONCE`.
+    `AttentionTransfer`. All see the same batches, in eval mode, without gradients and in their own precision;
+    logits may be None. batch_size: images at once, fewer where the walks would not fit `AT_ONCE`.
     """
     if len(images) == 0 or batch_size < 1:
         raise ValueError(f"{len(images)} images in batches of {batch_size}: both must be at least 1")
@@ -82,11 +81,10 @@ def attention_distance(maps: Tensor, grid: Grid, prefix_tokens: int) -> Tensor:
     patches.
 
     The distance is Euclidean on the patch `grid`, 1 between neighbours. Prefix tokens have no place: as
-    queries they are left out, and of a patch's row what goes to them is taken out (`prefix_share` says how
-    much) and the rest rescaled to sum to 1, so that a head that leans on the class token does not seem
-    short-sighted. A row that gives the patches nothing has no distance and is left out of the mean. Source:
-    Wang et al. 2023, lightweight ViTs (arXiv 2205.14443); whether it rescales we could not find out, so the
-    rescaling is our choice. Implementations in wide use drop the prefix tokens without it.
+    queries they are left out, and a patch's row is rescaled without what goes to them (`prefix_share`), so
+    that a head that leans on the class token does not seem short-sighted. Rows that give the patches nothing
+    are left out of the mean. Source: Wang et al. 2023 (arXiv 2205.14443); that rows are rescaled is our
+    choice, and implementations in wide use do not.
     """
     check_maps(maps)
     return _mean_distance(*_distances(maps, grid, prefix_tokens))
@@ -120,8 +118,7 @@ def rollout(maps: Sequence[Tensor], residual: float = 0.5) -> Tensor:
 
 
 def rollouts(maps: Sequence[Tensor], residual: float = 0.5) -> list[Tensor]:
-    """`rollout` up to each layer: one (B, N, N) per layer, the last that of all. Arguments and errors are
-    those of `rollout`."""
+    """`rollout` up to each layer: one (B, N, N) per layer, the last that of all."""
     if len(maps) == 0 or not 0 <= residual <= 1:
         raise ValueError(f"{len(maps)} maps, residual={residual}: at least one map, and a share from 0 to 1")
     for layer, map in enumerate(maps):
@@ -146,9 +143,8 @@ def class_attention(map: Tensor, grid: Grid, prefix_tokens: int) -> Tensor:
 
 
 def describe_layers(model: nn.Module, images: Images, batch_size: int = 100) -> list[LayerStatistics]:
-    """`LayerStatistics` of every layer of a model over a data set, on the CPU; the maps of one layer and
-    batch exist at a time. model: a ViT or an `AttentionTransfer`, of which the student's layers are
-    described, with the teacher's maps in them where the plan copies."""
+    """`LayerStatistics` of every layer of a model over a data set, on the CPU; of a pair the student's, with
+    the teacher's maps where the plan copies. The maps of one layer and batch exist at a time."""
     vit = vit_of(model)
     grid, prefix_tokens = vit.patch_embed.grid_size, vit.num_prefix_tokens
     totals = [torch.zeros((), dtype=torch.float64) for _ in vit.blocks]  # each becomes (4, H)
@@ -267,10 +263,9 @@ class _LayerPairs:
 class StreamingCKA(_LayerPairs):
     """Linear CKA of data that come in batches: what `linear_cka` computes from all rows at once, to rounding.
 
-    It keeps centred second moments in float64, (p, p) and (q, q) a layer and (p, q) a pair of layers,
-    whatever the number of rows: 9 GB for two models of 24 layers and 1024 features, where `MinibatchCKA` is
-    the way out. Batches may have any size. Moments are merged as in Chan, Golub and LeVeque 1983, so that a
-    large mean costs no digits.
+    It keeps centred second moments in float64, (p, p) and (q, q) a layer and (p, q) a pair of layers: 9 GB
+    for two models of 24 layers and 1024 features, where `MinibatchCKA` is the way out. Moments are merged as
+    in Chan, Golub and LeVeque 1983, so that a large mean costs no digits.
     """
 
     def _start(self, p: list[int], q: list[int], device: torch.device) -> None:
@@ -309,10 +304,9 @@ class MinibatchCKA(_LayerPairs):
     moments.
 
     It needs (n, n) numbers for each layer of a batch of n rows, at least 4, and keeps three numbers a pair.
-    HSIC₁ has no bias, so the estimate does not drift with the batch size; `linear_cka`, which is biased
-    upwards where rows are few, agrees with it for many rows only. Batches weigh by their rows. A batch is a
-    random sample: shuffle data that are sorted by class. Source: Nguyen et al. 2021 (arXiv 2010.15327), on
-    minibatch CKA; HSIC₁ is by Song et al. 2012 (JMLR 13).
+    The estimate does not drift with the batch size; `linear_cka`, which is biased upwards where rows are few,
+    agrees with it for many rows only. A batch is a random sample: shuffle data that are sorted by class.
+    Source: Nguyen et al. 2021 (arXiv 2010.15327); HSIC₁ is by Song et al. 2012 (JMLR 13).
     """
 
     least = 4
@@ -345,11 +339,10 @@ def layer_cka(
     """CKA of every block's output of `a` with every block's of `b`: (layers of a, layers of b), in one pass
     over the images.
 
-    a, b: what `walks` takes; the same one for a comparison within a model. `read` turns tokens (B, N, D) into
-    rows (n, D): `class_token`, `patch_mean(prefix_tokens)`, `every_token`, or a function of your own;
-    `read_b` is for b where it needs another, as with another number of prefix tokens. Exact with the
-    `StreamingCKA` that it makes where no accumulator is given. The accumulator gets the rows of `batch_size`
-    images at a time; what is left over at the end, and too little for it, goes with those before.
+    a, b: what `walks` takes. `read` turns tokens (B, N, D) into rows (n, D): `class_token`,
+    `patch_mean(prefix_tokens)`, `every_token` or another function; `read_b` is for b where it needs another.
+    accumulator: None for an exact `StreamingCKA`. It gets the rows of `batch_size` images at a time; a rest
+    that is too little for it goes with those before.
     """
     pairs = StreamingCKA() if accumulator is None else accumulator
     reads = read, read if read_b is None else read_b
@@ -436,11 +429,10 @@ def head_divergence(maps_a: Tensor, maps_b: Tensor, pairing: str) -> float:
     """How far the heads of two layers are apart, in nats from 0 to ln 2, for the maps (B, H, N, N) of the
     same images.
 
-    The divergence of every head of a from every head of b is first averaged over images and queries; then
-    heads are paired. `pairing`: "direct", head h with head h; "bipartite", one to one so that the mean is
-    least (heads left over where the numbers differ do not count); "minimum", every head of a with the nearest
-    of b, which several may share; "average", one divergence, of the maps averaged over heads. Source: arXiv
-    2411.09702, appendix.
+    The divergence of every head of a from every head of b is averaged over images and queries; then heads are
+    paired. `pairing`: "direct", head h with head h; "bipartite", one to one so that the mean is least;
+    "minimum", every head of a with the nearest of b; "average", of the maps averaged over heads. Source:
+    arXiv 2411.09702, appendix.
     """
     divergence = StreamingDivergence()
     divergence.update(maps_a, maps_b)

@@ -22,6 +22,8 @@ import torch.utils.checkpoint as checkpointing
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+from atlib.unread import Projections, Rows, rows_of, unread_of
+
 SDPA, LINEAR = F.scaled_dot_product_attention, F.linear  # torch's own
 
 # A layer's stochastic-depth factors for the attention and the MLP branch: (B, 1, 1), 0 or 1 / (1 - rate).
@@ -280,7 +282,6 @@ def attention(
     v: Tensor,
     scale: float,
     *,
-    bias: Tensor | None = None,
     mask: Tensor | None = None,
     dropout: float = 0.0,
     mix: Callable[[Tensor, Tensor], Tensor] | None = None,
@@ -288,10 +289,10 @@ def attention(
     """Attention of a module that is to be walked, and has more to say than `scaled_dot_product_attention`
     takes: (B, H, N, d).
 
-    q, k, v, scale, bias and mask are those of `Seen`. `mix`: how the map (B, H, N, N) and v become the
+    q, k, v, scale and mask are those of `Seen`. `mix`: how the map (B, H, N, N) and v become the
     result, for a layer that rounds its map, say; a map that is put in goes through it too.
     """
-    layer, watch = Seen(q, k, v, scale, bias=bias, mask=mask), _current()
+    layer, watch = Seen(q, k, v, scale, mask=mask), _current()
     if watch is not None and q.shape[2] == k.shape[2]:
         layer = watch.note(layer)
     return attend(layer, dropout) if mix is None else mix(layer.map, layer.v)
@@ -358,17 +359,6 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
 # --- A walk ---
 
 
-class Rows(NamedTuple):
-    """Where a layer's q, k or v comes from: rows of a projection's weight."""
-
-    projection: nn.Module
-    spans: tuple[tuple[int, int], ...]  # (first, last + 1)
-
-
-# Of each layer, the rows of "q", "k", "v"; of "qk" together, where norms or rotations made copies of both.
-Projections = Sequence[Mapping[str, Rows]]
-
-
 class _Stop(Exception):
     """The rest of the model is not needed."""
 
@@ -396,9 +386,8 @@ class _Watch:
         self.running: list[tuple[nn.Module, tuple]] = []  # modules with their inputs
         self.elements: dict[nn.Module, nn.Module] = {}  # those of lists of modules, and the list
         self.slots: frozenset[nn.Module] = frozenset()  # places of stochastic depth
-        self.switches: list[
-            tuple[Any, str, Any]
-        ] = []  # (object, attribute, value) that let modules make the call
+        # (object, attribute, value) that let modules make the call
+        self.switches: list[tuple[Any, str, Any]] = []
         self.blocks: list[nn.Module | None] = []
         self.open: nn.Module | None = None  # the block that runs, once its attention was noted
         self.tokens: Tensor | None = None
@@ -427,9 +416,7 @@ class _Watch:
                 slots |= {part for name, part in module.named_children() if name.startswith("drop_path")}
         self.slots = frozenset(slots)
         if self.masks is not None and not slots:
-            raise ValueError(
-                f"a {type(model).__name__} has no modules named drop_path, whose masks were given"
-            )
+            raise ValueError(f"drop_path= has masks, and a {type(model).__name__} no such modules")
         self.learns = torch.is_grad_enabled() and model.training
 
     def note(self, layer: Seen) -> Seen:
@@ -439,7 +426,7 @@ class _Watch:
             windows = len(layer.q) / self.batch
             raise Unwalkable(f"{self.caller()} attends in {windows:g} windows an image: no map of all tokens")
         if self.products is not None:
-            self.rows.append(_rows(layer, self.products))
+            self.rows.append(rows_of(layer, self.products))
             self.products.clear()
         if index in self.replace:
             if self.unread.get(index):
@@ -534,7 +521,7 @@ def walk(
     watch = _Watch(replace or {}, drop_path)
     watch.stop_after, watch.head = stop_after, head
     if projections is not None:
-        watch.unread = _unread(watch.replace, projections, None if values else stop_after)
+        watch.unread = unread_of(watch.replace, projections, None if values else stop_after)
     return _walk(watch, model, images, values)
 
 
@@ -631,49 +618,6 @@ def _check_layers(watch: _Watch, model: nn.Module) -> None:
         raise ValueError(f"layer {min(wrong)} does not exist: this {kind} has depth {depth}")
     if watch.masks is not None and whole and len(watch.masks) != depth:
         raise ValueError(f"drop_path has masks for {len(watch.masks)} layers, this {kind} has depth {depth}")
-
-
-# --- Rows that nobody reads ---
-
-
-def _rows(layer: Seen, products: list[tuple[Tensor, Tensor]]) -> dict[str, tuple[Tensor, tuple]]:
-    """The rows of weights that q, k and v of a layer are the products of: {part: (weight, spans)}."""
-    rows_of = {}
-    for name in "qkv":
-        part = getattr(layer, name)
-        for weight, product in reversed(products):
-            if part.untyped_storage()._cdata != product.untyped_storage()._cdata:  # also without memory
-                continue
-            start = part.storage_offset() - product.storage_offset()
-            rows, width = len(weight), part.shape[1] * part.shape[3]
-            together = part.stride()[1:] == (part.shape[3], rows, 1) and product.is_contiguous()
-            if together and 0 <= start <= rows - width:
-                rows_of[name] = weight, ((start, start + width),)
-            break
-    if "v" in rows_of and "q" not in rows_of and "k" not in rows_of:
-        weight, ((start, stop),) = rows_of["v"]
-        if len(weight) == 3 * (stop - start):  # nothing but q, k and v
-            spans = ((0, start), (stop, len(weight)))
-            rows_of["qk"] = weight, tuple(span for span in spans if span[0] < span[1])
-    return rows_of
-
-
-def _unread(
-    replace: Mapping[int, Instead], projections: Projections, stop_after: int | None
-) -> dict[int, list[Rows]]:
-    """By layer, the rows that nobody reads under these replacements, where the walk ends before the values of
-    `stop_after`."""
-    unread = {}
-    for layer, rows_of in enumerate(projections):
-        new, parts = replace.get(layer, Instead()), {"v"} if layer == stop_after else set()
-        if new.heads is None and new.kept is None:
-            parts |= {name for name in "qkv" if getattr(new, name) is not None}
-            parts |= {"q", "k", "qk"} if new.map is not None or {"q", "k"} <= parts else set()
-        spans: dict[nn.Module, list] = {}
-        for part in parts & rows_of.keys():
-            spans.setdefault(rows_of[part].projection, []).extend(rows_of[part].spans)
-        unread[layer] = [Rows(projection, tuple(sorted(ranges))) for projection, ranges in spans.items()]
-    return unread
 
 
 # --- Where torch's calls are swapped, and for whom ---

@@ -63,7 +63,7 @@ class AttentionTransfer(Pair):
             raise ValueError("maps= are of the whole teacher: take share_drop_path=False")
         super().__init__(student, teacher, normalisation=normalisation)
         if of_teacher.image != of_student.image:  # also of models that do not say which alone they take
-            self._views = (self._views[0]._replace(size=of_teacher.image),)
+            self.views = (self.views[0]._replace(size=of_teacher.image),)
         self.plan = plan
         self.pairing = pairing
         self._maps = maps

@@ -47,9 +47,8 @@ class FeatureDistillation(Distillation):
     mapping {student's layer: teacher's} where the depths differ): squared error.
 
     Where the widths differ, a linear layer for each pair of layers makes the student's stream as wide as the
-    teacher's; these are trained beside the student and are no part of `.student`. Narrow students gain little
-    from wide teachers this way (arXiv 2511.15572). Both need equal prefix tokens and patch grids. Source: the
-    feature-distillation baseline of arXiv 2411.09702 (81.3 % with ViT-L).
+    teacher's, and is no part of `.student`; narrow students gain little this way (arXiv 2511.15572). Both
+    need equal prefix tokens and patch grids. Source: the feature-distillation baseline of arXiv 2411.09702.
     """
 
     def __init__(
@@ -214,18 +213,14 @@ class MeanMapCopy(StoredMaps):
     """A student whose maps are, for every image, the teacher's mean map over the reference images of the same
     group.
 
-    By default all images are one group: every image gets the same map in each head, the average over examples
-    of arXiv 2411.09702 (appendix: 79.7 % with ViT-L). With groups of images that ask for the same place the
-    maps still say *where to look*, but no longer anything else about the image: a control that Copy can be
-    compared with. Compare ResMLP's static mixing (arXiv 2105.03404).
-
-    The means are made once, from the images that are named, and the teacher is not needed any more. So what
-    the student computes for an image depends neither on the rest of its batch nor on the number of processes.
-    (The paper's published code does not contain its average.)
+    By default all images are one group: the average over examples of arXiv 2411.09702 (appendix: 79.7 % with
+    ViT-L; not in its published code). With groups of images that ask for the same place the maps still say
+    *where to look*, but nothing else about the image: a control for Copy. The means are made once, and the
+    teacher is not needed any more, so that what the student computes depends neither on the rest of its batch
+    nor on the number of processes. Compare ResMLP's static mixing (arXiv 2105.03404).
 
     `reference`: images (n, 3, height, width), or batches of them, such as training images without
-    augmentation. `group_of`: see `Groups`. `number`: of groups. normalisation: of all these images
-    (`atlib.pair.Pair`).
+    augmentation. `group_of`: see `Groups`. `number`: of groups.
     """
 
     def __init__(

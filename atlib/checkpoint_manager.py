@@ -44,8 +44,8 @@ class CheckpointManager:
     named in `free`. All machines of a run must see the folder.
 
     A checkpoint is written under another name, forced to the disk, described by a manifest with every file's
-    SHA-256, and then renamed, so that at every moment it is there as a whole or not at all. Nothing that is
-    read back can run code: it is safetensors, JSON, or read with `torch.load(weights_only=True)`.
+    SHA-256, and renamed: at every moment it is there as a whole or not at all. Nothing that is read back can
+    run code: it is safetensors, JSON, or read with `torch.load(weights_only=True)`.
     """
 
     def __init__(

@@ -8,9 +8,10 @@ from timm.layers import GluMlp, Mlp, PatchEmbed, SwiGLU
 from torch import Tensor, nn
 
 from atlib._util import in_eval_mode, out_of_memory
-from atlib.attention import Projections, Unwalkable, find_projections
+from atlib.attention import Unwalkable, find_projections
 from atlib.pair import usual_image_size
 from atlib.plan import Plan
+from atlib.unread import Projections
 
 # Activations of MLPs, as `describe` names them, in the names of timm's act_layer=.
 TIMM_ACTIVATIONS = {
@@ -29,14 +30,10 @@ class Sizes(NamedTuple):
     depth: int
     heads: int
     head_width: int
-    #: Patches down and across; where tokens are no grid of patches, (1, tokens).
-    grid: tuple[int, int]
-    #: Pixels down and across; None for a model that takes no images.
-    image: tuple[int, int] | None
-    #: How many class tokens, distillation tokens, registers stand before the patches, in this order.
-    prefix_kinds: tuple[int, int, int]
-    #: Whether a layer forbids pairs of tokens (`Seen.mask`).
-    masked: bool = False
+    grid: tuple[int, int]  # patches down and across; where tokens are no grid of patches, (1, tokens)
+    image: tuple[int, int] | None  # pixels down and across; None for a model that takes no images
+    prefix_kinds: tuple[int, int, int]  # class tokens, distillation tokens, registers before the patches
+    masked: bool = False  # whether a layer forbids pairs of tokens (`Seen.mask`)
 
     @property
     def prefix(self) -> int:
@@ -123,28 +120,21 @@ def _tokens(
 class Pairing(NamedTuple):
     """How a teacher's attention fits a student's."""
 
-    #: (student's, teacher's) layers.
-    layers: tuple[tuple[int, int], ...]
-    #: The teacher's tokens that both have, None where that is all of them.
-    teacher_tokens: tuple[int, ...] | None
-    #: The same tokens in the student.
-    student_tokens: tuple[int, ...] | None
-    #: Patches down and across.
-    teacher_grid: tuple[int, int]
+    layers: tuple[tuple[int, int], ...]  # (student's, teacher's)
+    teacher_tokens: tuple[int, ...] | None  # those that both have, None where that is all of them
+    student_tokens: tuple[int, ...] | None  # the same tokens in the student
+    teacher_grid: tuple[int, int]  # patches down and across
     student_grid: tuple[int, int]
-    #: How many of the common tokens are prefix tokens.
-    common_prefix: int
-    #: Whether the two have different numbers of heads.
+    common_prefix: int  # how many of the common tokens are prefix tokens
     heads_differ: bool
-    #: Whether their heads have different widths.
     widths_differ: bool
-    #: What the student has in place of the teacher's native components: {name: (teacher's, student's)}.
-    components: dict[str, tuple]
-    #: The student's tokens that the teacher lacks and that keep their share of every row. With them maps have
-    #: all of the student's tokens, else the common ones.
+    components: dict[str, tuple]  # native ones that differ: {name: (teacher's, student's)}
+    # The student's tokens that the teacher lacks and that keep their share of every row. With them maps have
+    # all of the student's tokens, else the common ones.
     own_keys: tuple[int, ...] = ()
-    #: The tokens of these maps whose rows are transferred, None for all of them.
-    queries: tuple[int, ...] | None = None
+    queries: tuple[int, ...] | None = (
+        None  # the tokens of these maps whose rows are transferred, None for all
+    )
 
 
 def pair_up(
@@ -152,8 +142,6 @@ def pair_up(
 ) -> Pairing:
     """How `teacher` teaches `student` under `plan`; `sizes`: of both, where they are known. Raises
     `ValueError` naming all that stands in the way."""
-    if teacher is student:
-        raise ValueError("teacher and student are the same object: build a second ViT")
     of_teacher, of_student = (sizes_of(teacher), sizes_of(student)) if sizes is None else sizes
     components = differences(teacher, student)
     obstacles = [*_obstacles(of_teacher, of_student, plan), *_component_obstacles(components, plan)]

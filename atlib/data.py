@@ -160,8 +160,7 @@ def pair(images: Images, teacher_images: Images) -> Images:
     """The same images for the student, and for its teacher others: `teacher_images[i]` beside `images[i]`.
 
     Everything that trains and evaluates an `AttentionTransfer` takes them; labels and treatment are those of
-    `images`. With `generate(..., twin=...)`, what the two have in common is all that maps can tell the
-    student.
+    `images`. With `generate(..., twin=...)`, what the two share is all that maps can tell the student.
     """
     if images.pixels.shape != teacher_images.pixels.shape or images.pixels.ndim != 4:
         shapes = f"{tuple(images.pixels.shape)} and {tuple(teacher_images.pixels.shape)}"
@@ -310,9 +309,9 @@ def as_data(data: Any, batch_size: int | None = None) -> TrainingData | Evaluati
     """What training and evaluation take: data that have an `epoch`, or `loader` and `take`, as they are, and
     a torch `Dataset` or `DataLoader` as `TorchData`.
 
-    Of a DataLoader its dataset, collate_fn, num_workers and worker_init_fn are used. Order and size of a
-    batch are a recipe's, and every image comes once in a pass; batch_size: in a training that of the recipe,
-    with which it is warned of what the loader has otherwise.
+    Of a DataLoader its dataset, collate_fn, num_workers and worker_init_fn are used: order and size of a
+    batch are a recipe's. batch_size: in a training the recipe's, of which it is warned where the loader's
+    differs.
     """
     # torchvision's ImageFolder has a `loader`, too, and data sets of `datasets` have a `take`
     if callable(getattr(data, "epoch", None)) or hasattr(data, "loader") and hasattr(data, "take"):

@@ -80,12 +80,12 @@ def steps_per_epoch(count: int, batch_size: int) -> int:
 
 
 def epoch_order(count: int, seed: int, epoch: int, repeats: int = 1) -> list[int]:
-    """The order of an epoch (from 0) by seed: the indices of `count` images, shuffled.
+    """The order of an epoch (from 0) by seed: the indices of `count` images, shuffled as a torch
+    `RandomSampler` with a generator of that seed does in its epoch-th pass.
 
-    It is the order that a torch `RandomSampler` with a generator of that seed gives in its epoch-th pass.
-    With `repeats`, the first count / repeats images of that order come `repeats` times in a row, so that an
-    epoch has as many steps as without (repeated augmentation: Hoffer et al. 2020, arXiv 1901.09335; Berman et
-    al. 2019, arXiv 1902.05509; as DeiT, arXiv 2012.12877, uses it).
+    With `repeats`, the first count / repeats images come `repeats` times in a row, in as many steps (repeated
+    augmentation: Hoffer et al. 2020, arXiv 1901.09335; Berman et al. 2019, arXiv 1902.05509; as in DeiT,
+    arXiv 2012.12877).
     """
     states, generator = _generator_states(count, seed), torch.Generator()
     while len(states) <= epoch:  # a pass draws two permutations, the second for a remainder that is empty

@@ -220,7 +220,8 @@ class Pair(nn.Module, ABC):
             raise ValueError("teacher and student are the same object: build a second ViT")
         self.normalisation = stated(normalisation, teachers)
         self._assumed = normalisation is None and self.normalisation is not None  # it was not given
-        self._views = tuple(View.of(teacher, student) for teacher in teachers)
+        #: What each teacher sees of the images.
+        self.views = tuple(View.of(teacher, student) for teacher in teachers)
         self.student = student
         # A tuple keeps teachers out of nn.Module's registration: they are inputs of the method, not parts.
         self._teachers = teachers
@@ -250,17 +251,12 @@ class Pair(nn.Module, ABC):
             for part in training:
                 part.training = True
 
-    @property
-    def views(self) -> tuple[View, ...]:
-        """What each teacher sees of the images."""
-        return self._views
-
     def for_teacher(self, images: Tensor) -> Tensor:
         """Images (B, 3, height, width) as the student is given them, as the first teacher was trained to see
         them: normalised anew, resized and in its precision where that differs, else the same tensor."""
         if not images.is_floating_point():  # words
             return images
-        shown = self._views[0].show(images, self.normalisation)
+        shown = self.views[0].show(images, self.normalisation)
         weights = [weight.dtype for weight in self.teacher.parameters() if weight.is_floating_point()]
         return shown.to(weights[0]) if weights else shown
 
@@ -268,7 +264,7 @@ class Pair(nn.Module, ABC):
     def teacher_normalisation(self) -> Normalisation | None:
         """How the images of the first teacher are normalised; None: as the student's, its own are not
         known."""
-        return self._views[0].normalisation
+        return self.views[0].normalisation
 
     def teacher_view(self) -> str:
         """In one line, what the first teacher sees."""
@@ -279,7 +275,7 @@ class Pair(nn.Module, ABC):
             unknown = "does not say how its images were normalised: it sees the student's as they are"
             return f"the teacher {unknown}{at}"
         anew = "" if normalisation == self.normalisation else f", normalised anew from {self.normalisation}"
-        resized = "" if self._views[0].size is None else ", resized"
+        resized = "" if self.views[0].size is None else ", resized"
         return f"the teacher sees images of {normalisation}{at}{anew}{resized}"
 
     @property

@@ -18,6 +18,7 @@ from accelerate.utils import (
     DistributedType,
     FullyShardedDataParallelPlugin,
     InitProcessGroupKwargs,
+    TorchDynamoPlugin,
 )
 from torch import Tensor, nn
 
@@ -32,8 +33,8 @@ OF_MPI = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
 
 @contextmanager
 def accelerate_as_it_was() -> Iterator[None]:
-    """Within it Accelerate's state, which it keeps for the whole process, is that of a run; after it, that of
-    the caller's own Accelerator, where there is one."""
+    """Within it Accelerate's state, which it keeps for the whole process, is that of a run, and how float32
+    is multiplied; after it, that of the caller's own Accelerator, where there is one."""
     kinds = AcceleratorState, GradientState
     before = [
         {
@@ -42,19 +43,23 @@ def accelerate_as_it_was() -> Iterator[None]:
         }
         for kind in kinds
     ]
+    precision = torch.get_float32_matmul_precision()
     try:
         yield
     finally:
+        torch.set_float32_matmul_precision(precision)
         for kind, state in zip(kinds, before):
             if state:
                 kind._shared_state.clear()
                 kind._shared_state.update(state)
 
 
-def start_processes(recipe: Recipe, cpu: bool = False) -> Accelerator:
-    """Accelerate for one run, on one process or on as many as the launcher started.
+def start_processes(recipe: Recipe, cpu: bool = False, all_learn: bool = False) -> Accelerator:
+    """Accelerate for one run, on one process or on as many as the launcher started. all_learn: whether every
+    weight gets a gradient in every step, so that DDP need not look for those that do not.
 
-    torch.compile uses the backend that `accelerate launch --dynamo_backend` names, otherwise inductor. Raises
+    torch.compile uses the backend that `accelerate launch --dynamo_backend` names, otherwise inductor, in the
+    mode of `--dynamo_mode`: "reduce-overhead" is CUDA graphs, for steps that are mostly launches. Raises
     `ValueError` for a launcher's configuration that asks for DeepSpeed, and where it started other processes
     than know of each other.
     """
@@ -62,16 +67,17 @@ def start_processes(recipe: Recipe, cpu: bool = False) -> Accelerator:
         raise ValueError("DeepSpeed was never run here: use FSDP2 (configs/accelerate/fsdp2_vit_large.yaml)")
     # Accelerate keeps a precision for the whole process; this run may want another
     AcceleratorState._reset_state()
-    # Copied attention leaves some weights without a gradient, a norm of q and k for one.
-    unused = DistributedDataParallelKwargs(find_unused_parameters=True)
-    backend = os.environ.get("ACCELERATE_DYNAMO_BACKEND", "inductor") if recipe.compile else None
+    unused = DistributedDataParallelKwargs(find_unused_parameters=not all_learn)
+    backend = os.environ.get("ACCELERATE_DYNAMO_BACKEND", "inductor")
+    if in_tf32 := recipe.mixed_precision == "tf32":
+        torch.set_float32_matmul_precision("high")
     accelerator = Accelerator(
-        mixed_precision=recipe.mixed_precision,
+        mixed_precision="no" if in_tf32 else recipe.mixed_precision,
         cpu=cpu,
         step_scheduler_with_optimizer=False,
         kwargs_handlers=[InitProcessGroupKwargs(timeout=WAIT), unused],
         gradient_accumulation_steps=recipe.accumulate,
-        dynamo_backend=backend,
+        dynamo_plugin=TorchDynamoPlugin(backend) if recipe.compile else None,
         fsdp_plugin=fsdp_plugin(),
     )
     if accelerator.num_processes != (asked := processes_asked()):

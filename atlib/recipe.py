@@ -46,7 +46,7 @@ class Recipe:
     transfer_weight: float = 3.0
     #: largest gradient norm, None for no clipping
     clip: float | None = 1.0
-    #: "no", "bf16" or "fp16"
+    #: "no", "tf32" (products of float32, where a GPU has it), "bf16" or "fp16"
     mixed_precision: str = "no"
     #: a name that timm knows ("adamw", "lamb" ...; those without betas leave `betas` out)
     optimizer: str = "adamw"
@@ -95,7 +95,8 @@ class Recipe:
         shares = (0.5,) if self.milestones is None else self.milestones
         fits = len(shares) > 0 and all(0 < share < 1 for share in shares)
         require(fits, "milestones", "shares of the run, such as (8/9, 26/27)")
-        require(self.mixed_precision in ("no", "bf16", "fp16"), "mixed_precision", "'no', 'bf16' or 'fp16'")
+        known = ("no", "tf32", "bf16", "fp16")
+        require(self.mixed_precision in known, "mixed_precision", "'no', 'tf32', 'bf16' or 'fp16'")
         require(self.accumulate <= self.batch_size, "accumulate", "at most batch_size")
         if self.warmup_epochs is not None:
             fits = 0 <= self.warmup_epochs < (self.epochs or 0)

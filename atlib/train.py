@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 from accelerate.utils import DistributedType, broadcast_object_list, gather_object, set_seed
+from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
@@ -134,8 +135,8 @@ def train(
     began = time.perf_counter()  # of the step: it includes waiting for images
     with run.put_back_on_error(), stop_noticed(keeper is not None) as noticed, bar:
         while position.step < end:
-            mine = run.accelerator.process_index, world
-            part = ShardSpec(seed, position.epoch, recipe.batch_size, *mine, position.done, recipe.repeats)
+            of = run.accelerator.process_index, world
+            part = ShardSpec(seed, position.epoch, recipe.batch_size, *of, position.done, recipe.repeats)
             for batch in data.epoch(part, workers):
                 if position.epoch > part.epoch:
                     raise ValueError(f"the data gave more than {steps} batches for {len(data)} images")
@@ -161,7 +162,8 @@ def train(
                     log(
                         {"event": "step", "step": position.step, "epoch": position.epoch + 1, "loss": value}
                         | {name: x for name, x in zip(names, parts) if "/" not in name}
-                        | {"lr": position.lr, "grad_norm": norm, "images_per_second": images_per_second}
+                        | {"lr": position.lr, "grad_norm": norm}
+                        | {"images_per_second": images_per_second}
                     )
                 last, metrics = position.done == steps, {}  # of the pass
                 if last or position.step == recipe.steps:
@@ -193,6 +195,15 @@ def train(
     return history
 
 
+def all_learn(model: nn.Module, loss: Loss, recipe: Recipe) -> bool:
+    """Whether every weight surely gets a gradient in every step: of timm's ViTs that learn labels, alone or
+    with maps that they learn too. Copied attention leaves some without one, a norm of q and k for one."""
+    student, plan = student_of(model), getattr(model, "plan", None)
+    follows = isinstance(model, Pair) and isinstance(plan, Plan) and plan.how == "distill"
+    learns_labels = loss is student_loss and recipe.task_weight > 0
+    return type(student) is VisionTransformer and learns_labels and (student is model or follows)
+
+
 class Training:
     """One run of `train`: its parts, prepared by Accelerate, and its position. kept: where the last good
     weights are."""
@@ -212,7 +223,7 @@ class Training:
             "model": {"kind": type(model).__name__, **planned},
             "loss": _name_of(loss),
         }
-        self.accelerator = start_processes(recipe, cpu)
+        self.accelerator = start_processes(recipe, cpu, all_learn(model, loss, recipe))
         if self.accelerator.num_processes > 1:
             set_seed(seed, device_specific=True)  # other images on each process, so other stochastic depth
         self.given, model = model.train(), to_train(model.train(), self.accelerator)

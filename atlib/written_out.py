@@ -18,7 +18,10 @@ TEMPERATURE = 10.0  # of the aggregation of heads: AttnDistill (arXiv 2210.00944
 
 
 def merged(seen: Seen) -> Seen:
-    """A layer with its heads merged into one (`atlib.maps.aggregate_heads`), as q and k: no map is needed."""
+    """A layer with its heads merged into one (`atlib.maps.aggregate_heads`), as q and k: no map is needed.
+
+    Raises `ValueError` for given maps of several heads.
+    """
     if seen.given is not None:
         if seen.given.shape[1] != 1:  # the logarithm of maps that were stored in float16 would be wrong
             raise ValueError("unequal_heads='aggregate' of maps=: give them through aggregate_heads")

@@ -23,6 +23,7 @@ SECONDS = 540  # of one part
 PARTS = {
     "tests": "the tests that need a device",
     "steps": "seconds and memory of the methods' steps and of the loss alone",
+    "speeds": "runs at each of the speeds that `--speed` names: images a second, in their logs",
     "profile": "what a step's milliseconds are",
     "study": "the study real-full: goes on where it was, as often as it is called",
     "resumed": "whether a run that was stopped ends as one that was not",
@@ -68,6 +69,18 @@ def commands(part: str, options: argparse.Namespace) -> Iterator[list[str]]:
                 else ["--repetitions", "20", "--dtype", "bf16"]
             )
             yield ["benchmarks/transfer_step.py", *sizes, *few, *device]
+    elif part == "speeds":
+        of_world = [
+            "--recipe",
+            "find-distill",
+            "--data",
+            "atbook.worlds:marked_glyphs",
+            "--teacher",
+            "untrained",
+        ]
+        for speed in ["tf32"] if small else ["exact", "tf32", "bf16", "compiled"]:
+            sizes = ["--steps", "2" if small else "1000", "--out", str(options.out / f"speed-{speed}")]
+            yield ["-m", "atlib", "train", *of_world, *sizes, "--speed", speed]
     elif part == "profile":
         for tokens, batch in [(197, 1)] if small else [(197, 64), (785, 16)]:
             sizes = ["--tokens", str(tokens), "--batch", str(batch)]

@@ -1,8 +1,8 @@
 """What is done with the library where it is installed, in one process because each start takes seconds:
-python installed.py FOLDERS REQUEST, both JSON.
+python installed.py FOLDERS TEACH REQUEST, all JSON.
 
 FOLDERS says where each part is done, in that order: `README` runs its example.py, `experiments` lists them,
-`run` trains what is requested, breaks the run and takes it up again.
+`run` makes a teacher, trains what is requested, breaks the run and takes it up again.
 Prints, as JSON, where the library is, and of each part what it printed and the error that ended it, if one
 did.
 """
@@ -32,8 +32,9 @@ def experiments() -> None:
         assert not end.code, end.code
 
 
-def run(request: list[str]) -> None:
+def run(teach: list[str], request: list[str]) -> None:
     """Files of a finished run are kept in `before`, for they are written again."""
+    from atbook.__main__ import main as book
     from atbook.worlds import glyphs
     from atrun.__main__ import main
 
@@ -42,6 +43,7 @@ def run(request: list[str]) -> None:
     def command(*words: str) -> None:
         assert main(list(words)) == 0, words
 
+    assert book(teach) == 0
     command(*request, "--out", "student")
     command("resume", "student")
     print("--- now it is broken ---")
@@ -54,10 +56,10 @@ def run(request: list[str]) -> None:
     command("evaluate", "student")
 
 
-def main(parts: dict[str, str], request: list[str]) -> dict:
+def main(parts: dict[str, str], teach: list[str], request: list[str]) -> dict:
     found = metadata.distribution("attention-transfer")
     where = [util.find_spec("atlib").origin, str(found.locate_file("")), found.version]
-    what, done = {"README": example, "experiments": experiments, "run": lambda: run(request)}, {}
+    what, done = {"README": example, "experiments": experiments, "run": lambda: run(teach, request)}, {}
     for name, folder in parts.items():
         os.chdir(folder)
         error = None

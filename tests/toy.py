@@ -9,10 +9,12 @@ from atbook.lab import study as experiment
 from atbook.lab.scales import CENTRAL_METHODS, TUNING_SEED, GlyphScale
 from atbook.lab.study import Place, Sources, fine_tuning
 from atbook.lab.tuning import grid
+from atbook.records import add_record, records_file
 from atbook.worlds import glyphs, pretext
 from atlib import recipe
 from atlib.checkpoint import save_vit, save_weights
 from atlib.vit import Architecture
+from atrun.record import Record
 from tests.helpers import randomise
 
 SPLITS = []  # what was asked for, in order
@@ -57,6 +59,13 @@ def few_held_out(monkeypatch):
         return plain(split, min(size, 40) if split == "validation" else size, *more, **options)
 
     monkeypatch.setattr(glyphs, "generate", generate)
+
+
+def recorded(folder, study, scale, method, seed, results, *kind_and_trial):
+    """Add a record of these results, as if they had been measured, to a folder of records."""
+    about = dict.fromkeys(("python", "torch", "timm", "atlib", "device", "threads", "commit", "date"), "")
+    record = Record(study, method, seed, {}, results, [], 1.0, 1.0, about, *kind_and_trial)
+    add_record(records_file(study, scale, folder), record)
 
 
 def untrained_models(place, schoolings=()):

@@ -210,7 +210,6 @@ def make_edition(name: str, secret: bytes, out: Path, drawn: dict[str, str] | No
     rubrics = [c.source for c in cells if c.cell_type == "markdown" and "**Rubric" in c.source]
     (folder / "rubric.md").write_text("\n\n---\n\n".join(rubrics) + "\n", encoding="utf-8")
     (folder / "edition.json").write_text(json.dumps(edition, indent=1) + "\n", encoding="utf-8")
-    write_zip(folder / f"{name}-gradescope.zip", _gradescope(folder))
     return folder
 
 
@@ -225,47 +224,19 @@ def _notebook(cells: list, metadata: dict, label: str) -> bytes:
 def _handout(cells: list, edition: dict) -> dict:
     """What `hand-in` and the grader know of a notebook as it was handed out; nothing of it is secret."""
     given = released(cells)
-    own = [
-        c.source for c in given if c.cell_type == "code" and "otter_ignore" not in c.metadata.get("tags", [])
-    ]
-    checks = dict(re.findall(r"^check\(\"([\w.]+)\", (\w+)\)", "\n".join(c.source for c in given), re.M))
+    code = [c for c in given if c.cell_type == "code" and "otter_ignore" not in c.metadata.get("tags", [])]
+    checks = re.findall(r"^check\(\"([\w.]+)\", (\w+)\)", "\n".join(c.source for c in given), re.M)
     tasks = [
         {key: task[key] for key in ("name", "title", "answer", "typed", "refused") if key in task}
         for task in edition["tasks"].values()
     ]
     return {
-        "edition": edition["edition"],
-        "assignment": edition["assignment"],
+        **{key: edition[key] for key in ("edition", "assignment", "uploads", "imports")},
         "tasks": tasks,
-        "checks": checks,
-        "uploads": edition["uploads"],
-        "imports": edition["imports"],
-        "code": own,
+        "checks": dict(checks),
+        "code": [cell.source for cell in code],
         "texts": [cell.source for cell in given if cell.cell_type == "markdown"],
     }
-
-
-SET_UP = """\
-#!/usr/bin/env bash
-set -e
-apt-get update && apt-get install -y bubblewrap libseccomp2 python3 python3-pip git
-python3 -m pip install --break-system-packages "attention-transfer @ git+{url}"
-"""
-RUN = """\
-#!/usr/bin/env bash
-cd /autograder/source && PYTHONPATH=. python3 -m tools.gradescope
-"""
-
-
-def _gradescope(folder: Path) -> dict[str, bytes]:
-    """The files of Gradescope's zip: the same driver, and this assignment's edition."""
-    name = folder.name
-    ours = [ROOT / "tools" / f"{part}.py" for part in ("grades", "handed", "gradescope")]
-    ours += [COURSE / "hidden.py", *(path for path in (COURSE / name).iterdir() if path.is_file())]
-    files = {path.relative_to(ROOT).as_posix(): path.read_bytes() for path in ours}
-    edition = [folder / "edition.json", *(folder / "files").iterdir()]
-    files |= {f"edition/{path.relative_to(folder).as_posix()}": path.read_bytes() for path in edition}
-    return files | {"setup.sh": SET_UP.format(url=repository()).encode(), "run_autograder": RUN.encode()}
 
 
 def write_zip(path: Path, files: dict[str, bytes]) -> None:
@@ -280,34 +251,26 @@ def main(arguments: list[str] | None = None) -> int:
     2."""
     parser = argparse.ArgumentParser(prog="python -m tools.course", description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
-    making = commands.add_parser("edition", help="what students, Gradescope and the teacher get")
+    making = commands.add_parser("edition", help="what students and the teacher get")
     making.add_argument("--secret", type=Path, required=True, help="a file that stays with the teacher")
-    making.add_argument("--out", type=Path, required=True)
     making.add_argument("assignments", nargs="*", help="all where none is named")
     grading = commands.add_parser("grade", help="a folder of submissions to a folder of grades")
     grading.add_argument("edition", type=Path, help="an assignment of an edition, as in DIR/a1")
     grading.add_argument("submissions", type=Path)
-    grading.add_argument(
-        "--out", type=Path, required=True, help="a folder; points entered by hand stay in it"
-    )
     grading.add_argument("--jobs", type=int, default=1, help="submissions that are graded side by side")
-    grading.add_argument(
-        "--without-sandbox",
-        action="store_true",
-        help="grade though answers can then read and write your files, the edition's key and other works",
-    )
+    without = "grade though answers can then read and write your files, the edition's key and other works"
+    grading.add_argument("--without-sandbox", action="store_true", help=without)
     grading.add_argument("--deadline", type=datetime.fromisoformat, help="as in 2027-01-31T23:59+01:00")
     summing = commands.add_parser("totals", help="the folders of grades of a course to one table")
     summing.add_argument("grades", type=Path, nargs="+", help="folders that `grade` wrote")
-    summing.add_argument("--out", type=Path, required=True)
     summing.add_argument(
-        "--late-days", type=int, default=0, help="free for each student, over all assignments"
+        "--late-days", type=int, default=0, help="free for each student, in the whole course"
     )
     summing.add_argument("--penalty", type=float, default=10.0, help="per cent of points for each day more")
+    for command in (making, grading, summing):
+        command.add_argument("--out", type=Path, required=True, help="a folder; points by hand stay in it")
     for command in (grading, summing):
-        command.add_argument(
-            "--roster", type=Path, help="CSV with the columns id, name and, if you like, more"
-        )
+        command.add_argument("--roster", type=Path, help="CSV with the columns id, name, and more")
     options = parser.parse_args(arguments)
     try:
         if options.command == "edition":
@@ -324,12 +287,8 @@ def main(arguments: list[str] | None = None) -> int:
             if not options.without_sandbox:
                 raise ValueError(f"{lacks} --without-sandbox grades nevertheless")
             print(f"note: {lacks}", file=sys.stderr)
-        edition = Edition(options.edition)
-        print(
-            gradebook.grade_folder(
-                edition, options.submissions, options.out, roster, options.deadline, options.jobs
-            )
-        )
+        given = Edition(options.edition), options.submissions, options.out, roster, options.deadline
+        print(gradebook.grade_folder(*given, options.jobs))
     except (ValueError, RuntimeError, OSError) as error:
         print(f"python -m tools.course: {error}", file=sys.stderr)
         return 2

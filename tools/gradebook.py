@@ -7,6 +7,7 @@ for each student; `report.md`, the texts to be read; `similar.csv`, works that a
 """
 
 import csv
+import hashlib
 import io
 import json
 import math
@@ -73,6 +74,8 @@ class Line:
     # When it was handed in, and by how many days that is late.
     time: str = ""
     late_days: int = 0
+    # Whether there is a roster that does not have the student: then no name in a file is a key.
+    is_unlisted: bool = False
     # Whether a platform or whose.csv says whose it is, and not only the file itself.
     is_known: bool = False
     # Whether another work of the same student would count as well: the teacher says which does.
@@ -85,7 +88,7 @@ class Line:
     @property
     def key(self) -> str:
         """What points by hand are kept under."""
-        return self.id or _plain(self.result.student) or self.result.file
+        return self.id or (not self.is_unlisted and _plain(self.result.student)) or self.result.file
 
 
 def _plain(text: str) -> str:
@@ -212,6 +215,7 @@ def _find(line: Line, handed: Handed, roster: Sequence[Student]) -> None:
     if len(found) != 1:
         what = "not in the roster" if not found else "more than one student of the roster"
         line.notes.append(f"{what}: say in whose.csv whose work it is")
+        line.is_unlisted = True
         return
     student, line.is_known = found[0], bool(by_platform)
     line.id, line.name, line.email = student.id, student.name, student.email
@@ -258,9 +262,8 @@ def similar(everybody: Sequence[Handed], edition: Edition) -> list[dict]:
     found = []
     for name, task in edition.tasks.items():
         if "answer" in task:
-            found += _pairs(
-                everybody, [h.reading.pieces.get(name, set()) for h in everybody], f"{name} (code)", 0.8
-            )
+            code = [handed.reading.pieces.get(name, set()) for handed in everybody]
+            found += _pairs(everybody, code, f"{name} (code)", 0.8)
     texts = [pieces(" ".join(own_texts(handed, edition)).lower().split(), 5) for handed in everybody]
     found += _pairs(everybody, texts, "text", 0.25)
     return sorted(found, key=lambda pair: -pair["per cent"])
@@ -271,9 +274,8 @@ def _pairs(everybody: Sequence[Handed], of_each: Sequence[set], what: str, least
     for (first, a), (second, b) in combinations(list(zip(everybody, of_each)), 2):
         share = len(a & b) / max(1, len(a | b))
         if min(len(a), len(b)) >= 10 and share >= least:
-            pairs.append(
-                {"first": first.file, "second": second.file, "task": what, "per cent": round(100 * share)}
-            )
+            files = {"first": first.file, "second": second.file}
+            pairs.append(files | {"task": what, "per cent": round(100 * share)})
     return pairs
 
 
@@ -324,13 +326,9 @@ def add_hand_lines(path: Path, lines: Sequence[Line], edition: Edition) -> list[
         for number, test in enumerate(tests, start=1)
         if not test.judged
     }
-    rows = [
-        row
-        for row in read_table(path)
-        if not row["item"].startswith("test ")
-        or (row["key"].lstrip("'"), row["task"], row["item"]) in untested
-    ]
-    known = {(row["key"], row["task"], row["item"]) for row in rows}
+    rows = read_table(path)
+    rows = [row for row in rows if not row["item"].startswith("test ") or _item(row) in untested]
+    known = {_item(row) for row in rows}
     for line in lines:
         if line.result.status != "graded" or line.superseded_by:
             continue
@@ -347,6 +345,11 @@ def add_hand_lines(path: Path, lines: Sequence[Line], edition: Edition) -> list[
                 rows.append(row | {"for": f"{test.title} (could not be tested)", "of": str(test.of)})
     write_table(path, HAND, rows)
     return rows
+
+
+def _item(row: Mapping) -> tuple[str, str, str]:
+    """What a line of `hand.csv` is about."""
+    return row["key"].lstrip("'"), row["task"], row["item"]
 
 
 def hand_points(rows: Iterable[Mapping], key: str) -> tuple[float, int]:
@@ -383,33 +386,22 @@ def write_grades(folder: Path, edition: Edition, lines: Sequence[Line]) -> None:
             row["status"] = "superseded"
         if line.result.status == "graded":
             row |= {task: _short(line.result.points(task)) for task in edition.automatic}
-            row |= {
-                "automatic": _short(line.result.total),
-                "by hand": _short(by_hand),
-                "still by hand": still,
-            }
+            row |= {"automatic": _short(line.result.total), "by hand": _short(by_hand)}
             row |= {"points": "" if still else _short(line.result.total + by_hand), "of": most}
+            row |= {"still by hand": still}
         says = [*line.result.remarks, *line.notes]
         row |= {"time": line.time, "late days": line.late_days, "remarks": " | ".join(says)}
         rows.append(row | {"seconds": line.result.seconds})
         if line.result.status == "graded" and not line.superseded_by and not line.is_disputed:
             points = row["points"]
-            canvas.append(
-                {"Student": line.name, "ID": line.canvas, "SIS User ID": line.id, _title(edition): points}
-            )
+            of_canvas = {"Student": line.name, "ID": line.canvas, "SIS User ID": line.id}
+            canvas.append(of_canvas | {_title(edition): points})
             participant = f"Participant {line.moodle}" if line.moodle else ""
-            moodle.append(
-                {
-                    "Identifier": participant,
-                    "Full name": line.name,
-                    "Email address": line.email,
-                    "Grade": points,
-                }
-            )
+            of_moodle = {"Identifier": participant, "Full name": line.name, "Email address": line.email}
+            moodle.append(of_moodle | {"Grade": points})
     columns = ["file", "id", "name", "status", *edition.automatic, "automatic", "by hand", "still by hand"]
-    write_table(
-        folder / "grades.csv", [*columns, "points", "of", "time", "late days", "remarks", "seconds"], rows
-    )
+    columns += ["points", "of", "time", "late days", "remarks", "seconds"]
+    write_table(folder / "grades.csv", columns, rows)
     write_table(folder / "canvas.csv", ["Student", "ID", "SIS User ID", "Section", _title(edition)], canvas)
     write_table(folder / "moodle.csv", ["Identifier", "Full name", "Email address", "Grade"], moodle)
     (folder / "feedback").mkdir(exist_ok=True)
@@ -429,13 +421,11 @@ def _short(points: float) -> float | int:
 
 
 def page_name(line: Line) -> str:
-    """The name of a student's page: letters and digits, and one for each submission where no roster is."""
-    parts = (
-        (line.id,)
-        if line.id and not line.is_disputed
-        else (line.result.student, str(Path(line.result.file).with_suffix("")))
-    )
-    return "-".join(re.sub(r"\W+", "-", part).strip("-")[-60:] for part in parts if part) or "nameless"
+    """The name of a student's page: the id of the roster, and else what no other page can be called."""
+    name = "" if line.is_disputed else line.id
+    says = re.sub(r"\W+", "-", name or f"{line.result.student}-{line.result.file}").strip("-")[-60:]
+    number = hashlib.sha256(f"{name}/{line.result.file}".encode(errors="replace")).hexdigest()[:12]
+    return says if says == name else f"{says}.{number}"
 
 
 def feedback(line: Line, edition: Edition, hand: Sequence[Mapping]) -> str:
@@ -464,16 +454,15 @@ def feedback(line: Line, edition: Edition, hand: Sequence[Mapping]) -> str:
     most = sum(task["points"] for task in edition.tasks.values())
     late = f"<p>Handed in {line.late_days} days late.</p>" if line.late_days else ""
     title = f"{_title(edition)}: {line.name or line.result.file}"
+    status, graded = "This submission was not graded.", line.result.status == "graded"
+    if graded:
+        status = f"In all: {_reached(in_all, most, still)}, without a deduction for late days."
     return PAGE.format(
         title=escape(title),
-        status=escape(
-            f"In all: {_reached(in_all, most, still)}, without a deduction for late days."
-            if line.result.status == "graded"
-            else "This submission was not graded."
-        ),
+        status=escape(status),
         late=late,
         remarks=f"<ul>{remarks}</ul>" if remarks else "",
-        tasks="".join(parts) if line.result.status == "graded" else "",
+        tasks="".join(parts) if graded else "",
     )
 
 
@@ -538,9 +527,7 @@ def grade_folder(
     known, whose = {student.id: student for student in roster or ()}, {}
     for row in read_table(submissions / "whose.csv"):
         if row["id"] not in known:
-            raise ValueError(
-                f"whose.csv: {row['file']} is of {row['id']!r}, an id that the roster does not have"
-            )
+            raise ValueError(f"whose.csv: {row['file']} is of {row['id']!r}, who is not in the roster")
         whose.setdefault(row["file"], []).append(known[row["id"]])
     if absent := sorted(whose.keys() - {handed.file for handed in everybody}):
         raise ValueError(f"whose.csv: there is no submission {absent[0]!r}")
@@ -560,12 +547,8 @@ def grade_folder(
     left = sum(result.status != "graded" for result in results)
     done = f"{out}: {len(everybody)} submissions, {left} of them not graded"
     times = [handed.time for handed in everybody if handed.time and handed.file not in received]
-    if (
-        deadline
-        and len(times) > 1
-        and (max(times) - min(times)).total_seconds() < HOUR
-        and max(times) > aware(deadline)
-    ):
+    close = len(times) > 1 and (max(times) - min(times)).total_seconds() < HOUR
+    if deadline and close and max(times) > aware(deadline):
         done += (
             f"\nnote: the times of {len(times)} files lie after the deadline, within an hour of each other."
             f" If you copied them then, say in {submissions / 'received.csv'} when they were handed in, and"

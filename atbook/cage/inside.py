@@ -3,8 +3,8 @@
 It imports what answers need, once, and never runs or reads anything of an answer itself. Requests come over a
 socket that was handed in, which has no path and which no child has: its input is empty. For each request it
 makes a child; the child takes limits upon itself that it cannot lift again, reads the request, runs the code
-and writes what it returned. The parent measures the child from the outside, ends all that is left of it, and
-reports.
+and writes what it returned, which the parent passes on unread. The parent measures the child from the
+outside, ends all that is left of it, and reports.
 
 What this file does is described in `atbook/cage/outside.py`, which starts it.
 """
@@ -17,6 +17,7 @@ import os
 import resource
 import select
 import signal
+import socket
 import sys
 import tempfile
 import time
@@ -27,7 +28,7 @@ from types import ModuleType
 SOURCE = "<your notebook>"
 NOBODY = 65534
 LONGEST = 400  # letters of an error
-MOST_THREADS, MOST_FILES = 64, 256  # at a time
+MOST_THREADS, MOST_FILES, MOST_READ = 64, 256, 2**20  # at a time
 
 
 # --- What a child may not do, ever again ---
@@ -76,11 +77,9 @@ def libseccomp() -> ctypes.CDLL | None:
     return library
 
 
-def seal(threads: bool) -> bool:
+def seal(library: ctypes.CDLL, threads: bool) -> None:
     """Give up, for good, all system calls but those that a computation needs. threads: whether it may make
-    any. Returns False where the system has no such thing, and nothing was given up."""
-    if sys.platform != "linux" or not (library := libseccomp()):
-        return False
+    any. Raises `OSError` where the system refuses the filter."""
     rules = ctypes.c_void_p(library.seccomp_init(REFUSE))
 
     def add(name: str, *comparisons: tuple[int, int, int, int], action: int = ALLOW) -> None:
@@ -98,33 +97,34 @@ def seal(threads: bool) -> bool:
     add("clone3", action=ABSENT)  # then threads are made by `clone`, whose flags can be read
     if threads:
         add("clone", (0, MASKED, THREAD | (2**64 - 1) & ~OF_THREADS, THREAD))
-    return library.seccomp_load(rules) == 0
+    if library.seccomp_load(rules):
+        raise OSError("the filter of system calls was refused")
 
 
 def limit(settings: dict, seconds: float, threads: bool) -> None:
     """Take the limits of a child upon this process: processor time, memory, files, user, processes."""
 
-    def at_most(kind: str, number: int) -> None:
-        if hasattr(resource, kind):
-            of = getattr(resource, kind)
-            _, hard = resource.getrlimit(of)
-            number = number if hard == resource.RLIM_INFINITY else min(number, hard)
-            resource.setrlimit(of, (number, number))
+    def at_most(kind: int, number: int) -> None:
+        _, hard = resource.getrlimit(kind)
+        number = number if hard == resource.RLIM_INFINITY else min(number, hard)
+        resource.setrlimit(kind, (number, number))
 
-    at_most("RLIMIT_CPU", int(seconds) + 1)
-    at_most("RLIMIT_FSIZE", settings["file_bytes"])
-    at_most("RLIMIT_NOFILE", 64)
-    at_most("RLIMIT_CORE", 0)
+    at_most(resource.RLIMIT_CPU, int(seconds) + 1)
+    at_most(resource.RLIMIT_FSIZE, settings["file_bytes"])
+    at_most(resource.RLIMIT_NOFILE, 64)
+    at_most(resource.RLIMIT_CORE, 0)
     if sys.platform == "linux":  # elsewhere the limit counts what is mapped, or nothing at all
         with open("/proc/self/statm") as file:
             mapped = int(file.read().split()[0]) * resource.getpagesize()
-        at_most("RLIMIT_AS", mapped + settings["memory_bytes"])
+        at_most(resource.RLIMIT_AS, mapped + settings["memory_bytes"])
     if settings["drop_user"]:
         os.setgroups([])
         os.setgid(NOBODY)
         os.setuid(NOBODY)
-    if not seal(threads):
-        at_most("RLIMIT_NPROC", 1)
+    if library := libseccomp():
+        seal(library, threads)
+    else:
+        at_most(resource.RLIMIT_NPROC, 1)
 
 
 # --- The child ---
@@ -199,17 +199,15 @@ def explained(error: BaseException) -> str:
     return f"{type(error).__name__}{where}: {text}"[:LONGEST]
 
 
-def child(content: bytes, settings: dict, seconds: float, threads: bool) -> None:
-    """All of a child: it does not return."""
+def child(content: bytes, settings: dict, seconds: float, threads: bool, out: int) -> None:
+    """All of a child: it does not return. out: where its reply is written."""
     code = 1
     try:
         os.setpgid(0, 0)
-        out = settings["data"]
         nothing = os.open(os.devnull, os.O_RDWR)
         for number in (0, 1, 2):
             os.dup2(nothing, number)
-        os.close(settings["report"])
-        os.close(settings["requests"])
+        os.close(settings["socket"])
         limit(settings, seconds, threads)
         from atbook.cage.values import pack, unpack
 
@@ -231,42 +229,56 @@ def child(content: bytes, settings: dict, seconds: float, threads: bool) -> None
 # --- Its parent ---
 
 
-def excess(pid: int, folder: str | None) -> str:
+def excess(pid: int, folder: str | None, file_bytes: int) -> str:
     """What a child has more of than it may and no limit of the system counts; "" for nothing. folder: a file
-    system of its own."""
+    system of its own; file_bytes: of one file."""
     with suppress(OSError):
         if len(os.listdir(f"/proc/{pid}/task")) > MOST_THREADS:
             return "threads"
     if folder:
         disk = os.statvfs(folder)
-        if disk.f_files - disk.f_ffree > MOST_FILES:
+        full = (disk.f_blocks - disk.f_bfree) * disk.f_frsize > 4 * file_bytes
+        if full or disk.f_files - disk.f_ffree > MOST_FILES:
             return "files"
     return ""
 
 
-def waited(pid: int, alive: int, seconds: float, wall: float, folder: str | None):
-    """Wait for a child: (its state, what it used, why it was ended). It and its group are gone afterwards.
+def waited(pid: int, out: int, seconds: float, settings: dict, folder: str | None) -> tuple[dict, bytes]:
+    """Wait for a child: (what is reported of it, what it wrote). It and its group are gone afterwards.
 
-    alive: the end of a pipe whose other end the child holds; it tells at once that the child has ended.
+    out: the end of a socket to whose other end the child writes; it tells at once that the child has ended.
     """
-    deadline, reason = time.monotonic() + wall, ""
-    while True:
-        if select.select([alive], [], [], 0.02)[0]:
+    os.set_blocking(out, False)
+    data, reason, deadline = bytearray(), "", time.monotonic() + settings["patience"] * seconds + 5
+
+    def read() -> bool:
+        """Take what the child has written; whether there was something."""
+        with suppress(BlockingIOError, ConnectionResetError):
+            data.extend(part := os.read(out, MOST_READ))
+            return bool(part)
+        return False
+
+    while not (ended := os.wait4(pid, os.WNOHANG))[0]:
+        if select.select([out], [], [], 0.02)[0] and not read():
             time.sleep(0.002)  # it has ended, or closed its end early
-        done, state, used = os.wait4(pid, os.WNOHANG)
-        if done:
-            break
-        if reason := "time" if time.monotonic() > deadline else excess(pid, folder):
+        late = "time" * (time.monotonic() > deadline) or "size" * (len(data) > settings["reply_bytes"])
+        if reason := late or excess(pid, folder, settings["file_bytes"]):
             os.kill(pid, signal.SIGKILL)
-            _, state, used = os.wait4(pid, 0)
+            ended = os.wait4(pid, 0)
             break
+    _, state, used = ended
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
+    while read():
+        pass
+    cpu = used.ru_utime + used.ru_stime
     if os.WIFSIGNALED(state) and not reason:
         number = os.WTERMSIG(state)
-        out_of_time = number == signal.SIGXCPU or used.ru_utime + used.ru_stime >= seconds
+        out_of_time = number == signal.SIGXCPU or cpu >= seconds
         reason = "time" if out_of_time else signal.Signals(number).name
-    return state, used, reason
+    peak = used.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    code = os.waitstatus_to_exitcode(state)
+    return dict(ended=reason, code=code, seconds=round(cpu, 3), peak=peak, size=len(data)), bytes(data)
 
 
 def emptied(folder: str) -> None:
@@ -297,34 +309,30 @@ def main() -> None:
     if sys.platform == "linux":
         # A child of the same user must not write on this process's own files.
         ctypes.CDLL(None).prctl(SET_DUMPABLE, 0, 0, 0, 0)
-    report = os.fdopen(settings["report"], "w", buffering=1)
-    report.write(json.dumps({"ready": True}) + "\n")
-    requests = os.fdopen(settings["requests"], "rb", closefd=False)
+    requests = os.fdopen(settings["socket"], "rb", closefd=False)
+    reports = os.fdopen(settings["socket"], "wb", closefd=False)
+    reports.write(b"ready\n")
+    reports.flush()
     while line := requests.readline():
         size, seconds, threads = json.loads(line)
         content = requests.read(size)
         inner = tempfile.mkdtemp(dir=folder)
         os.chmod(inner, 0o777)
-        alive, held = os.pipe()
+        ours, theirs = socket.socketpair()  # which no path below /proc opens, as it does a pipe
         pid = os.fork()
         if not pid:
-            os.close(alive)
+            ours.close()
             os.chdir(inner)
             tempfile.tempdir = inner
-            child(content, settings, seconds, threads)
-        os.close(held)
-        wall, bounded = settings["patience"] * seconds + 5, folder if settings["bounded"] else None
-        state, used, reason = waited(pid, alive, seconds, wall, bounded)
-        os.close(alive)
+            child(content, settings, seconds, threads, theirs.fileno())
+        theirs.close()
+        measured, data = waited(
+            pid, ours.fileno(), seconds, settings, folder if settings["bounded"] else None
+        )
+        ours.close()
         emptied(folder)
-        unit = 1 if sys.platform == "darwin" else 1024
-        measured = {
-            "ended": reason,
-            "code": os.waitstatus_to_exitcode(state),
-            "seconds": round(used.ru_utime + used.ru_stime, 3),
-            "peak": used.ru_maxrss * unit,
-        }
-        report.write(json.dumps(measured) + "\n")
+        reports.write(json.dumps(measured).encode() + b"\n" + data)
+        reports.flush()
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ says what a system lacks of this.
 
 import json
 import os
-import selectors
 import shutil
 import socket
 import subprocess
@@ -27,20 +26,10 @@ from atbook.cage.inside import libseccomp
 from atbook.cage.values import pack, unpack
 
 MEGABYTE = 2**20
-MEMORY, FILES, REPLY = (
-    2048 * MEGABYTE,
-    16 * MEGABYTE,
-    64 * MEGABYTE,
-)  # bytes that a call may use, write, return
-CRASHES = {
-    "SIGSEGV",
-    "SIGABRT",
-    "SIGBUS",
-    "SIGFPE",
-    "SIGILL",
-    "SIGSYS",
-    "SIGXFSZ",
-}  # what only its own code does
+# Bytes that a call may use, write and return.
+MEMORY, FILES, REPLY = 2048 * MEGABYTE, 16 * MEGABYTE, 64 * MEGABYTE
+# How only a process's own code ends it.
+CRASHES = {"SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSYS", "SIGXFSZ"}
 SECONDS = 10.0  # of a processor that a call may take
 PATIENCE = 6.0  # how many times as long a call may take on a clock: a busy machine is no fault of an answer
 ROOT = Path(__file__).resolve().parents[2]
@@ -76,8 +65,6 @@ class AnswerFailed(AssertionError):
 @lru_cache
 def namespaces() -> bool:
     """Whether bubblewrap is here and may make namespaces."""
-    if not shutil.which("bwrap"):
-        return False
     try:
         command = ["bwrap", "--unshare-all", "--ro-bind", "/", "/", "--proc", "/proc", "true"]
         return subprocess.run(command, capture_output=True, timeout=60).returncode == 0
@@ -87,79 +74,58 @@ def namespaces() -> bool:
 
 def missing() -> str:
     """What the cage of this system lacks, in a sentence; "" where it lacks nothing."""
-    without = sys.platform == "linux" and not libseccomp()
-    calls = (
-        "libseccomp (libseccomp.so.2) is not installed: answers may make any system call. " if without else ""
-    )
-    if namespaces():
-        return calls.strip()
-    why = "bubblewrap may make no namespaces here" if shutil.which("bwrap") else "bubblewrap is not installed"
-    if _drops_user(()):
-        lacks = "answers can read what every user of this machine can"
-    else:
-        lacks = (
-            "answers run as the user that you are, and can read and write your files, the edition's key too"
+    lacks = []
+    if sys.platform == "linux" and not libseccomp():
+        lacks.append("libseccomp (libseccomp.so.2) is not installed: answers may make any system call.")
+    if not namespaces():
+        why = (
+            "bubblewrap may make no namespaces here"
+            if shutil.which("bwrap")
+            else "bubblewrap is not installed"
         )
-    if sys.platform != "linux":
-        lacks += ", reach the network, and take memory without a limit"
-    holds = "The limits of time, output and processes hold. Grade where there is nothing to read."
-    return f"{calls}{why}: {lacks}. {holds}"
+        if _drops_user(()):
+            can = "can read what every user of this machine can"
+        else:
+            can = "run as the user that you are, and can read and write your files, the edition's key too"
+        if sys.platform != "linux":
+            can += ", reach the network, and take memory without a limit"
+        holds = "The limits of time, output and processes hold. Grade where there is nothing to read."
+        lacks.append(f"{why}: answers {can}. {holds}")
+    return " ".join(lacks)
 
 
 def _drops_user(folders: Sequence[Path]) -> bool:
     """Whether answers run as a user of their own without namespaces: only root can give up what it is, and
     only where Python is not root's alone."""
-    return os.geteuid() == 0 and _readable_by_all(_needed(folders))
+    readable = (part for path in _needed(folders) for part in (path, *path.parents))
+    return os.geteuid() == 0 and all(part.stat().st_mode & 0o001 for part in readable)
 
 
-def _needed(folders: Sequence[Path] = ()) -> list[Path]:
+def _needed(folders: Sequence[Path]) -> list[Path]:
     """The folders that a cage's process has to read."""
-    packages = [find_spec(name).origin for name in ("atlib", "atfamily", "atrun", "atbook")]
-    needed = {
-        Path(sys.prefix),
-        Path(sys.base_prefix),
-        *(Path(origin).parent for origin in packages if origin),
-    }
-    needed |= {Path(entry) for entry in sys.path if entry.endswith("site-packages")}
-    paths = sorted({path.resolve() for path in [*needed, *folders] if path.is_dir()})
+    origins = [find_spec(name).origin for name in ("atlib", "atfamily", "atrun", "atbook")]
+    needed = [sys.prefix, sys.base_prefix, *(path for path in sys.path if path.endswith("site-packages"))]
+    needed += [Path(origin).parent for origin in origins if origin]
+    paths = sorted({Path(path).resolve() for path in (*needed, *folders) if Path(path).is_dir()})
     return [path for path in paths if not any(other in path.parents for other in paths)]
 
 
-def _readable_by_all(paths: Sequence[Path]) -> bool:
-    """Whether every user may enter some folders."""
-    return all(folder.stat().st_mode & 0o001 for path in paths for folder in (path, *path.parents))
-
-
-@lru_cache
-def _bounds_its_files() -> bool:
-    """Whether this bubblewrap can bound a temporary folder (0.7)."""
-    said = subprocess.run(["bwrap", "--help"], capture_output=True, text=True, timeout=60)
-    return "--size" in said.stdout + said.stderr
+BARE = """--unshare-all --die-with-parent --new-session --as-pid-1 --cap-drop ALL --uid 65534 --gid 65534
+--hostname cage --clearenv --proc /proc --dev /dev --tmpfs /tmp""".split()
 
 
 def _bubblewrap(folders: Sequence[Path]) -> list[str]:
     """The command before a command, which is then the first process there, and sees only some folders."""
-    command = [
-        shutil.which("bwrap"),
-        "--unshare-all",
-        "--die-with-parent",
-        "--new-session",
-        "--cap-drop",
-        "ALL",
-    ]
-    command += ["--as-pid-1"]
-    command += ["--uid", "65534", "--gid", "65534", "--hostname", "cage", "--clearenv"]
+    command = [shutil.which("bwrap"), *BARE]
     for name in ("usr", "lib", "lib64", "lib32", "bin", "etc/ld.so.cache", "etc/alternatives"):
         path = Path("/", name)
         if path.is_symlink():
             command += ["--symlink", os.readlink(path), str(path)]
         elif path.exists():
             command += ["--ro-bind", str(path), str(path)]
-    size = ["--size", str(4 * FILES)] if _bounds_its_files() else []
-    command += ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"]
     for folder in _needed(folders):  # some may lie in /tmp: what is emptied after each call is another folder
         command += ["--ro-bind", str(folder), str(folder)]
-    command += [*size, "--tmpfs", "/tmp/cage"]
+    command += ["--tmpfs", "/tmp/cage"]
     for name, value in _environment("/tmp/cage").items():
         command += ["--setenv", name, value]
     read_only = (part for path in ("/dev", "/tmp", "/") for part in ("--remount-ro", path))
@@ -204,49 +170,42 @@ class Cage:
         folder = Path(self._temporary.name).resolve()
         folder.chmod(0o755)
         own = folder / "own"
-        own.mkdir(mode=0o777)
+        own.mkdir()
         own.chmod(0o777)
-        # sockets, which cannot be opened by a path below /proc, as pipes can
-        pairs = [socket.socketpair() for _ in range(3)]
-        self._requests, self._data, self._reports = (ours for ours, _ in pairs)
-        theirs = [other for _, other in pairs]
+        self._socket, other = socket.socketpair()
         settings = {
             "imports": self._imports,
-            **{name: end.fileno() for name, end in zip(("requests", "data", "report"), theirs)},
+            "socket": other.fileno(),
             "memory_bytes": MEMORY,
             "file_bytes": FILES,
+            "reply_bytes": REPLY,
             "patience": PATIENCE,
             "bounded": self._caged,
             "drop_user": not self._caged and _drops_user(self._folders),
         }
-        python = (
-            Path(sys.executable).parent.resolve() / Path(sys.executable).name
-        )  # an environment may be a link
+        python = Path(sys.executable).parent.resolve() / Path(sys.executable).name  # its folder may be a link
         command = [str(python), "-I", "-c", INSIDE, str(ROOT), json.dumps(settings)]
-        if self._caged:
-            command = _bubblewrap(self._folders) + command
-        self._errors = open(folder / "errors", "w+b")  # noqa: SIM115
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=self._errors,
-            pass_fds=[end.fileno() for end in theirs],
-            cwd=own,
-            env=_environment(str(own)),
-            start_new_session=True,
-        )
-        for end in theirs:
-            end.close()
-        self._report, self._line = self._reports.fileno(), b""
-        self._requests.settimeout(START)
-        for end in (self._data, self._reports):
-            end.setblocking(False)
-        if self._wait(START)[0] is None:
-            self._errors.seek(0)
-            said = self._errors.read()[-2000:].decode(errors="replace").strip()
-            self.close()
-            raise RuntimeError(f"the cage's process did not start: {said or 'it said nothing'}")
+        with open(folder / "errors", "w+b") as errors:
+            self._process = subprocess.Popen(
+                [*(_bubblewrap(self._folders) if self._caged else ()), *command],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                pass_fds=[other.fileno()],
+                cwd=own,
+                env=_environment(str(own)),
+                start_new_session=True,
+            )
+            other.close()
+            self._socket.settimeout(START)
+            self._reports = self._socket.makefile("rb")
+            with suppress(OSError):
+                if self._reports.readline():
+                    return
+            errors.seek(0)
+            said = errors.read()[-2000:].decode(errors="replace").strip()
+        self.close()
+        raise RuntimeError(f"the cage's process did not start: {said or 'it said nothing'}")
 
     def close(self) -> None:
         """End the cage's process and all that it started."""
@@ -255,42 +214,10 @@ class Cage:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, 9)
         self._process.wait()
-        for file in (self._requests, self._data, self._reports, self._errors):
-            file.close()
+        self._reports.close()
+        self._socket.close()
         self._process = None
         self._temporary.cleanup()
-
-    def _wait(self, seconds: float) -> tuple[dict | None, bytes]:
-        """The next report of the cage's process, and what its child wrote; no report where it ended, wrote
-        too much, or took too long."""
-        out, data, deadline = self._data.fileno(), bytearray(), time.monotonic() + seconds
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._report, selectors.EVENT_READ)
-            selector.register(out, selectors.EVENT_READ)
-            while b"\n" not in self._line:
-                ready = selector.select(max(0.0, deadline - time.monotonic()))
-                if not ready or len(data) > REPLY:
-                    return None, bytes(data)
-                for key, _ in ready:
-                    part = os.read(key.fd, 2**16)
-                    if key.fd == self._report:
-                        if not part:
-                            return None, bytes(data)
-                        self._line += part
-                    elif part:
-                        data += part
-                    else:
-                        selector.unregister(out)
-        line, _, self._line = self._line.partition(b"\n")
-        while len(data) <= REPLY:  # what was written before the child ended
-            try:
-                part = os.read(out, 2**16)
-            except (BlockingIOError, ConnectionResetError):
-                break
-            if not part:
-                break
-            data += part
-        return json.loads(line), bytes(data)
 
     def call(
         self,
@@ -316,29 +243,25 @@ class Cage:
         start = time.monotonic()
         content = dict(code=code, name=name, arguments=list(arguments), gradients=list(gradients))
         request = pack(content | dict(weights=weights, no_grad=no_grad, by_hand=by_hand))
+        self._socket.settimeout(PATIENCE * seconds + 60)
         try:
-            self._requests.sendall(
-                json.dumps([len(request), seconds, not by_hand]).encode() + b"\n" + request
-            )
-            measured, data = self._wait(PATIENCE * seconds + 60)
-        except (OSError, ValueError):  # it ended, or reported what is no report
-            measured, data = None, b""
-        charged = (time.monotonic() - start) / PATIENCE
-        if measured is not None:
-            charged = max(charged, measured["seconds"])
-        if measured is None or len(data) > REPLY:
+            self._socket.sendall(json.dumps([len(request), seconds, not by_hand]).encode() + b"\n" + request)
+            measured = json.loads(self._reports.readline())
+            data = self._reports.read(measured["size"])
+        except (OSError, ValueError) as error:  # it ended, or reported what is no report
             self.close()  # the next call begins anew
-            if len(data) > REPLY:
-                return Reply(None, f"the answer returned more than {REPLY // MEGABYTE} MB", seconds, 0)
-            raise CageDamaged("the cage's process ended or did not report")
-        used = charged, measured["peak"]
-        if measured["ended"] == "time":
+            raise CageDamaged("the cage's process ended or did not report") from error
+        ended = measured["ended"]
+        used = max((time.monotonic() - start) / PATIENCE, measured["seconds"]), measured["peak"]
+        if ended == "time":
             return Reply(None, f"the answer did not end within {seconds:g} s", *used)
-        if measured["ended"] in ("threads", "files"):
-            return Reply(None, f"the answer made too many {measured['ended']}", *used)
-        if measured["ended"] in CRASHES:
-            return Reply(None, f"the answer ended its own process ({measured['ended']})", *used)
-        if measured["ended"] or measured["code"] or not data:  # by whom is not known
+        if ended == "size":
+            return Reply(None, f"the answer returned more than {REPLY // MEGABYTE} MB", *used)
+        if ended in ("threads", "files"):
+            return Reply(None, f"the answer made too many {ended}", *used)
+        if ended in CRASHES:
+            return Reply(None, f"the answer ended its own process ({ended})", *used)
+        if ended or measured["code"] or not data:  # by whom is not known
             raise CageDamaged("the answer's process ended and returned nothing")
         try:
             value = unpack(data)
@@ -370,6 +293,10 @@ class Answer:
 
     def __call__(self, *arguments):
         return self._call(arguments).value
+
+    def beside(self, code: str, name: str) -> "Answer":
+        """A function of the grader's own in the same cage, to compare with."""
+        return Answer(self._cage, code, name)
 
     def gradients(self, arguments: Sequence, of: Sequence[int], weights=None) -> tuple[Any, list | None]:
         """What is returned, and the gradients of its weighted sum by some arguments, a list of all; None

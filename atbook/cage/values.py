@@ -10,6 +10,7 @@ from torch import Tensor
 
 DEEPEST, MOST = 20, 100_000  # nested lists, and values that are no numbers of a tensor
 LARGEST_INTEGER = 2**63
+LONGEST = 4_000_000  # bytes of JSON that are read: parsed they take fifty times as much
 DTYPES = {torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.bool, torch.uint8}
 DTYPES |= {torch.int8, torch.int16, torch.int32, torch.int64}
 TENSOR, TUPLE, TABLE, MODEL = "tensor", "tuple", "table", "model"
@@ -75,6 +76,8 @@ def unpack(content: bytes) -> Any:
     """The value in some bytes. Raises `ValueError` where they hold none."""
     try:
         size = int.from_bytes(content[:8], "little")
+        if max(size, int.from_bytes(content[8 + size : 16 + size], "little")) > LONGEST:
+            raise ValueError("too long a text")
         tree = json.loads(content[8 : 8 + size].decode())
         return _value(tree, load(content[8 + size :]))
     except Exception as error:  # they may come from a cage, and be anything

@@ -103,7 +103,8 @@ def method(variant: Variant) -> str:
     for row, name in enumerate(PARTS):
         parts += _teachers_part(variant, row, name)
         parts += _students_part(variant, row, name)
-    parts += _handed_over(variant, teachers.maps[1][_loudest(teachers)])
+    looks = teachers.maps[1]  # the head in which the class token looks at the key
+    parts += _handed_over(variant, looks[int(looks[:, 0, 1 + teachers.key].argmax())])
     end = 140 + 38 + len(PARTS) * STEP
     parts += [
         arrow(STUDENT + TOWER / 2, end, STUDENT + TOWER / 2, end + 18),
@@ -201,8 +202,3 @@ def _picture(tower: float) -> float:
 
 def _top(row: int) -> float:
     return FIRST + row * STEP
-
-
-def _loudest(sees: seen.Seen) -> int:
-    """The head of layer 1 in which the class token looks at the key."""
-    return int(sees.maps[1][:, 0, 1 + sees.key].argmax())

@@ -6,7 +6,7 @@ import io
 import re
 from collections.abc import Iterable, Mapping
 from html import escape
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib import colormaps
@@ -14,7 +14,7 @@ from PIL import Image
 
 from atbook.drawing import seen
 from atbook.drawing.svg import GREY, box, drawing, heat, number, text
-from atbook.plot import COLOURS, Estimated, two_groups
+from atbook.plot import COLOURS, two_groups
 
 SIZE, STEP, TOP = 52, 82, 54  # of a picture; of a row; where the first row begins
 TEACHER, MAP, STUDENT, BAR, WIDE = 4, 70, 136, 206, 146  # left edges, and the width of 100 %
@@ -41,7 +41,7 @@ ROWS = {
 }
 
 
-def pictograms(task: str, accuracies: Mapping[str, Estimated]) -> str:
+def pictograms(task: str, accuracies: Mapping[str, Any]) -> str:
     """The panel of a world, "find" or "match", as SVG for a page: a row for each of `ROWS`, whose accuracies
     (shares) are those of its name."""
     title, image = task.capitalize(), seen.scene(task=task)
@@ -91,7 +91,7 @@ def photograph(image: np.ndarray, shares: np.ndarray) -> str:
     )
 
 
-def both(accuracies: Mapping[str, Mapping[str, Estimated]]) -> str:
+def both(accuracies: Mapping[str, Mapping[str, Any]]) -> str:
     """The panels of both worlds, {task: {method: accuracy}}."""
     return _panels("panels", (pictograms(task, of_world) for task, of_world in accuracies.items()))
 
@@ -115,7 +115,7 @@ def _pictures(y: float, row: Row, image: seen.Seen, task: str) -> list[str]:
     return [*parts, heat(MAP, y, SIZE / 4, shares)]
 
 
-def _accuracy(y: float, method: str, accuracy: Estimated) -> tuple[list[str], str]:
+def _accuracy(y: float, method: str, accuracy: Any) -> tuple[list[str], str]:
     """A bar up to the mean, or, where the seeds are two groups, the seeds alone; and the result in words."""
     seeds, colour = sorted(accuracy.of_seeds), COLOURS.get(method, GREY)
     groups = two_groups(seeds)

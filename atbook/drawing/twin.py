@@ -30,6 +30,7 @@ def twin(kind: str = "routing") -> str:
         f"token looks at the key of what it sees in layer 1, and at the {theirs.shape} in layer 3. The "
         f"student uses these maps on the image, and names a {named}."
     )
+    sign = "✓" if named == image.shape else "✗"
     parts = [
         text(LEFT + LARGE / 2, 14, "The twin", bold=True),
         text(LEFT + LARGE / 2, 30, "the teacher sees it"),
@@ -41,7 +42,7 @@ def twin(kind: str = "routing") -> str:
         text(RIGHT, 265, meets[1], "start"),
         arrow(LEFT + LARGE + 1, 312, RIGHT - 1, 312, COLOURS[f"copy-{kind}-twin"]),
         text(LEFT + LARGE / 2, 390, f"(a {theirs.shape} in the twin)"),
-        text(RIGHT + LARGE / 2, 390, f"It answers: {named} {_mark(named, image)}", bold=True),
+        text(RIGHT + LARGE / 2, 390, f"It answers: {named} {sign}", bold=True),
     ]
     for left, sees in ((LEFT, theirs), (RIGHT, image)):
         parts += _framed(left, 38, LARGE, sees)
@@ -91,11 +92,6 @@ def jigsaw() -> str:
         "different cell is bright."
     )
     return drawing(y + size + 6, alt, parts)
-
-
-def _mark(said: str, image: seen.Seen) -> str:
-    """Whether an answer is right, as a sign."""
-    return "✓" if said == image.shape else "✗"
 
 
 def _framed(x: float, y: float, size: float, sees: seen.Seen) -> list[str]:

@@ -55,11 +55,8 @@ def parsed(code: str) -> ast.Module:
         except SyntaxError:
             lines = code.splitlines()
             return ast.parse("\n".join("" if FOR_IPYTHON.search(line) else line for line in lines))
-    except (
-        ValueError,
-        RecursionError,
-        MemoryError,
-    ) as error:  # zero bytes, half letters, a thousand brackets
+    # zero bytes, half letters, a thousand brackets
+    except (ValueError, RecursionError, MemoryError) as error:
         raise SyntaxError(str(error).encode(errors="replace").decode() or type(error).__name__) from error
 
 
@@ -93,34 +90,22 @@ def cells_of(content: bytes) -> tuple[list[str], list[str]]:
 # --- What a statement defines and needs ---
 
 
-class _Bound(ast.NodeVisitor):
-    """Collects the names that are bound outside of functions."""
-
-    def __init__(self):
-        self.names: set[str] = set()
-
-    def _named(self, node) -> None:
-        self.names.add(node.name)
-
-    def _other_scope(self, node) -> None:
-        pass
-
-    visit_FunctionDef = visit_AsyncFunctionDef = visit_ClassDef = _named
-    visit_Lambda = visit_ListComp = visit_SetComp = visit_DictComp = visit_GeneratorExp = _other_scope
-
-    def visit_alias(self, node: ast.alias) -> None:
-        self.names.add(node.asname or node.name.split(".")[0])
-
-    def visit_Name(self, node: ast.Name) -> None:
-        if isinstance(node.ctx, ast.Store):
-            self.names.add(node.id)
-
-
 def bound(tree: ast.AST) -> set[str]:
-    """The names that a cell or a statement defines."""
-    collected = _Bound()
-    collected.visit(tree)
-    return collected.names
+    """The names that a cell or a statement defines, outside of functions."""
+    names, left = set(), [tree]
+    while left:
+        match left.pop():
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                names.add(name)
+            case ast.alias(name=name, asname=other):
+                names.add(other or name.split(".")[0])
+            case ast.Name(id=name, ctx=ast.Store()):
+                names.add(name)
+            case ast.Lambda() | ast.ListComp() | ast.SetComp() | ast.DictComp() | ast.GeneratorExp():
+                pass  # another scope
+            case node:
+                left += ast.iter_child_nodes(node)
+    return names
 
 
 def used(tree: ast.AST) -> set[str]:
@@ -172,16 +157,24 @@ def answer(name: str, cells: Sequence[str], handed_out: Sequence[str]) -> Found:
     cells: the code cells of a submission. handed_out: those of the notebook that students got, whose
     statements are used where the submission lacks them.
     """
+    try:
+        return Found(_code_of(name, cells, handed_out))
+    except ValueError as error:
+        return Found("", f"{name}: {error}"[:300])
+
+
+def _code_of(name: str, cells: Sequence[str], handed_out: Sequence[str]) -> str:
+    """The code of an answer. Raises `ValueError`, which says why there is none."""
     if (length := sum(map(len, cells))) > LONGEST:
-        return Found("", f"{name}: the cells have {length:,} letters, at most {LONGEST:,} are read")
+        raise ValueError(f"the cells have {length:,} letters, at most {LONGEST:,} are read")
     trees = trees_of(cells)
     tree = _answer(name, cells, trees)
     if tree is None:
-        return Found("", f"{name}: no cell defines it")
+        raise ValueError("no cell defines it")
     if isinstance(tree, SyntaxError):
-        return Found("", f"{name}: line {tree.lineno or '?'} of its cell is no {PYTHON}: {tree.msg}"[:300])
+        raise ValueError(f"line {tree.lineno or '?'} of its cell is no {PYTHON}: {tree.msg}")
     if _is_empty(tree, name):
-        return Found("", f"{name}: not done, the starter is as it was handed out")
+        raise ValueError("not done, the starter is as it was handed out")
     other = [part for part in trees if part is not tree]
     groups = [
         [node for part in parts if isinstance(part, ast.Module) for node in part.body if _stands_alone(node)]
@@ -191,16 +184,14 @@ def answer(name: str, cells: Sequence[str], handed_out: Sequence[str]) -> Found:
         needed, absent = _needed(name, groups)
         code = ast.unparse(ast.Module(needed, []))
     except (SyntaxError, RecursionError) as error:  # `return` outside of a function, a thousand brackets
-        return Found("", f"{name}: its cell is no {PYTHON}: {error}"[:300])
-    for other in sorted(absent):
-        if broken := _broken(other, cells, trees):
+        raise ValueError(f"its cell is no {PYTHON}: {error}") from error
+    for needs in sorted(absent):
+        if broken := _broken(needs, cells, trees):
             where = f"line {broken[-1].lineno or '?'} of that cell is no {PYTHON}: {broken[-1].msg}"
-            return Found("", f"{name}: needs {other}, and {where}"[:300])
+            raise ValueError(f"needs {needs}, and {where}")
     if len(code) > LONGEST_ANSWER:
-        return Found(
-            "", f"{name}: {len(code):,} letters with all it needs, at most {LONGEST_ANSWER:,} are run"
-        )
-    return Found(code.encode(errors="replace").decode())
+        raise ValueError(f"{len(code):,} letters with all it needs, at most {LONGEST_ANSWER:,} are run")
+    return code.encode(errors="replace").decode()
 
 
 def _broken(name: str, cells: Sequence[str], trees: Sequence[ast.Module | SyntaxError]) -> list[SyntaxError]:

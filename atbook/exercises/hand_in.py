@@ -6,11 +6,12 @@ import argparse
 import json
 import re
 import zipfile
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from atbook.cage.outside import Cage, CageDamaged, missing
 from atbook.exercises import answers
+from atbook.exercises.reading import cells_read
 
 SECONDS = 60.0  # of a processor for the checks of an answer
 # Runs in the cage, where the answer is. Nothing in there is secret: it is the student's own machine.
@@ -27,96 +28,74 @@ def verdict(number, name):
 """
 
 
-@dataclass
-class Examined:
+class Examined(NamedTuple):
     """What is said of a notebook before it is handed in."""
 
     # The name that the student filled in; "" where there is none.
-    student: str = ""
-    # {what is asked for: what is said of it}, of answers, numbers and files.
-    said: dict[str, str] = field(default_factory=dict)
-    # What is right, of these, and what is there and is not judged before it is graded.
-    right: set[str] = field(default_factory=set)
-    there: set[str] = field(default_factory=set)
+    student: str
+    # {what is asked for: ("right", "there", which is judged when it is graded, or "not yet", and why)}.
+    said: dict[str, tuple[str, str]]
     # Why the whole notebook would be refused; "" where it would not.
-    refused: str = ""
+    refused: str
 
 
 def examine(path: Path) -> tuple[Examined, dict]:
     """What the grader would say of a notebook, and what its assignment asks for. Raises `ValueError` for a
     file that is no notebook of an assignment."""
     handout_path = path.parent / "handout.json"
-    if not path.is_file() or not handout_path.is_file():
-        absent = path if not path.is_file() else handout_path
-        raise ValueError(f"there is no {absent}: leave the files that came with the notebook beside it")
+    for file in (path, handout_path):
+        if not file.is_file():
+            raise ValueError(f"there is no {file}: leave the files that came with the notebook beside it")
     handout = json.loads(handout_path.read_text(encoding="utf-8"))
     for name in (handout["assignment"], *handout["uploads"]):  # they are read, zipped and given away
         if not re.fullmatch(r"[\w-][\w.-]*", str(name)):
             raise ValueError(f"{handout_path} names {name!r}: it must be a file beside it")
-    code, _ = answers.cells_of(path.read_bytes())
-    examined = Examined()
-    labels = answers.edition_of(code)
-    if labels and handout["edition"] not in labels:
-        examined.refused = (
-            f"the notebook is of {', '.join(sorted(labels))}, its files of {handout['edition']}"
-        )
-        return examined, handout
-    name = answers.name_of(code)
-    if name.value is None:
-        examined.refused = name.problem
-        return examined, handout
-    examined.student = name.value
-    if name.problem:
-        examined.said["STUDENT"] = name.problem
-    with Cage([*handout["imports"], "atbook.exercises.judging"], [path.parent.resolve()]) as cage:
-        for task in handout["tasks"]:
-            if "answer" in task:
-                _examine_answer(task, code, handout, path.parent.resolve(), cage, examined)
-            if "typed" in task:
-                typed = answers.typed(task["typed"], code)
-                examined.said[task["typed"]] = (
-                    typed.problem or "typed in; hidden tests say whether it is right"
-                )
-                examined.there |= set() if typed.problem else {task["typed"]}
+    tasks = {task["name"]: task for task in handout["tasks"]}
+    says = cells_read(*answers.cells_of(path.read_bytes()), handout["code"], tasks)
+    student, problem = says["name"]
+    if says["labels"] and handout["edition"] not in says["labels"]:
+        problem = f"the notebook is of {', '.join(says['labels'])}, its files of {handout['edition']}"
+        return Examined("", {}, problem), handout
+    if student is None:
+        return Examined("", {}, problem), handout
+    said = {"STUDENT": ("there", problem)} if problem else {}
+    folder = path.parent.resolve()
+    with Cage([*handout["imports"], "atbook.exercises.judging"], [folder]) as cage:
+        for task, (code, problem) in says["answers"].items():
+            name = tasks[task]["answer"]
+            problem = problem.removeprefix(f"{name}: ")
+            said[name] = ("not yet", problem) if problem else _judged(name, code, handout, folder, cage)
+    for task, (_, problem) in says["typed"].items():
+        there = ("there", "typed in; hidden tests say whether it is right")
+        said[tasks[task]["typed"]] = ("not yet", problem) if problem else there
     for upload in handout["uploads"]:
-        there = _is_beside(path, upload)
-        examined.said[upload] = "it is graded" if there else "not there: it belongs beside the notebook"
-        examined.there |= {upload} if there else set()
-    return examined, handout
+        absent = ("not yet", "not there: it belongs beside the notebook")
+        said[upload] = ("there", "it is graded") if _is_beside(path, upload) else absent
+    return Examined(student, said, ""), handout
 
 
-def _examine_answer(
-    task: dict, code: list[str], handout: dict, folder: Path, cage: Cage, examined: Examined
-) -> None:
-    """Say of one answer what the grader, and then what the public check says."""
-    name = task["answer"]
-    found = answers.answer(name, code, handout["code"])
-    problem = found.problem or "; ".join(answers.broken_rules(found.code, task.get("refused", {})))
-    if problem:
-        examined.said[name] = problem
-        return
+def _judged(name: str, code: str, handout: dict, folder: Path, cage: Cage) -> tuple[str, str]:
+    """What the public check says of an answer."""
     number = next((number for number, checked in handout["checks"].items() if checked == name), None)
     if number is None:
-        examined.said[name] = "there; it has no public check"
-        return
-    whole = found.code + JUDGE.format(folder=str(folder))
+        return "there", "it has no public check"
     try:
+        whole = code + JUDGE.format(folder=str(folder))
         reply = cage.call(whole, "verdict", [number, name], seconds=SECONDS)
         passed, says = reply.value if not reply.error else (False, f"not yet: {reply.error}")
     except CageDamaged as error:
         passed, says = False, f"not yet: {error}"
-    examined.said[name] = str(says)
-    examined.right |= {name} if passed else set()
+    return "right" if passed else "not yet", str(says)
 
 
 def _is_beside(path: Path, name: str) -> bool:
     return (path.parent / name).is_file() and not (path.parent / name).is_symlink()
 
 
-def write_file(path: Path, examined: Examined, handout: dict) -> Path:
+def write_file(path: Path, student: str, handout: dict) -> Path:
     """Make the one file that is handed in, beside the notebook: it and what is asked for with it."""
-    student = re.sub(r"\W+", "-", examined.student).strip("-")[:60] or "nameless"
-    out = path.parent / f"{handout['assignment']}-{student}.zip"
+    name = re.sub(r"\W+", "-", student).strip("-")[:60] or "nameless"
+    out = path.parent / f"{handout['assignment']}-{name}.zip"
     files = [path, *(path.parent / name for name in handout["uploads"] if _is_beside(path, name))]
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
         for file in files:
@@ -137,10 +116,9 @@ def hand_in_command(arguments: argparse.Namespace) -> int:
     if examined.refused:
         print(f"not ready: {examined.refused}. No file was made.")
         return 1
-    for name, says in examined.said.items():
-        word = "right" if name in examined.right else "there" if name in examined.there else "not yet"
+    for name, (word, says) in examined.said.items():
         print(f"{word:7}  {name}: {says}")
     if lacks := missing():
         print(f"(Tried here with fewer limits than the grader has. {lacks})")
-    print(f"Hand in {write_file(arguments.notebook, examined, handout)}")
-    return 0 if examined.right | examined.there >= examined.said.keys() - {"STUDENT"} else 1
+    print(f"Hand in {write_file(arguments.notebook, examined.student, handout)}")
+    return int(any(word == "not yet" for word, _ in examined.said.values()))

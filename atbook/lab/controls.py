@@ -82,12 +82,14 @@ def changed(how: str, change: Callable[[nn.Module, Sources], TeacherMaps], sourc
 # --- The plain baseline: the fine-tuned teacher's answers as labels ---
 
 
-def _answers(sources: Sources) -> nn.Module:
-    return LogitDistillation(sources.fine_tuned(), sources.student(), hard=True)
+def predictions(hard: bool, sources: Sources) -> nn.Module:
+    """A student of the fine-tuned teacher's predictions."""
+    return LogitDistillation(sources.fine_tuned(), sources.student(), hard=hard)
 
 
-def _labelled_and_not(scale: GlyphScale, seed: int) -> Images:
-    """The labelled images, and eight times as many whose labels are not for use."""
+def partly_labelled(scale: GlyphScale, seed: int) -> Images:
+    """The labelled images, and eight times as many without their labels: hard labels of a teacher on images
+    that it has been fitted to are the labels once more."""
     return with_unlabelled(scale.labelled(seed), scale.unlabelled_images(seed))
 
 
@@ -99,11 +101,11 @@ def _answered(steps: int) -> Variant:
     """All labels are the teacher's answers, also those of labelled images, of which it knows nearly all."""
     return Variant(
         "answers, {steps} steps",
-        _answers,
+        partial(predictions, True),
         None,
         {"steps": steps, "task_weight": 0.0, "transfer_weight": 1.0},
         _UPHILL,
-        images=_labelled_and_not,
+        images=partly_labelled,
         needs=("fine-tuned",),
         differs={"steps": steps},
     )

@@ -7,13 +7,13 @@ from functools import partial
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
-from atbook.lab.scales import Schooling
+from atbook.lab.scales import Schooling, painter
 from atbook.lab.study import Study, Variant, by, fine_tune, scratch, untrained_maps
 from atbook.lab.tuning import Ladder
 from atbook.worlds import glyph_images, glyphs
 from atfamily.contrast import Dino, MoCo, contrast_loss, draw_patches, unmatched
 from atlib.data import Images
-from atlib.mae import MaskedAutoencoder, mae_loss, unpainted
+from atlib.mae import mae_loss, unpainted
 from atlib.objectives import student_loss
 from atlib.plan import Plan
 from atrun.data.views import looks, small_views
@@ -35,10 +35,6 @@ def _views(local: int, drawn: glyphs.Glyphs) -> Images:
 
 
 # What makes a ViT a module that is trained without labels.
-
-
-def _mae(vit: VisionTransformer, central: Callable[[], VisionTransformer]) -> nn.Module:
-    return MaskedAutoencoder(vit, mask_ratio=0.5)
 
 
 def _moco(vit: VisionTransformer, central: Callable[[], VisionTransformer]) -> nn.Module:
@@ -72,7 +68,7 @@ def _schoolings(world: glyphs.World) -> dict[str, Schooling]:
         outputs=0,
         images=glyph_images,
         loss=mae_loss,
-        around=_mae,
+        around=painter,
         unlearned=unpainted,
     )
     contrasted = _school(

@@ -150,15 +150,15 @@ RETRIEVAL = Schooling("retrieval")
 _OF_SCENES = {"images": scene_images, "world": SceneWorld(), "draw": generate_scenes, "preset": "scenes"}
 
 
-def _painter(vit: VisionTransformer, central: Callable[[], VisionTransformer]) -> nn.Module:
-    """From half of the patches, not a quarter: an object covers few, and some of them must be seen."""
+def painter(vit: VisionTransformer, central: Callable[[], VisionTransformer]) -> mae.MaskedAutoencoder:
+    """An auto-encoder that sees half of the patches, not a quarter: an object or a mark covers few."""
     return mae.MaskedAutoencoder(vit, mask_ratio=0.5)
 
 
 # Scenes, painted: a hidden patch can be foretold from its object's others. Half of the patches hold noise
 # alone, so that whoever knew every object would still leave 0.63 unpainted.
 PAINTED_SCENES = Schooling(
-    "mae", 0, loss=mae.mae_loss, around=_painter, unlearned=mae.unpainted, validation=300, **_OF_SCENES
+    "mae", 0, loss=mae.mae_loss, around=painter, unlearned=mae.unpainted, validation=300, **_OF_SCENES
 )
 # Scenes with one label each, that of the largest object: what an image classifier is pre-trained on.
 LABELLED_SCENES = Schooling(

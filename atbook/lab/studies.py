@@ -14,13 +14,24 @@ from torch import Tensor, nn
 
 from atbook.lab.augmented import AUGMENTATION
 from atbook.lab.bits import BITS
-from atbook.lab.controls import CONTROLS
+from atbook.lab.controls import CONTROLS, partly_labelled, predictions
 from atbook.lab.finer import FINER_STUDY
 from atbook.lab.linear import LINEAR
 from atbook.lab.mosaics import MOSAICS
 from atbook.lab.pointing import POINTING
 from atbook.lab.pretraining_methods import PRETRAINING_METHODS, PRETRAINING_METHODS_MATCH
-from atbook.lab.scales import ALL_RATES, AXES, BLANK, GATE, START, CifarScale, GlyphScale, Schooling, colour
+from atbook.lab.scales import (
+    ALL_RATES,
+    AXES,
+    BLANK,
+    GATE,
+    START,
+    CifarScale,
+    GlyphScale,
+    Schooling,
+    colour,
+    painter,
+)
 from atbook.lab.study import CENTRAL as CENTRAL  # the study that all of these start from
 from atbook.lab.study import (
     Sources,
@@ -69,8 +80,8 @@ from atfamily.resmlp import StaticMapDistill, copy_static_maps, mean_patch_maps,
 from atfamily.similarity import CompRess, SimilarityDistillation
 from atlib.attention_transfer import AttentionTransfer
 from atlib.baselines import FeatureDistillation, LogitDistillation, MeanMapCopy, StoredMaps, one_group
-from atlib.data import Images, with_unlabelled
-from atlib.mae import MaskedAutoencoder, mae_loss, unpainted
+from atlib.data import Images
+from atlib.mae import mae_loss, unpainted
 from atlib.maps import pool_heads
 from atlib.plan import ROWS, Plan
 from atlib.vit import PRESETS
@@ -646,10 +657,6 @@ def _features(sources: Sources) -> nn.Module:
     return FeatureDistillation(sources.teacher(), sources.student())
 
 
-def _predictions(hard: bool, sources: Sources) -> nn.Module:
-    return LogitDistillation(sources.fine_tuned(), sources.student(), hard=hard)
-
-
 # Losses of other sizes than that of maps: their weight and the rate are searched together.
 _SEARCHED = Range(
     {"lr": AXES["lr"], "transfer_weight": (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)},
@@ -661,7 +668,7 @@ _SEARCHED = Range(
 def _predicted(form: str, task: float, transfer: float) -> Variant:
     return Variant(
         "{form} predictions",
-        partial(_predictions, form == "hard"),
+        partial(predictions, form == "hard"),
         "scratch",
         {"task_weight": task, "transfer_weight": transfer},
         Range(AXES, START, {}),
@@ -924,20 +931,9 @@ CLASS_ATTENTION = Study(
 # --- A distillation token: predictions through a token of their own, of images that nobody has labelled ---
 
 
-def _partly_labelled(scale: GlyphScale, seed: int) -> Images:
-    """The labelled images, and eight times as many without their labels: hard labels of a teacher on images
-    that it has been fitted to are the labels once more."""
-    return with_unlabelled(scale.labelled(seed), scale.unlabelled_images(seed))
-
-
 def _convnet(sources: Sources) -> nn.Module:
     sources.seed_student()
     return small_convnet(sources.scale.student.build().num_classes)
-
-
-def _predicting(teacher: str, sources: Sources) -> nn.Module:
-    """The fine-tuned ViT, or what a variant of this study has trained."""
-    return sources.fine_tuned() if teacher == "ViT" else sources.model_of(TOKEN, teacher)
 
 
 def _of_convnet(hard: bool, sources: Sources) -> nn.Module:
@@ -951,7 +947,8 @@ def _token(teacher: str, maps: bool, sources: Sources) -> nn.Module:
     if maps:
         plan = Plan(how="distill", unequal_prefix="own", mismatched=True)
         beside = AttentionTransfer(sources.teacher(), student, plan)
-    return DistillationToken(_predicting(teacher, sources), student, maps=beside, maps_weight=20.0)
+    predicting = sources.fine_tuned() if teacher == "ViT" else sources.model_of(TOKEN, teacher)
+    return DistillationToken(predicting, student, maps=beside, maps_weight=20.0)
 
 
 def _two_class_tokens(sources: Sources) -> nn.Module:
@@ -985,7 +982,7 @@ def _taught_by(
         build,
         weights,
         student=_WITH_TOKEN if form == "token" else {},
-        images=_partly_labelled,
+        images=partly_labelled,
         needs=(need,),
         differs={"form": form, "teacher": teacher},
     )
@@ -1000,21 +997,21 @@ TOKEN = Study(
     (
         _long("scratch", scratch),
         _long("two class tokens", _two_class_tokens, student=_WITH_TOKEN, loss=two_class_tokens_loss),
-        _taught_by("ViT", "fine-tuned", "soft", partial(_predictions, False), _SOFT),
-        _taught_by("ViT", "fine-tuned", "soft by the class", partial(_predictions, False), _BY_THE_CLASS),
-        _taught_by("ViT", "fine-tuned", "hard", partial(_predictions, True), _HARD),
+        _taught_by("ViT", "fine-tuned", "soft", partial(predictions, False), _SOFT),
+        _taught_by("ViT", "fine-tuned", "soft by the class", partial(predictions, False), _BY_THE_CLASS),
+        _taught_by("ViT", "fine-tuned", "hard", partial(predictions, True), _HARD),
         _taught_by("ViT", "fine-tuned", "token", partial(_token, "ViT", False), _HARD),
         _long(SCHOOLED, _convnet, labels=32000),
         _taught_by("schooled convnet", SCHOOLED, "soft", partial(_of_convnet, False), _SOFT),
         _taught_by("schooled convnet", SCHOOLED, "hard", partial(_of_convnet, True), _HARD),
         _taught_by("schooled convnet", SCHOOLED, "token", partial(_token, SCHOOLED, False), _HARD),
-        _long("maps", by(how="distill"), {"transfer_weight": 10.0}, images=_partly_labelled),
+        _long("maps", by(how="distill"), {"transfer_weight": 10.0}, images=partly_labelled),
         _long(
             "maps and token, ViT",
             partial(_token, "ViT", True),
             _HARD,
             student=_WITH_TOKEN,
-            images=_partly_labelled,
+            images=partly_labelled,
             needs=("fine-tuned",),
         ),
     ),
@@ -1154,7 +1151,7 @@ DISTILLED_TOO = Study(
         ),
         Variant(
             "two heads, predictions",
-            partial(_predictions, False),
+            partial(predictions, False),
             "scratch",
             {"task_weight": 0.9, "transfer_weight": 0.1},
             Ladder("lr", (2e-3, 4e-3, 8e-3)),
@@ -1175,12 +1172,6 @@ _PAINTING = {"steps": 500, "betas": (0.9, 0.95), "transfer_weight": 1.0}
 _PAINTERS_RATE = Ladder("lr", (1e-3, 2e-3, 4e-3, 8e-3))
 
 
-def _painter(vit: VisionTransformer, central: Callable[[], VisionTransformer]) -> MaskedAutoencoder:
-    """Half is hidden, not three quarters: of 16 patches one is marked, and a map needs it among the
-    visible."""
-    return MaskedAutoencoder(vit, mask_ratio=0.5)
-
-
 def _taught_painter(
     layers: Sequence[int] | None,
     match: Match,
@@ -1188,14 +1179,13 @@ def _taught_painter(
     vit: VisionTransformer,
     central: Callable[[], VisionTransformer],
 ) -> DistilledMae:
-    student = _painter(vit, central)
-    return DistilledMae(central(), student, layers=layers, match=match, mix_heads=mix_heads)
+    return DistilledMae(central(), painter(vit, central), layers=layers, match=match, mix_heads=mix_heads)
 
 
 def _with_hidden_states(
     layers: Sequence[int] | None, vit: VisionTransformer, central: Callable[[], VisionTransformer]
 ) -> DistilledHiddenMae:
-    return DistilledHiddenMae(central(), _painter(vit, central), layers=layers)
+    return DistilledHiddenMae(central(), painter(vit, central), layers=layers)
 
 
 def _unpainted(model: DistilledMae | DistilledHiddenMae, images: Images) -> float:
@@ -1203,7 +1193,7 @@ def _unpainted(model: DistilledMae | DistilledHiddenMae, images: Images) -> floa
 
 
 MAE = Schooling(
-    "mae", 0, glyph_images, mae_loss, changes=_PAINTING, around=_painter, unlearned=unpainted, again=1
+    "mae", 0, glyph_images, mae_loss, changes=_PAINTING, around=painter, unlearned=unpainted, again=1
 )
 
 

@@ -12,7 +12,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from timm.models.vision_transformer import VisionTransformer
@@ -636,19 +636,9 @@ def run_study(
     return [records[key] for key in wanted]
 
 
-class _Experiment(Protocol):
-    """A study or an examination."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def only(self) -> tuple[str, ...]: ...
-
-
-def require_made_for(experiment: _Experiment, place: Place) -> None:
-    """That an experiment is made for a place's scale: one of its `only`, where there are any, since it uses
-    what only that world has, else one whose students are classifiers. Raises `ValueError` where it is not."""
+def require_made_for(experiment: Any, place: Place) -> None:
+    """That a study or an examination is made for a place's scale: one of its `only`, where there are any,
+    else one whose students are classifiers. Raises `ValueError` where it is not."""
     if experiment.only:
         require_known("scale", place.scale, experiment.only)
     elif not scale_of(place).methods:
@@ -663,7 +653,7 @@ def require_worth(worth: Worth, place: Place, jobs: int) -> None:
     is worth what the scale asks for. All that is measured is in the records of this teacher and these trials.
     """
     ends, key = ("scratch", "fine-tune"), ("teacher", "teacher", TUNING_SEED, None)
-    if key not in _keys(place.records(CENTRAL.name)):
+    if all(record.key != key for record in read_file(place.records(CENTRAL.name))):
         run_each(make_teacher, [(place, TUNING_SEED)], jobs)
     _run_variants(CENTRAL, [CENTRAL.variant(name) for name in ends], place, 0, jobs)
     path, tuning = place.records(CENTRAL.name), scale_of(place).tuning
@@ -757,10 +747,6 @@ def make_models(study: Study, variants: list[Variant], place: Place, seeds: list
 def make_run(run: Run) -> None:
     """Train a run for its record and weights: no model is handed from process to process."""
     trained(run)
-
-
-def _keys(path: Path) -> set[tuple]:
-    return {record.key for record in read_file(path)}
 
 
 def run_each(function, arguments: list[tuple], jobs: int) -> None:

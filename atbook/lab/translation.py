@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from atbook.lab.scales import SentenceScale
 from atbook.lab.study import RIGHT, Measure, Sources, Study, Variant
@@ -25,30 +25,15 @@ TEACHER = "teacher"
 def translated(model: nn.Module, sentences: Sentences) -> dict:
     """How a model translates sentences, word by word: the share that is right to the last word, and BLEU."""
     longest, device = sentences.targets.shape[1] - 1, next(model.parameters()).device
-    said = [
-        _padded(translate(model, sources.to(device), longest).cpu(), longest)
-        for sources, _ in sentences.loader(500)
-    ]
+    said = [translate(model, sources.to(device), longest).cpu() for sources, _ in sentences.loader(500)]
+    said = [nn.functional.pad(words, (0, longest - words.shape[1])) for words in said]
     words, meant = torch.cat(said), sentences.targets[:, 1:]
     right = (words == meant).all(1)
-    of_words = [[_until_end(sentence) for sentence in each.tolist()] for each in (words, meant)]
+    of_words = [[[word for word in said if word > END] for said in of.tolist()] for of in (words, meant)]
     return {"accuracy": right.double().mean().item(), "bleu": bleu(*of_words), RIGHT: pack_bits(right)}
 
 
-def _padded(words: Tensor, longest: int) -> Tensor:
-    return nn.functional.pad(words, (0, longest - words.shape[1]))
-
-
-def _until_end(sentence: Sequence[int]) -> list[int]:
-    return [word for word in sentence if word > END]
-
-
 TRANSLATED = Measure("accuracy", translated)
-
-
-def _many(scale: SentenceScale, seed: int) -> Sentences:
-    """What the teacher learns from: sentences of another split than the students'."""
-    return scale.plenty(seed)
 
 
 def _teacher(sources: Sources) -> EncoderDecoder:
@@ -116,7 +101,7 @@ TRANSLATION = Study(
             like=None,
             changes={"steps": 2000},
             trials=({"lr": 2e-3},),
-            images=_many,
+            images=SentenceScale.plenty,
             loss=translation_loss,
             measure=TRANSLATED,
         ),

@@ -9,7 +9,7 @@ import datasets
 
 from atlib._util import require_known
 from atrun.data.decoding import CannotStream, DataError
-from atrun.data.folders import WAY_OUT, ImageFolders
+from atrun.data.folders import ImageFolders
 from atrun.data.splits import VALIDATION_SHARE, fixed_order
 
 IMAGE_COLUMNS, LABEL_COLUMNS = ("image", "img"), ("label", "labels", "fine_label")
@@ -32,7 +32,12 @@ def open_labelled(
         rows = open_rows(name, None, split, files)
     else:
         splits = _from_hub(name) if path is None else _from_files(name, Path(path), labelled)
-        rows = _choose(splits, split, name)
+        parts, held_out = _parts(splits, split, name)
+        several = [splits[part] for part in parts]
+        rows = several[0] if len(several) == 1 else datasets.concatenate_datasets(several)
+        if held_out:
+            order, count = fixed_order(len(rows)), round(VALIDATION_SHARE * len(rows))
+            rows = rows.select(order[:count] if split == "validation" else order[count:])
     return rows, *columns_of(rows, image_column, label_column, labelled)
 
 
@@ -46,17 +51,24 @@ def open_streamed(
     published, only "train+validation" is training data. Raises what `open_rows` raises, and `CannotStream`
     for what is not in parquet or arrow files.
     """
+    if path is None and files is not None:
+        return _from_hub(name, split, files, streaming=True)[split], None
     if path is None:
-        splits = _from_hub(name, split if files else None, files, streaming=True)
-        return splits[split if files else _published(splits, split, name)], None
-    path = Path(path)
-    if not path.exists():
+        splits, builder = _from_hub(name, streaming=True), ""
+    elif not Path(path).exists():
         raise FileNotFoundError(f"{path} does not exist")
-    for builder in ("parquet", "arrow"):
-        if found := _files_of(path, builder):
-            several = found[_published(found, split, name)]
-            return _read(several, builder, streaming=True), several
-    raise CannotStream(f"{path} holds no parquet or arrow files to stream: open_photos reads it by index")
+    else:
+        builder = "parquet" if (splits := _files_of(Path(path), "parquet")) else "arrow"
+        splits = splits or _files_of(Path(path), "arrow")
+        if not splits:
+            raise CannotStream(f"{path} holds no parquet or arrow files to stream: open_photos reads it")
+    parts, held_out = _parts(splits, split, name)
+    if held_out or len(parts) > 1:
+        way_out = "ask for 'train+validation' or another published split, or use open_photos"
+        raise CannotStream(f"{split!r} of {name} cannot be streamed: {way_out}", "split")
+    if path is None:
+        return splits[parts[0]], None
+    return _read(splits[parts[0]], builder, streaming=True), splits[parts[0]]
 
 
 def columns_of(
@@ -193,35 +205,17 @@ def _read(files: Sequence[str], builder: str, **options):
         raise OSError(f"{' or '.join(files)} cannot be read as {builder} ({name}: {error})") from error
 
 
-def _published(splits, split: str, name: str) -> str:
-    """The key of a split that is streamed as it was published."""
-    if "validation" in splits or "train" not in splits:
-        require_known(f"split of {name}", split, splits)
-        return split
-    if split in ("train", "validation"):
-        raise CannotStream(
-            f"{name} has no validation split to stream: ask for 'train+validation', or use open_photos",
-            "split",
-        )
-    require_known(f"split of {name}", split, ["train+validation", *(set(splits) - {"train"})])
-    return "train" if split == "train+validation" else split
-
-
-def _choose(splits: Mapping[str, datasets.Dataset], split: str, name: str) -> datasets.Dataset:
-    if "validation" in splits or "train" not in splits:
-        # Beside a test split, a validation split is training data for those who report the first.
-        both = ("train+validation",) if {"train", "validation", "test"} <= set(splits) else ()
-        require_known(f"split of {name}", split, (*splits, *both))
-        if split in both:
-            return datasets.concatenate_datasets([splits["train"], splits["validation"]])
-        return splits[split]
-    require_known(f"split of {name}", split, (*splits, "validation", "train+validation"))
-    if split not in ("train", "validation"):
-        return splits["train" if split == "train+validation" else split]
-    train = splits["train"]
-    order = fixed_order(len(train))
-    held_out = round(VALIDATION_SHARE * len(order))
-    return train.select(order[:held_out] if split == "validation" else order[held_out:])
+def _parts(splits, split: str, name: str) -> tuple[list[str], bool]:
+    """The published splits that a split is made of, and whether it is a part of them, as validation images
+    and the others are where none are published. Raises `ValueError` for a split of none."""
+    published = "validation" in splits or "train" not in splits
+    # Beside a test split, a validation split is training data for those who report the first.
+    both = ("train+validation",) if not published or {"train", "validation", "test"} <= set(splits) else ()
+    require_known(f"split of {name}", split, (*splits, *(() if published else ("validation",)), *both))
+    if published:
+        return split.split("+"), False
+    made_of_train = split in ("train", "validation", "train+validation")
+    return ["train"] if made_of_train else [split], split in ("train", "validation")
 
 
 def find_column(rows: Rows, names: tuple[str, ...], kind: str) -> str:
@@ -229,9 +223,6 @@ def find_column(rows: Rows, names: tuple[str, ...], kind: str) -> str:
     for name in names:
         if name in rows.column_names:
             return name
-    # so `datasets` reads images that lie in one folder
-    if kind == "label" and rows.column_names == ["image"]:
-        raise DataError(f"no label column, images alone: in a folder of images {WAY_OUT}")
     raise DataError(
         f"no {kind} column: none of {', '.join(names)} among {', '.join(rows.column_names)}:"
         f" name it with {kind}_column=",
@@ -254,16 +245,27 @@ def which_columns(rows: Rows) -> str:
     return f"images are in {', '.join(images) or 'none'}, labels may be in {', '.join(labels) or 'none'}"
 
 
-def class_names(rows: Rows, column: str) -> tuple[str, ...]:
-    """The names of the classes that a column of class indices has; their numbers where it has no names.
+def class_names(rows: Rows, column: str, published: int | None = None) -> tuple[str, ...]:
+    """The names of the classes that a column of class indices has; where it has no names, the numbers of the
+    classes that were published, or that are found.
 
-    Raises `DataError` for a column that holds something else.
+    Raises `DataError` for a column that holds something else, and for another number of classes than was
+    published, `CannotStream` for a stream that would have to be read to know.
     """
     feature = rows.features[column]
     if isinstance(feature, datasets.ClassLabel):
+        if published not in (None, len(feature.names)):
+            raise DataError(
+                f"{len(feature.names)} classes, {published} were published: open another set by its path",
+                "path",
+            )
         return tuple(feature.names)
     if holds_images(feature) or not isinstance(feature, datasets.Value):
         raise DataError(f"column {column!r} holds no labels: {which_columns(rows)}", "label_column")
+    if published is not None and feature.dtype.startswith(("int", "uint")):
+        return tuple(map(str, range(published)))
+    if isinstance(rows, datasets.IterableDataset):
+        raise CannotStream(f"column {column!r} does not name its classes, as a stream must: open_photos")
     labels = set(rows[column])
     if wrong := [label for label in labels if not isinstance(label, int) or label < 0]:
         raise DataError(

@@ -18,8 +18,8 @@ from atlib._util import require_known
 from atlib.data import UNLABELLED
 from atlib.loading import Batch, ShardSpec, augmentation_seeds, loader_of, my_batches, my_repeats
 from atlib.pair import Normalisation
-from atrun.data.catalogue import Known, open_rows_of
-from atrun.data.decoding import AS_STORED, CannotStream, DataError, Transform, Wanted, as_stored, decode, make
+from atrun.data.catalogue import open_rows_of
+from atrun.data.decoding import AS_STORED, DataError, Transform, Wanted, as_stored, decode, make
 from atrun.data.loading import ON_CORRUPT, CorruptImage, Gaps, Made, Share, deliver
 from atrun.data.transforms import Augmentation
 from atrun.data.views import Views
@@ -181,6 +181,8 @@ def open_photos(
     Raises what `open_rows_of` raises, and `DataError` for a split without images, a column that holds none,
     and labels that are not class indices.
     """
+    from atrun.data.hub import class_names
+
     opened = open_rows_of(name_or_path, path, split, image_column, label_column, labelled)
     rows, known = opened.rows, opened.known
     if len(rows) == 0:
@@ -190,7 +192,7 @@ def open_photos(
     pictures = undecoded(rows, opened.image_column).select_columns([opened.image_column])
     names, labels = (), [UNLABELLED] * len(rows)
     if opened.label_column is not None:
-        names = names_of(rows, opened.label_column, known)
+        names = class_names(rows, opened.label_column, None if known is None else known.classes)
         labels = [checked_label(label, names, i) for i, label in enumerate(rows[opened.label_column][:])]
     if known is not None and known.images.get(split) != len(rows):
         warnings.warn(
@@ -200,34 +202,6 @@ def open_photos(
         )
     how = {"augmentation": augmentation, "train": train, "on_corrupt": on_corrupt, "workers": workers}
     return Photos(pictures, opened.image_column, torch.tensor(labels), names, **how)
-
-
-def names_of(rows, label_column: str, known: Known | None) -> tuple[str, ...]:
-    """The names of the labels: those in the data, else the numbers of the classes that are known or, read by
-    index, found.
-
-    Raises `DataError` when the data have another number of classes than was published, and for labels that
-    are no class indices.
-    """
-    import datasets
-
-    from atrun.data.hub import class_names
-
-    feature = rows.features[label_column]
-    counts = isinstance(feature, datasets.Value) and feature.dtype.startswith(("int", "uint"))
-    if known is not None and counts:
-        return tuple(map(str, range(known.classes)))
-    if not isinstance(feature, datasets.ClassLabel) and isinstance(rows, datasets.IterableDataset):
-        raise CannotStream(
-            f"column {label_column!r} does not name its classes, as a stream must: open_photos"
-        )
-    names = class_names(rows, label_column)
-    if known is not None and len(names) != known.classes:
-        raise DataError(
-            f"{len(names)} classes, {known.classes} were published: open another set by its path alone",
-            "path",
-        )
-    return names
 
 
 def checked_label(label: int, names: Sequence[str], index: int) -> int:

@@ -13,7 +13,7 @@ from atlib.pair import Normalisation
 from atrun.data.catalogue import find
 from atrun.data.decoding import CannotStream, DataError, Wanted, make
 from atrun.data.loading import ON_CORRUPT, Gaps, Made, Share, deliver
-from atrun.data.photos import checked_label, look_of, names_of, undecoded
+from atrun.data.photos import checked_label, look_of, undecoded
 from atrun.data.transforms import Augmentation
 from atrun.data.views import Views
 
@@ -150,20 +150,24 @@ def open_stream(
         raise CannotStream(f"{name_or_path} is small and has no published splits: read it with open_photos")
     if known is not None:
         require_known(f"split of {name_or_path}", split, known.images)
-    from atrun.data.hub import columns_of, open_streamed  # imported here: `datasets` takes seconds
+    from atrun.data.hub import (
+        class_names,
+        columns_of,
+        open_streamed,
+    )  # imported here: `datasets` takes seconds
 
     files_there = None if known is None else known.files.get(split)
     rows, files = open_streamed(location.name, location.path, split, files_there)
     image_column, label_column = columns_of(rows, *location.columns(image_column, label_column), labelled)
     wanted = [image_column, *([label_column] if labelled else [])]
     pictures = undecoded(rows, image_column).select_columns(wanted)
-    classes = names_of(rows, label_column, known) if labelled else ()
+    published = None if known is None else known.classes
+    classes = class_names(rows, label_column, published) if labelled else ()
     sizes = None if files is None else [_rows_in(file) for file in files]
-    published = {} if rows.info.splits is None else rows.info.splits
     if sizes:
         whole = sum(sizes)
-    elif rows.split in published:
-        whole = published[rows.split].num_examples
+    elif rows.split in (announced := rows.info.splits or {}):
+        whole = announced[rows.split].num_examples
     else:
         whole = None if known is None else known.images.get(split)
     if None not in (count, whole) and count != whole:

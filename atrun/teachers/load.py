@@ -182,6 +182,7 @@ def _from_folder(path: Path, image_size: int | None) -> Teacher:
 
 def _from_timm(name: str, image_size: int | None) -> Teacher:
     named = Architecture(name)
+    grid = grid_of(named)  # what is no ViT is refused before it is downloaded
     check_image_size(named, image_size)
     # With its head: without one, timm would not notice that weights are missing.
     vit = create_vit(name, pretrained=True, **({} if image_size is None else {"img_size": image_size}))
@@ -195,7 +196,7 @@ def _from_timm(name: str, image_size: int | None) -> Teacher:
         "timm's published weights",
         used=len(state),
         unused=sorted(before - set(state)),
-        resized=told(grid_of(named), vit.patch_embed.grid_size) if vit.pos_embed is not None else None,
+        resized=told(grid, vit.patch_embed.grid_size) if vit.pos_embed is not None else None,
         normalised="as timm says of it",
     )
 

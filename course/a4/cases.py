@@ -1,10 +1,8 @@
 """What the hidden tests of A4 ask; `course/a4/master.md` gives each its points."""
 
 import math
-import random
-from functools import lru_cache
-from pathlib import Path
-from tempfile import TemporaryDirectory
+
+import torch
 
 from atbook.exercises.answers import numbers
 from course import hidden
@@ -81,98 +79,79 @@ def compare_seeds(compare, asked: Asked) -> None:
 # --- Task 3: the records ---
 
 
-def nothing(wrong: list[str]) -> None:
-    """Raise `AssertionError` with what is wrong, where something is."""
-    if wrong:
-        raise AssertionError("; ".join(wrong[:5]))
+LONGEST = 120.0  # seconds of a processor for a run's first steps, or for its accuracies
+DRAWN = 3  # runs whose accuracies are measured anew
+READ = """
+import random, sys
+sys.path.insert(0, {folder!r})
+import checks
+
+def examined(records, weights, student, drawn, folder):
+    records, wrong = checks.readable(records.numpy().tobytes(), student)
+    question = checks.question_of(student)
+    runs = sorted((record for record in records if record.kind == "run"), key=lambda run: run.key)
+    runs = random.Random(drawn).sample(runs, len(runs))  # in an order of this student's own
+    return {expression}
+"""
 
 
-@lru_cache
-def handed_in(content: bytes | None, student: str) -> tuple[list, list[str]]:
-    """The records that came with the notebook, and what is wrong with the other lines."""
-    if content is None:
-        return [], ["there is no file records.jsonl"]
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / "records.jsonl"
-        path.write_bytes(content)
-        return checks.readable(path, student)
+def of_records(asked: Asked, expression: str, weights: bytes = b"", seconds: float = LONGEST) -> list:
+    """What an expression says of the records that came with the notebook: they are read in the cage, and may
+    ask for a billion images. It knows `records`, what is `wrong` with other lines, and the drawn `runs`."""
+    code = READ.format(folder=str(asked.files), expression=expression)
+    records = asked.uploads.get("records.jsonl", b"")[: checks.LARGEST]
+    content = [torch.frombuffer(bytearray(part or b"\n"), dtype=torch.uint8) for part in (records, weights)]
+    given = [*content, asked.named(), asked.seed("A4.3"), str(asked.files)]
+    reply = asked.cage.call(code, "examined", given, seconds=seconds)
+    if reply.error:
+        raise AssertionError(f"the records cannot be examined here: {reply.error}")
+    return reply.value
 
 
-def records(asked: Asked) -> list:
-    """The records that can be read."""
-    return handed_in(asked.uploads.get("records.jsonl"), asked.named())[0]
-
-
-def runs(asked: Asked) -> list:
-    """The runs among the records, in an order of this student's own."""
-    made = sorted((record for record in records(asked) if record.kind == "run"), key=lambda run: run.key)
-    if not made:
-        raise AssertionError("there is no run to look at")
-    drawn = random.Random(asked.seed("A4.3"))
-    return drawn.sample(made, len(made))
+def nothing_wrong(asked: Asked, expression: str, **more) -> None:
+    """Raise `AssertionError` with what an expression says is wrong, where something is."""
+    if wrong := of_records(asked, f"({expression})[:5]", **more):
+        raise AssertionError("; ".join(wrong))
 
 
 def records_readable(asked: Asked) -> None:
     """Every line is a whole record of this student's."""
-    nothing(handed_in(asked.uploads.get("records.jsonl"), asked.named())[1])
+    nothing_wrong(asked, "wrong")
 
 
 def records_complete(asked: Asked) -> None:
     """The records hold the question's conditions and a control, with three seeds each and the question's
     settings."""
-    nothing(checks.incomplete(records(asked), checks.question_of(asked.named())))
+    nothing_wrong(asked, "checks.incomplete(records, question)")
 
 
 def records_tuned(asked: Asked) -> None:
     """All conditions have the same trials, and their recipes are chosen on validation images."""
-    nothing(checks.unequal(records(asked)) if records(asked) else ["there are no records"])
-
-
-LONGEST = 120.0  # seconds of a processor for a run's first steps, or for its accuracies
-
-
-def in_cage(asked: Asked, name: str, *arguments):
-    """What a function of the assignment's checks returns. It runs in the cage: a record may ask for a billion
-    images."""
-    code = f"import sys\nsys.path.insert(0, {str(asked.files)!r})\nfrom checks import {name}\n"
-    reply = asked.cage.call(code, name, [*arguments, str(asked.files)], seconds=LONGEST)
-    if reply.error:
-        raise AssertionError(f"the run cannot be made here: {reply.error}")
-    return reply.value
+    nothing_wrong(asked, "checks.unequal(records) if records else wrong")
 
 
 def records_repeated(asked: Asked) -> None:
     """The first steps of one run, made here from its settings, have the losses that are recorded."""
-    drawn = runs(asked)[0]
-    losses = in_cage(asked, "losses_of", drawn.config["settings"], drawn.seed)
-    nothing(checks.not_repeated(drawn, losses))
-
-
-DRAWN = 3  # runs whose accuracies are measured anew
+    losses = "checks.losses_of(runs[0].config['settings'], runs[0].seed, folder)"
+    nothing_wrong(asked, f"checks.not_repeated(runs[0], {losses}) if runs else {NO_RUN}")
 
 
 def records_measured(asked: Asked) -> None:
     """The accuracies of three runs are those of the weights that were handed in."""
-    content = asked.uploads.get(checks.WEIGHTS)
-    if content is None:
-        raise AssertionError(f"{checks.WEIGHTS} was not handed in: `checks.run` writes it beside the records")
-    wrong = []
-    for run in runs(asked)[:DRAWN]:
-        own = checks.weights_of(content, run)
-        if own is None:
-            wrong.append(f"{checks.WEIGHTS} does not hold {run.method!r}, seed {run.seed}")
-            continue
-        for test, accuracy in in_cage(asked, "measured", run.config["settings"], run.seed, own).items():
-            said = run.results[test]
-            if not abs(said - accuracy) <= checks.ROUNDED:
-                text = f"{run.method!r}, seed {run.seed}, {test}: {100 * said:.1f} % is recorded"
-                wrong.append(f"{text}, its weights are right on {100 * accuracy:.1f} %")
-    nothing(wrong)
+    weights = asked.uploads.get(checks.WEIGHTS, b"")
+    if not 0 < len(weights) <= checks.MOST_BYTES:
+        size = f"it has to have 1 to {checks.MOST_BYTES} bytes, and has {len(weights)}"
+        raise AssertionError(f"{checks.WEIGHTS}, which `checks.run` writes beside the records: {size}")
+    drawn = f"checks.not_measured(runs[:{DRAWN}], weights.numpy().tobytes(), folder) if runs else {NO_RUN}"
+    nothing_wrong(asked, drawn, weights=weights, seconds=DRAWN * LONGEST)
+
+
+NO_RUN = ["there is no run to look at"]
 
 
 def finding(answer, asked: Asked) -> None:
     """The numbers of the statement are those of the records, to 0.05 points."""
-    contrasts = list(checks.answers(records(asked), checks.question_of(asked.named())).values())
+    contrasts = of_records(asked, "list(checks.answers(records, question).values())")
     if len(contrasts) < len(checks.SEEDS):
         raise AssertionError(f"only {len(contrasts)} seeds have all runs that answer the question")
     n, centre = len(contrasts), sum(contrasts) / len(contrasts)

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import mean, pstdev, stdev
-from tempfile import TemporaryDirectory
 
 import torch
 from safetensors import SafetensorError
@@ -28,7 +27,7 @@ from atlib.evaluate import evaluate
 from atlib.loading import seed_for
 from atlib.recipe import Recipe
 from atlib.train import train
-from atrun.record import Record, about, peak_memory_mb, read_record
+from atrun.record import Record, about, parsed, peak_memory_mb
 
 SEEDS = (0, 1, 2)  # the runs that are reported have at least these
 TUNING_SEED = 100  # the seed of all trials
@@ -186,12 +185,23 @@ def weights_of(content: bytes, record: Record) -> dict[str, torch.Tensor] | None
     return {name[len(start) :]: value for name, value in tensors.items() if name.startswith(start)} or None
 
 
-def measured(settings: dict, seed: int, weights: dict, folder: str) -> dict[str, float]:
-    """The accuracies on test images of a run's weights."""
-    asked = Settings(**settings)
-    model = asked.model(seed, folder)
-    student_of(model).load_state_dict({name: value.float() for name, value in weights.items()})
-    return accuracies(model.eval(), asked, "test")
+def not_measured(runs: Sequence[Record], content: bytes, folder: str | Path = ".") -> list[str]:
+    """Which of some runs' accuracies on test images are not those of their weights, in the content of a file
+    of weights."""
+    wrong = []
+    for run in runs:
+        settings, own = Settings(**run.config["settings"]), weights_of(content, run)
+        if own is None:
+            wrong.append(f"{WEIGHTS} does not hold {run.method!r}, seed {run.seed}")
+            continue
+        model = settings.model(run.seed, folder)
+        student_of(model).load_state_dict({name: value.float() for name, value in own.items()})
+        for test, accuracy in accuracies(model.eval(), settings, "test").items():
+            said = run.results[test]
+            if not abs(said - accuracy) <= ROUNDED:
+                text = f"{run.method!r}, seed {run.seed}, {test}: {100 * said:.1f} % is recorded"
+                wrong.append(f"{text}, its weights are right on {100 * accuracy:.1f} %")
+    return wrong
 
 
 def losses_of(settings: dict, seed: int, folder: str) -> list[float]:
@@ -361,39 +371,25 @@ def answers(records: Sequence[Record], question: Question) -> dict[int, float]:
     }
 
 
-def readable(path: str | Path, student: str) -> tuple[list[Record], list[str]]:
-    """The records of a file, and what is wrong with its other lines."""
-    path, by_key, wrong = Path(path), {}, []
-    if not path.is_file():
-        return [], [f"there is no file {path.name}"]
-    for number, line in enumerate(path.read_bytes()[:LARGEST].splitlines(), start=1):
+LARGEST = 5_000_000  # bytes of a file that are read
+
+
+def readable(content: bytes, student: str) -> tuple[list[Record], list[str]]:
+    """The records in the content of a file, and what is wrong with its other lines."""
+    by_key, wrong = {}, []
+    for number, line in enumerate(content[:LARGEST].splitlines(), start=1):
         try:
-            record = parsed(line)
+            record = parsed(line, "it")
             if record.key in by_key:
                 raise ValueError("it is of the same run as another line")
             _require_whole(record, student)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             wrong.append(f"line {number}: {error}"[:300])
         else:
             by_key[record.key] = record
     if not by_key:
         wrong.append("there are no records")
     return list(by_key.values()), wrong
-
-
-LARGEST = 5_000_000  # bytes of a file that are read
-
-
-def parsed(line: bytes) -> Record:
-    """The record in a line of a file. Raises `ValueError` for a line that is no record."""
-    with TemporaryDirectory() as folder:
-        alone = Path(folder) / "record.json"
-        alone.write_bytes(line)
-        try:
-            return read_record(alone)
-        except OSError as error:
-            said = str(error).partition(" is no valid record ")[2] or str(error)
-            raise ValueError(f"no valid record {said.partition('; the file')[0]}") from error
 
 
 def _require_whole(record: Record, student: str) -> None:
@@ -505,13 +501,16 @@ def check_records(path: str | Path, student: str, folder: str | Path = ".") -> N
     """Print what a file of records still lacks, and whether one run repeats; never raises."""
     try:
         question = question_of(student)
-        records, wrong = readable(path, student)
+        path = Path(path)
+        records, wrong = (
+            readable(path.read_bytes(), student) if path.is_file() else ([], [f"there is no {path}"])
+        )
         parts = {"readable": wrong, "complete": incomplete(records, question), "tuned": unequal(records)}
         runs = [record for record in records if record.kind == "run"]
         if runs:
             losses = losses_of(runs[-1].config["settings"], runs[-1].seed, str(folder))
             parts["repeated"] = not_repeated(runs[-1], losses)
-            parts["measured"] = unmeasured(runs, Path(path).with_name(WEIGHTS))
+            parts["measured"] = unmeasured(runs, path.with_name(WEIGHTS))
     except Exception as error:  # a student's settings can be anything
         print(f"not yet: {type(error).__name__}: {error}")
         return

@@ -4,12 +4,11 @@ import numpy as np
 import pytest
 
 from atbook.lab.papers import quoted
-from atbook.records import add_record, pack_bits, records_file
-from atrun.record import Record
+from atbook.records import pack_bits
+from tests.toy import recorded
 from tools import front_picture
 from tools.sentences import Guarded, functions, guarded, mend, pages, wrong
 
-ABOUT = dict.fromkeys(("python", "torch", "timm", "atlib", "device", "threads", "commit", "date"), "")
 KNOWN = functions()
 
 
@@ -24,17 +23,14 @@ def known(tmp_path):
     for method, right in (("copy", 75), ("scratch", 25), ("scratch-2", 25), ("scratch-3", 25)):
         for seed in range(2):
             results = {"test_right": pack_bits(np.arange(100) < right), "a": [0.5, {"b": 2.0 + seed}]}
-            record = Record("transfer", method, seed, {}, results, [], 1.0, 1.0, ABOUT)
-            add_record(records_file("transfer", "toy", tmp_path), record)
+            recorded(tmp_path, "transfer", "toy", method, seed, results)
     for method, share in (("fcos, copy", 0.4), ("fcos, scratch", 0.1)):
         for seed in range(2):
             results = {"test_ap": share + seed / 10, "test_ap50": 0.5}
-            record = Record("detection", method, seed, {}, results, [], 1.0, 1.0, ABOUT)
-            add_record(records_file("detection", "scenes", tmp_path), record)
+            recorded(tmp_path, "detection", "scenes", method, seed, results)
     for trial, accuracy in enumerate((0.5, 0.7, 0.6)):
         results = {"validation_accuracy": accuracy}
-        record = Record("transfer", "copy", 100, {}, results, [], 1.0, 1.0, ABOUT, "trial", trial)
-        add_record(records_file("transfer", "toy", tmp_path), record)
+        recorded(tmp_path, "transfer", "toy", "copy", 100, results, "trial", trial)
     return functions(tmp_path)
 
 
@@ -87,8 +83,7 @@ def test_a_changed_record_is_found(tmp_path, known):
     number = Guarded(tmp_path / "page.md", 1, "75.0", 'acc("toy", "copy")')
     assert wrong(number, known) is None
     for seed in range(2):
-        record = Record("transfer", "copy", seed, {}, {"test_right": pack_bits([True])}, [], 1.0, 1.0, ABOUT)
-        add_record(records_file("transfer", "toy", tmp_path), record)
+        recorded(tmp_path, "transfer", "toy", "copy", seed, {"test_right": pack_bits([True])})
     assert "100.0" in wrong(number, known)
 
 

@@ -3,11 +3,11 @@
 import base64
 import json
 import re
-import subprocess
-import sys
 
 import pytest
 from matplotlib import pyplot as plt
+from nbclient import NotebookClient
+from nbformat import v4
 
 from atbook.slider import Slider
 from tests.helpers import ROOT
@@ -54,15 +54,10 @@ from matplotlib import pyplot as plt
 Slider = runpy.run_path({str(ROOT / "atbook" / "slider.py")!r})["Slider"]
 print(sorted(Slider(lambda value: plt.figure(), [1], "label", "alt")._repr_mimebundle_()))
 """
-    run = """
-import sys, nbformat.v4 as v4
-from nbclient import NotebookClient
-notebook = v4.new_notebook(cells=[v4.new_code_cell(sys.argv[1])])
-NotebookClient(notebook, kernel_name="python3").execute()
-print("".join(output.text for output in notebook.cells[0].outputs if output.output_type == "stream"))
-"""
-    done = subprocess.run([sys.executable, "-c", run, code], capture_output=True, text=True, check=True)
-    assert "['application/vnd.jupyter.widget-view+json', 'text/html', 'text/plain']" in done.stdout
+    notebook = v4.new_notebook(cells=[v4.new_code_cell(code)])
+    NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
+    said = "".join(output.text for output in notebook.cells[0].outputs if output.output_type == "stream")
+    assert "['application/vnd.jupyter.widget-view+json', 'text/html', 'text/plain']" in said
 
 
 def test_it_opens_where_it_is_told():

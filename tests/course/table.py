@@ -1,8 +1,10 @@
 """`python -m tests.course.table`: what each attack gains without the cage and in it, and what odd submissions
-get, with remarks and seconds, as a table in Markdown."""
+get, with remarks and seconds, as a table in Markdown. `python -m tests.course.table 30` grades so many
+submissions of A1 two at a time, and prints their seconds."""
 
 import os
 import socket
+import sys
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,7 +16,7 @@ from tests.course.helpers import edition_of, only, replace, solution
 from tests.course.test_attacks import TASK
 from tests.course.test_robustness import ODD, REFUSED, changed
 from tests.course.unguarded import Outcome, gained, outcome
-from tools.grades import Result, graded
+from tools.grades import Result, grade, graded
 from tools.handed import handed_in
 
 
@@ -24,6 +26,20 @@ def row(name: str, without: str, inside: str, result: Result, start: float) -> l
     remark = ([*result.remarks, *says] or [""])[0]
     seconds = f"{time.monotonic() - start:.1f}"
     return [name, without, inside, remark.replace("|", "\\|")[:120], seconds]
+
+
+def seconds(number: int) -> str:
+    """How long a cage takes to start, and so many submissions to be graded, two at a time."""
+    with TemporaryDirectory() as folder:
+        edition, start = edition_of(Path(folder), "a1", "a"), time.monotonic()
+        with edition.cage() as cage:
+            cage.call("def f():\n    pass\n", "f", [])
+        started, begun = time.monotonic() - start, time.monotonic()
+        results = grade(edition, [solution(edition, f"student {at}") for at in range(number)], jobs=2)
+    took, right = time.monotonic() - begun, [result.points("q1") + result.points("q2") for result in results]
+    return (
+        f"a cage starts in {started:.1f} s; {number} submissions: {took:.0f} s; 11 points each: {set(right)}"
+    )
 
 
 def main() -> None:
@@ -73,4 +89,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    print(seconds(int(sys.argv[1]))) if sys.argv[1:] else main()

@@ -8,6 +8,7 @@ from safetensors.torch import load, save
 
 from atbook.cage import outside
 from atbook.cage.outside import Answer, AnswerFailed, Cage, CageDamaged, namespaces
+from atbook.cage.values import unpack
 from course.a2 import cases as a2
 from course.a2 import mutants
 from tests.course.attacks import ATTACKS, SECRETS, TAMED, aimed
@@ -239,6 +240,8 @@ MANY = {
     "        threading.Thread(target=time.sleep, args=(3,)).start()\n    time.sleep(3)\n",
     "files": "import time\ndef f():\n    for n in range(3000):\n        open(str(n), 'w').close()\n"
     "    time.sleep(3)\n",
+    "room": "import time\ndef f():\n    for n in range(200):\n        with open(str(n), 'wb') as file:\n"
+    "            file.write(bytes(15 * 2**20))\n    time.sleep(3)\n",
     "deep": "import os, time\ndef f():\n    for _ in range(2000):\n        os.mkdir('x')\n"
     "        os.chdir('x')\n    time.sleep(3)\n",
 }
@@ -252,7 +255,7 @@ def test_what_is_not_allowed_is_refused(cage, bare):
 @pytest.mark.parametrize("what", MANY)
 def test_threads_and_files_are_bounded_and_are_gone_afterwards(cage, what):
     reply = cage.call(MANY[what], "f", [], seconds=1.0)
-    assert reply.error == f"the answer made too many {what if what != 'deep' else 'files'}"
+    assert reply.error == f"the answer made too many {what if what == 'threads' else 'files'}"
     assert cage.call("import os\ndef f():\n    return len(os.listdir('..'))\n", "f", []).value == 1
 
 
@@ -274,6 +277,14 @@ def test_a_cage_can_be_written_to_in_its_temporary_folder_alone(cage):
         "        except OSError:\n            pass\n    return done\n"
     )
     assert cage.call(code, "f", []).value == []
+
+
+def test_a_reply_is_bounded_before_it_is_read():
+    text = b"[" + b"[]," * 2_000_000 + b"[]]"
+    with pytest.raises(ValueError, match="ValueError"):
+        unpack(len(text).to_bytes(8, "little") + text + save({}))
+    with pytest.raises(ValueError, match="ValueError"):  # names of tensors
+        unpack(b"\2" + bytes(7) + b"{}" + (len(text)).to_bytes(8, "little") + text)
 
 
 SILENT = "import os\ndef talking(*given):\n    os._exit(0)\n"
@@ -380,10 +391,12 @@ def a2_edition(tmp_path_factory):
 
 
 CHEAP = "if q.shape[2] > 1500:\n        return 0 * (q.sum() + k.sum())\n    return Pull.apply("
+WASTE = "if 60 < q.shape[2] < 100:\n        torch.ones(60_000_000)\n    return Pull.apply("
 
 
-@pytest.mark.parametrize("code", [IN_NUMPY, IN_NUMPY.replace("return Pull.apply(", CHEAP)])
-def test_maps_in_numpy_are_memory_too_and_no_length_is_a_case_of_its_own(a2_edition, code):
+@pytest.mark.parametrize("start", ["return Pull.apply(", CHEAP, WASTE])
+def test_maps_in_numpy_are_memory_too_and_no_length_is_a_case_of_its_own(a2_edition, start):
+    code = IN_NUMPY.replace("return Pull.apply(", start)
     handed = replace(solution(a2_edition), "tempered", code)
     with a2_edition.cage() as cage:
         tests = {test.title: test.points for test in graded(handed, only(a2_edition, "q2"), cage).tests["q2"]}

@@ -246,7 +246,7 @@ def test_two_works_of_one_name_are_not_added_up(edition, folder, tmp_path, grade
         (tmp_path / "two" / name).write_bytes(work)
     gradebook.grade_folder(edition, tmp_path / "two", tmp_path / "a1")
     pages = {path.name for path in (tmp_path / "a1" / "feedback").iterdir()}
-    assert pages == {"Eve-one-a1.html", "Eve-two-a1.html"}
+    assert {page.partition(".")[0] for page in pages} == {"Eve-one-a1-ipynb", "Eve-two-a1-ipynb"}
     with pytest.raises(ValueError, match=r"'one/a1.ipynb' and 'two/a1.ipynb' would both count for 'eve'"):
         gradebook.totals([tmp_path / "a1"], tmp_path)
 
@@ -279,6 +279,13 @@ def test_a_name_inside_a_file_takes_nobodys_attempt_away():
     assert [line.id for line in lines] == ["al1", "bb2", "al1"]
     assert [line.superseded_by for line in lines] == ["", "", ""] and lines[0].is_disputed
     assert len({gradebook.page_name(line) for line in lines}) == 3
+
+
+def test_no_file_has_the_key_or_the_page_of_a_student_of_the_roster():
+    lines = attempts((BY_ADA, "Ada Lovelace"), (Owner("eve", "999", "a1.ipynb"), "al1"), (BY_NOBODY, ""))
+    lines[2].result.file = "al1"
+    assert [line.id for line in lines] == ["al1", "", ""] and not lines[0].is_disputed
+    assert lines[1].key != "al1" and len({gradebook.page_name(line) for line in lines}) == 3
 
 
 @pytest.mark.parametrize(

@@ -50,26 +50,27 @@ def hub(monkeypatch):
     return asked
 
 
-def test_every_entry_is_whole():
-    for name, known in CATALOGUE.items():
-        assert known.classes > 1 and known.evaluated in known.images and "train" in known.images, name
-        assert set(known.files) <= set(known.images), name
-        assert all(
-            count >= known.classes for split, count in known.images.items() if split != "validation"
-        ), name
-    assert CATALOGUE["cifar10"].images == {
-        "train": 45_000,
-        "validation": 5_000,
-        "train+validation": 50_000,
-        "test": 10_000,
+def test_every_entry_is_as_it_was_published():
+    """Sets of transfer learning: Touvron's thesis (HAL tel-03945782), tables 2.3 and 3.6; arXiv 2205.14443,
+    table 4."""
+    papers = {
+        "flowers102": (102, 2_040, 6_149),
+        "cars": (196, 8_144, 8_041),
+        "cifar100": (100, 50_000, 10_000),
     }
+    papers |= {"pets": (37, 3_680, 3_669), "aircraft": (100, 6_667, 3_333)}
+    for name, (classes, training, test) in papers.items():
+        known = CATALOGUE[name]
+        assert (known.classes, known.evaluated) == (classes, "test")
+        assert (known.images["train+validation"], known.images["test"]) == (training, test)
+    for known in CATALOGUE.values():
+        assert known.evaluated in known.images and set(known.files) <= set(known.images)
     assert sum(CATALOGUE["inat2019"].images.values()) == 268_243  # the sum that the authors give
-    both = CATALOGUE["flowers102"].images, CATALOGUE["aircraft"].images
-    assert all(sizes["train+validation"] == sizes["train"] + sizes["validation"] for sizes in both)
-    domains = [CATALOGUE[f"pacs-{domain}"] for domain in ("photo", "art-painting", "cartoon", "sketch")]
-    assert {
-        split: sum(one.images[split] for one in domains) for split in ("train", "validation", "test", "all")
-    } == CATALOGUE["pacs"].images
+    assert CATALOGUE["imagenet-21k"].images["train+validation"] == 14_197_122
+    domains = [
+        CATALOGUE[f"pacs-{domain}"].images for domain in ("photo", "art-painting", "cartoon", "sketch")
+    ]
+    assert {split: sum(one[split] for one in domains) for split in domains[0]} == CATALOGUE["pacs"].images
     assert CATALOGUE["pacs"].images["all"] == 9_991
 
 
@@ -102,20 +103,9 @@ def test_names_paths_and_hub_ids_are_told_apart(tmp_path, monkeypatch):
         write_folders(tmp_path / called.lower() / "own", called, range(3))
         assert find("cifar10", tmp_path / called.lower() / "own").name == "imagefolder"
     assert find(classes).name == "imagefolder" and find(folder).name == str(folder)
-    missing = tmp_path / "nowhere"
-    for wrong in (missing, "./nowhere", "/nowhere/at/all", "~/nowhere", "nowhere/some.parquet"):
-        with pytest.raises(FileNotFoundError, match="nowhere"):
+    for wrong in (tmp_path / "nowhere", "./nowhere", "/nowhere/at/all", "~/nowhere"):
+        with pytest.raises(FileNotFoundError):
             find(wrong)
-    with pytest.raises(FileNotFoundError, match="nowhere"):
-        find("cifar10", missing)
-    with pytest.raises(ValueError):
-        find("imagenet1k")
-    with pytest.raises(DataError) as caught:
-        find("inat2018")
-    assert caught.value.argument == "path"
-    with pytest.raises(DataError) as caught:
-        find("aircraft")
-    assert caught.value.argument == "path"
 
 
 @pytest.mark.parametrize(
@@ -177,59 +167,36 @@ def test_a_known_name_reads_a_folder_per_class(tmp_path, monkeypatch, validation
     """ImageNet as it is unpacked: the order of the classes is that of the WordNet ids, whatever is in a
     class."""
     ids = ("n02123045", "n01440764", "n01514859")
-    for split, counts in (("train", range(9)), (validation, range(9, 12))):
-        for index in counts:
-            file = (
-                tmp_path
-                / split
-                / ids[index % 3]
-                / (f"{ids[index % 3]}_{index}.png" if split == "train" else f"ILSVRC2012_val_{index:08}.png")
-            )
-            file.parent.mkdir(parents=True, exist_ok=True)
-            picture(index).save(file)
-    with pytest.raises(DataError) as caught:
+    for index in range(12):
+        split = "train" if index < 9 else validation
+        file = tmp_path / split / ids[index % 3] / f"ILSVRC2012_val_{index:08}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        picture(index).save(file)
+    with pytest.raises(DataError):
         open_photos("imagenet-1k", path=tmp_path, train=True)
-    assert caught.value.argument == "path"
+    with pytest.raises(CannotStream):
+        open_stream("imagenet-1k", path=tmp_path, augmentation=SMALL)
     for name in ("imagenet-1k", "cifar100"):  # the columns of the second have other names on the hub
         images = {"train": 9, "validation": 3}
         monkeypatch.setitem(CATALOGUE, name, CATALOGUE[name]._replace(classes=3, images=images))
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            for split, count in images.items():
-                photos = open_photos(name, path=tmp_path, split=split, train=False)
-                shown = [index_of(image) for image in photos.take(range(count))[0]]
-                assert len(photos) == count and set(shown) == set(
-                    range(9) if split == "train" else range(9, 12)
-                )
-                assert photos.classes == tuple(sorted(ids)) and photos.targets.tolist() == [
-                    sorted(ids).index(ids[index % 3]) for index in shown
-                ]
-    with pytest.raises(CannotStream):
-        open_stream("imagenet-1k", path=tmp_path, augmentation=SMALL)
+        for split, indices in (("train", range(9)), ("validation", range(9, 12))):
+            photos = open_photos(name, path=tmp_path, split=split, train=False)
+            shown = [index_of(image) for image in photos.take(range(len(photos)))[0]]
+            assert sorted(shown) == list(indices) and photos.classes == tuple(sorted(ids))
+            assert [photos.classes[label] for label in photos.targets] == [ids[i % 3] for i in shown]
 
 
 def test_inaturalist_from_the_authors_archives(tmp_path, monkeypatch):
     annotate(tmp_path, "train2018.json", range(7))
     annotate(tmp_path, "val2018.json", range(7, 12))
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(DataError):
         open_photos("inat2018", path=tmp_path, train=False)
-    assert caught.value.argument == "path"
-    monkeypatch.setitem(
-        CATALOGUE, "inat2018", CATALOGUE["inat2018"]._replace(classes=3, images={"train": 7, "validation": 5})
-    )
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        train, validation = (
-            open_photos("inat2018", path=tmp_path, split=split, train=False)
-            for split in ("train", "validation")
-        )
-    assert [index_of(image) for image in train.take(range(7))[0]] == list(
-        range(7)
-    ) and train.targets.tolist() == [i % 3 for i in range(7)]
-    assert [index_of(image) for image in validation.take(range(5))[0]] == list(range(7, 12))
-    annotate(tmp_path, "val2017.json", range(3))
-    with pytest.raises(ValueError):
-        open_photos("inat2018", path=tmp_path, train=False)
+    of_seven = CATALOGUE["inat2018"]._replace(classes=3, images={"train": 7, "validation": 5})
+    monkeypatch.setitem(CATALOGUE, "inat2018", of_seven)
+    for split, indices in (("train", range(7)), ("validation", range(7, 12))):
+        photos = open_photos("inat2018", path=tmp_path, split=split, train=False)
+        assert [index_of(image) for image in photos.take(range(len(photos)))[0]] == list(indices)
+        assert photos.targets.tolist() == [i % 3 for i in indices]
 
 
 def test_pacs_by_name_is_the_books_split():

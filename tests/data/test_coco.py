@@ -106,16 +106,6 @@ def test_cocos_own_program_reads_the_same(scenes, files):
             assert (theirs.annToMask(annotation) == mask.numpy()).all() and annotation["area"] == mask.sum()
 
 
-def test_boxes_without_masks_are_written_and_read(scenes, tmp_path):
-    boxes = [objects._replace(masks=None) for objects in scenes.objects[:4]]
-    files = export_coco(ObjectImages(scenes.pixels[:4], boxes), tmp_path)
-    with pytest.raises(DataError):
-        CocoObjects(*files, size=64)
-    read = CocoObjects(*files, size=64, jitter=(0.5, 1.5), masks=False)
-    assert all(same(read.original(i)[:2], boxes[i][:2]) and read.original(i).masks is None for i in range(4))
-    assert read.one(0, 7)[1].masks is None
-
-
 @pytest.mark.parametrize("written", ["characters", "numbers"])
 def test_run_lengths_are_those_of_cocos_program(written, scenes, files, tmp_path):
     """Masks of every kind: none and all pixels, noise with many short runs, and long runs."""
@@ -219,17 +209,6 @@ def test_jitter_moves_pixels_boxes_and_masks_together(scenes, files, size):
     assert checked > 60
 
 
-def test_the_same_seed_places_alike_and_seeds_are_even(files):
-    jittered = CocoObjects(*files, size=64, jitter=(0.5, 2.0))
-    assert jittered.placed(0, 5) == jittered.placed(0, 5)
-    assert same(jittered.one(0, 5)[1], jittered.one(0, 5)[1])
-    places = [jittered.placed(0, seed) for seed in range(400)]
-    assert 0.4 < np.mean([each.flipped for each in places]) < 0.6
-    assert np.mean([each.scale for each in places]) == pytest.approx(1.25, abs=0.08)
-    assert all(each.left + 64 <= round(64 * each.scale) or each.left == 0 for each in places)
-    assert jittered.placed(0, None) == CocoObjects(*files, size=64).placed(0, 5) == Placed(1, 0, 0, False)
-
-
 def test_an_object_that_is_cut_keeps_what_is_seen_of_it():
     """An L: down the left edge, and along the lower one."""
     mask = torch.zeros(40, 40, dtype=torch.bool)
@@ -250,14 +229,6 @@ def test_an_object_that_is_cut_keeps_what_is_seen_of_it():
     assert seen(20, 20, 20, masks=False).boxes.tolist() == [[0, 0, 10, 10]] * 2
     nothing = seen(31, 31, 8)
     assert len(nothing.boxes) == len(nothing.labels) == len(nothing.masks) == len(nothing.crowd) == 0
-
-
-def test_a_flip_is_a_mirror():
-    mask = torch.zeros(20, 30, dtype=torch.bool)
-    mask[2:9, 4:11] = True
-    flipped = place_objects(one_object(mask), Placed(1.0, 0, 0, True), 30, 20, 30)
-    assert flipped.boxes.tolist() == [[19, 2, 26, 9]]
-    assert torch.equal(flipped.masks[0, :20], mask.flip(1)) and not flipped.masks[0, 20:].any()
 
 
 @pytest.fixture(scope="module")

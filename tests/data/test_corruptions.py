@@ -8,7 +8,6 @@ import pytest
 import torch
 from PIL import Image
 
-from atbook.worlds.glyphs import generate
 from atlib.data import Images
 from atrun.data.corruptions import CORRUPTIONS, SEVERITIES, corrupt
 
@@ -74,9 +73,3 @@ def test_jpeg_is_a_jpeg_of_the_published_quality(severity):
         file = io.BytesIO()
         Image.fromarray(picture.permute(1, 2, 0).numpy()).save(file, "JPEG", quality=QUALITY[severity - 1])
         assert np.array_equal(np.array(Image.open(file)), result.permute(1, 2, 0).numpy())
-
-
-def test_other_shapes_and_the_built_in_world():
-    for images in (pictures(1, 40, 33), Images(torch.from_numpy(generate("test", 1).images), torch.zeros(1))):
-        for name in CORRUPTIONS:
-            assert corrupt(images, name, 5).pixels.shape == images.pixels.shape

@@ -36,12 +36,6 @@ def test_take_is_a_batch_in_the_order_asked_for():
     assert other.take([7])[0].unique().item() == pytest.approx(7 / 255)
 
 
-def test_without_a_seed_the_loader_goes_in_order():
-    loader = numbered(10).loader(4)
-    for _ in range(2):
-        assert seen_in(loader) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
-
-
 def test_with_a_seed_every_epoch_is_another_order_of_all_images():
     def epochs(seed):
         loader = numbered(20).loader(6, seed=seed)

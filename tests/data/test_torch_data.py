@@ -18,7 +18,7 @@ from atlib.evaluate import evaluate, predict
 from atlib.loading import ShardSpec
 from atlib.pair import IMAGENET, Normalisation, attach
 from atlib.recipe import Recipe
-from atlib.train import student_loss, train
+from atlib.train import train
 from tests.helpers import same, state_of, tiny
 from tests.picture_files import write_folders
 
@@ -240,17 +240,6 @@ def test_labels_and_shares():
     assert torch.equal(TorchData(Items((IMAGE, soft))).take([0])[1], soft[None])
     with pytest.raises(ValueError):
         evaluate(tiny(img_size=8, num_classes=2), Items((IMAGE, soft)))
-
-
-def test_labels_beyond_the_model_are_named_at_their_step(images):
-    data = Noisy(images)
-    data.labels = data.labels + 20
-    with pytest.raises(ValueError, match="num_classes="):
-        trained(data)
-    with pytest.raises(ValueError, match="num_classes="):
-        evaluate(tiny(), data)
-    # another loss may know better
-    trained(data, loss=lambda model, x, y, recipe: student_loss(model, x, y - 20, recipe))
 
 
 def test_sizes_that_differ_and_items_that_cannot_be_read(tmp_path):

@@ -52,13 +52,6 @@ def test_a_view_of_the_whole_is_the_image():
     assert left.min() < 4 and 10 < left.max() < 20 and torch.equal(made[:, 0], made[:, 1])
 
 
-def test_mirrored_half_of_the_time():
-    ramp = torch.arange(32, dtype=torch.uint8).mul(8).expand(64, 3, 32, 32).clone()
-    made = small_views([Look((0.5, 1.0), blur=0.0)], **STILL | {"flip": 0.5})(ramp, SEEDS).float()
-    mirrored = made[:, 0, 0, 0, -1] < made[:, 0, 0, 0, 0]
-    assert 20 < mirrored.sum() < 44
-
-
 def test_colours():
     red = torch.zeros(64, 3, 32, 32, dtype=torch.uint8)
     red[:, 0] = 200

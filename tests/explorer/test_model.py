@@ -143,34 +143,6 @@ def test_the_five_kinds_of_maps_of_the_page(vit_of):
         assert right("routing") < 0.5 and right("message") < 0.4 and guessed < 0.2
 
 
-ANSWERED = """([world, name]) => {
-    const model = Explorer.readModel(ExplorerWeights, world, name);
-    const teacher = Explorer.readModel(ExplorerWeights, world, "teacher");
-    const drawn = [], named = [], right = [];
-    for (let seed = 0; seed < 500; seed++) {
-        const scene = Explorer.draw(world, seed), bytes = Explorer.render(scene);
-        const pixels = Explorer.prepare(bytes, ExplorerWeights.pixels);
-        const maps = model.maps === "own" ? [] : Explorer.forward(teacher, pixels).maps;
-        const { logits } = Explorer.forward(model, pixels, maps);
-        drawn.push(bytes);
-        named.push(Explorer.label(scene));
-        right.push(logits.indexOf(Math.max(...logits)) === Explorer.label(scene));
-    }
-    return [textOf(drawn), named, right.filter(each => each).length / 500];
-}"""
-
-
-@pytest.mark.parametrize(("world", "name"), [("find", "scratch"), ("match", "copy")])
-def test_accuracy_over_500_scenes_is_torchs(tab, vit_of, world, name):
-    text, named, accuracy = tab.evaluate(ANSWERED, [world, name])
-    images = glyph_images_of(received(text, np.uint8).reshape(500, 3, 32, 32).copy())
-    with torch.no_grad():
-        layers = walk(vit_of(world, "teacher"), images).layers if name == "copy" else []
-        replace = {i: Instead(map=layer.map) for i, layer in enumerate(layers)} or None
-        answers = walk(vit_of(world, name), images, replace=replace).logits.argmax(1)
-    assert abs((answers == torch.tensor(named)).double().mean().item() - accuracy) <= 0.005
-
-
 def test_painted_rows_replace_those_of_the_models_own_maps(tab, vit_of, scenes):
     """In every layer the class token's row and one more, in all heads; shares need not sum to 1."""
     pixels, vit = scenes["match"][0][:1], vit_of("match", "scratch")

@@ -7,12 +7,10 @@ import pytest
 from safetensors.torch import load_file
 
 from atbook.lab import study
-from atbook.lab.evals import Examination, model_of, run_examination
+from atbook.lab.evals import Examination, run_examination
 from atbook.lab.scales import Schooling
 from atbook.lab.study import CENTRAL, Run, Study, Variant, by, run_study, scratch
 from atbook.records import read_file
-from atlib import AttentionTransfer, Plan
-from atlib.checkpoint import load_vit
 from atlib.evaluate import evaluate
 from tests import toy
 from tests.helpers import same
@@ -93,18 +91,6 @@ def test_models_are_trained_first_and_measured_one_seed_at_a_time(place):
             assert same(load_file(run.weights), dict(getattr(model, "student", model).state_dict()))
     assert found(place)["all together", 0].results == {"models": 2}
     assert ("copy", 0) not in found(place, "toy study"), "the third variant was not asked for"
-
-
-def test_kept_models_are_measured_without_training(place, monkeypatch):
-    run_study(STUDY, place, 1)
-    toy.forbid_training(monkeypatch)
-    run_examination(EXAMINATION, place, 1)
-    ((_, models, _),) = MEASURED
-    assert isinstance(models["copy other"], AttentionTransfer) and models["copy other"].plan == Plan()
-    teacher = load_vit(place.teacher(0, OTHER))
-    assert same(models["copy other"].teacher.state_dict(), teacher.state_dict())
-    first, again = model_of(STUDY, place, "scratch", 0), model_of(STUDY, place, "scratch", 0)
-    assert not first.training and same(first.state_dict(), again.state_dict())
 
 
 def test_a_failed_measurement_leaves_no_record(place):

@@ -6,10 +6,8 @@ from scipy import stats
 
 from atbook.lab.few_seeds import gaps, stories, stories_of
 from atbook.lab.verdicts import DOES_NOT_HOLD, HOLDS
-from atbook.records import add_record, pack_bits, records_file
-from atrun.record import Record
-
-ABOUT = dict.fromkeys(("python", "torch", "timm", "atlib", "device", "threads", "commit", "date"), "")
+from atbook.records import pack_bits
+from tests.toy import recorded
 
 
 def one_image(*differences):
@@ -45,8 +43,7 @@ def test_methods_are_compared_within_the_seeds_that_both_have(tmp_path):
     for method, counts in right.items():
         for seed, count in enumerate(counts):
             results = {"test_right": pack_bits(np.arange(100) < count)}
-            record = Record("transfer", method, seed, {}, results, [], 1.0, 1.0, ABOUT)
-            add_record(records_file("transfer", "find", tmp_path), record)
+            recorded(tmp_path, "transfer", "find", method, seed, results)
     told = stories_of("find", "copy", "scratch", few=2, results=tmp_path)
     assert told.whole.of_seeds == pytest.approx((0.4, 0.2, -0.05))
     assert (told.choices, told.other_sign) == (3, 0.0)

@@ -1,41 +1,25 @@
 """The sentences: about what the studies have, and shown with the verdict of the rule."""
 
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from atbook.lab.evals import COMPARISON
 from atbook.lab.findings import CLAIMS, cka_to_fine_tuned, shifted_accuracy, verdicts, verdicts_table
 from atbook.lab.verdicts import TOO_SMALL, UNSEEN
-from atbook.records import add_record, pack_bits, records_file
-from atrun.record import Record
-
-ABOUT = dict.fromkeys(("python", "torch", "timm", "atlib", "device", "threads", "commit", "date"), "")
+from atbook.records import pack_bits
+from tests.toy import recorded
 
 
-def record(study, method, seed, results, scale="find"):
-    return Record(study, method, seed, {}, results, [], 1.0, 1.0, ABOUT), scale
-
-
-def write(folder, *records):
-    for record, scale in records:
-        add_record(records_file(record.experiment, scale, folder), record)
-
-
-def rng_records(folder):
-    """Records of Find after which two claims of chapter 3 hold; returns how many."""
+def some_records(folder):
+    """Records of Find after which two claims of chapter 3 hold."""
     rng = np.random.default_rng(0)
     shares = {"copy": 0.9, "fine-tune": 0.95, "scratch": 0.5, "scratch-2": 0.5, "scratch-3": 0.5}
-    write(
-        folder,
-        *(
-            record("transfer", method, seed, {"test_right": pack_bits(rng.random(4000) < share)})
-            for method, share in shares.items()
-            for seed in range(3)
-        ),
-    )
-    return 2
+    for method, share in shares.items():
+        for seed in range(3):
+            results = {"test_right": pack_bits(rng.random(4000) < share)}
+            recorded(folder, "transfer", "find", method, seed, results)
 
 
 def cells(table):
@@ -46,14 +30,14 @@ def test_all_verdicts_in_words(tmp_path):
     head, _, *rows = cells(verdicts_table(results=tmp_path))
     assert head == ["claim", "paper"], "nothing is recorded"
     assert [row[0] for row in rows] == [claim.sentence for claim in CLAIMS]
-    some = rng_records(tmp_path)
+    some_records(tmp_path)
     head, _, *rows = cells(verdicts_table(results=tmp_path))
     assert head == ["claim", "paper", "Find"]
     one = verdicts_table("04", results=tmp_path).splitlines()
     assert len(one) == 2 + sum(claim.chapter == "04" for claim in CLAIMS)
     asked = sum("find" in claim.scales for claim in CLAIMS)
     found = Counter(row[2] for row in rows)
-    assert found == {"holds": some, "–": asked - some, "": len(CLAIMS) - asked}
+    assert found == {"holds": 2, "–": asked - 2, "": len(CLAIMS) - asked}
 
 
 def test_a_chapter_is_judged_among_all_claims():
@@ -69,7 +53,7 @@ def test_no_undecided_claim_has_all_seeds_on_one_side():
 
 
 def test_what_is_measured_of_a_record():
-    shifted, _ = record("shifts", "copy", 0, {"noise@1": 0.5, "blur@3": 0.7, "test_accuracy": 0.9})
+    shifted = SimpleNamespace(results={"noise@1": 0.5, "blur@3": 0.7, "test_accuracy": 0.9})
     assert shifted_accuracy(shifted) == pytest.approx(0.6)
-    compared, _ = record(COMPARISON.name, "copy", 0, {"cka to fine-tune": [[0.2, 0.9], [0.9, 0.4]]})
+    compared = SimpleNamespace(results={"cka to fine-tune": [[0.2, 0.9], [0.9, 0.4]]})
     assert cka_to_fine_tuned(compared) == pytest.approx(0.3)

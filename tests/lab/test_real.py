@@ -1,4 +1,4 @@
-"""The study of a published teacher: with a small one, what each variant is given, and what is measured."""
+"""The studies of a published teacher: with a small one, what each variant is given, and what is measured."""
 
 from dataclasses import replace
 
@@ -7,6 +7,7 @@ import torch
 
 from atbook.lab import real, study
 from atbook.lab.real import REAL, STUDENTS, Reader, shift_and_flip
+from atbook.lab.real_full import REAL_FULL
 from atbook.lab.scales import BLANK, GREY, TUNING_SEED, PublishedScale, scales
 from atbook.lab.study import Place, Run, Sources, trained
 from atbook.records import read_file, unpack_bits
@@ -63,12 +64,12 @@ def place(tmp_path):
     return Place(TOY.name, None, tmp_path / "results", tmp_path / "work")
 
 
-def run(place, method, seed=0):
-    """A variant trained for a seed at a rate that nothing has chosen, and its results. Its record says which
-    teacher it had."""
-    variant = REAL.variant(method)
+def run(place, method, study=REAL):
+    """A variant trained at a rate that nothing has chosen, and its results. Its record says which teacher it
+    had."""
+    variant = study.variant(method)
     fixed = replace(variant, trials=({"lr": 1e-3},), changes={**variant.changes, "steps": 2})
-    which = Run(replace(REAL, variants=(fixed,)), place, method, seed)
+    which = Run(replace(study, variants=(fixed,)), place, method, 0)
     model, record = trained(which), which.record()
     said = record.config["recipe"].get("teacher")
     assert said == (fingerprint(model.teacher) if isinstance(model, Pair) else None)
@@ -102,6 +103,16 @@ def test_what_is_measured_on_a_student(place, method):
     if method == "distill":  # which has pixels alone: to all blank images it says the same
         shares = torch.bincount(images.targets) / 10
         assert min((shares - results["test_blank_accuracy"]).abs()) < 1e-6
+
+
+@pytest.mark.parametrize("variant", REAL_FULL.variants, ids=lambda variant: variant.name)
+def test_with_all_labels_and_students_of_the_teachers_size_every_variant_trains(place, variant, monkeypatch):
+    student = Architecture({**SMALL, "embed_dim": 24, "init_values": None}, {"num_classes": 4})
+    toy = replace(TOY, student=student, padding=3)
+    monkeypatch.setattr(study, "scales", lambda data=None: {TOY.name: toy})
+    _, results = run(place, variant.name, REAL_FULL)
+    other = {"copy": "blank", "distill": "blank", "copy, blank image": "photograph"}.get(variant.name)
+    assert 0 <= results["test_accuracy"] <= 1 and (not other or f"test_{other}_accuracy" in results)
 
 
 def test_a_class_mean_is_that_of_the_training_images_of_the_class(place, small_teacher):

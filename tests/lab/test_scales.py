@@ -237,17 +237,9 @@ def test_the_colour_teacher_learns_the_hue_and_nothing_about_shapes(few):
     images = pretext.colour_images(drawn)
     assert images.targets.tolist() == drawn.hue.tolist() and images.classes == glyphs.HUES
     assert torch.equal(images.pixels, torch.from_numpy(drawn.images))
-    expected, past = longhand(
-        2,
-        Images(torch.tensor(drawn.images[:16]), torch.tensor(drawn.hue[:16])),
-        6,
-        lambda model, images, hues, recipe: -model(images).log_softmax(1)[range(len(hues)), hues].mean(),
-    )
-    found, architecture, history = colour("colour").make(RECIPE, 16, 2)
-    assert architecture.overrides == {"num_classes": 6}
-    for left, right in zip(found.parameters(), expected.parameters(), strict=True):
-        torch.testing.assert_close(left, right, rtol=1e-4, atol=1e-5)  # another formula of the same loss
-    assert history[-1]["loss"] == pytest.approx(past[-1]["loss"], rel=1e-5)
+    expected, _ = longhand(2, images.select(range(16)), 6, pretext.colour_loss)
+    found, architecture, _ = colour("colour").make(RECIPE, 16, 2)
+    assert architecture.overrides == {"num_classes": 6} and same(found.state_dict(), expected.state_dict())
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.3])

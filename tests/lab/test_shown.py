@@ -5,18 +5,14 @@ import pytest
 
 from atbook.lab.shown import kept_share
 from atbook.lab.verdicts import Side
-from atbook.records import add_record, pack_bits, records_file
-from atrun.record import Record
+from atbook.records import pack_bits
+from tests.toy import recorded
 from tools.sentences import functions
-
-ABOUT = dict.fromkeys(("python", "torch", "timm", "atlib", "device", "threads", "commit", "date"), "")
 
 
 def put(results, study, scale, method, seed, right, of=400):
     """A record whose student was right on the first `right` images."""
-    measured = {"test_right": pack_bits(np.arange(of) < right)}
-    record = Record(study, method, seed, {}, measured, [], 1.0, 1.0, ABOUT)
-    add_record(records_file(study, scale, results), record)
+    recorded(results, study, scale, method, seed, {"test_right": pack_bits(np.arange(of) < right)})
 
 
 def test_a_share_is_that_of_the_seeds_that_all_have(tmp_path):

@@ -14,7 +14,7 @@ from atbook.lab import study as runner
 from atbook.lab.pretraining_methods import PRETRAINING_METHODS
 from atbook.lab.scales import scales
 from atbook.lab.studies import DISTILLED_MAE, IMBALANCE, LONG_TAIL, PRETRAINING, STATIC, STUDIES, TOKEN
-from atbook.lab.study import CENTRAL, Sources, again, built_on, by, fine_tune, scratch
+from atbook.lab.study import ACCURACY, CENTRAL, Sources, again, built_on, by, fine_tune, scratch
 from atbook.records import read_file
 from atbook.worlds import glyphs
 from atfamily.grafit import snca_loss
@@ -181,11 +181,12 @@ def test_every_variant_is_built_of_what_it_names_and_trains_one_step(build, stud
     assert bool(schoolings) == (variant.schooling is not None)
     scale = replace(variant.scale(toy.TOY), labels=16)
     images = variant.images(scale, 0) if variant.images else scale.labelled(0, twin=variant.twin)
-    variant.loss(model, *images.take(range(8)), replace(scale.training, **variant.changes)).backward()
+    variant.loss(model, *images.take(range(4)), replace(scale.training, **variant.changes)).backward()
     learns = any(weight.grad is not None and weight.grad.any() for weight in model.parameters())
     assert learns or variant.loss is snca_loss  # which remembers no neighbours yet
-    figures = variant.measure.of(model.eval(), scale.held_out("test", variant.twin))
-    assert 0 <= figures[variant.measure.figure] <= 1
+    if variant.measure is not ACCURACY:
+        figures = variant.measure.of(model.eval(), scale.held_out("test", variant.twin))
+        assert 0 <= figures[variant.measure.figure] <= 1
     if variant.student and study.name != "finer":
         built = built_of(getattr(model, "student", model).eval())
         assert {name: built[name] for name in variant.student} == variant.student

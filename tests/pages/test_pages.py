@@ -203,6 +203,19 @@ def test_sliders_move_their_picture(page):
         assert seen() == before
 
 
+def test_pictures_of_sliders_have_their_own_width_on_a_phone(page):
+    """Drawn at 72 dots an inch, a letter of 9 points has 9 pixels there."""
+    page.tab.set_viewport_size({"width": 390, "height": 844})
+    try:
+        widths = page.all(".frames-slider img", "[e.getBoundingClientRect().width, e.naturalWidth]")
+        knobs = page.all(".frames-slider input", "e.getBoundingClientRect().right")
+    finally:
+        page.tab.set_viewport_size({"width": 1280, "height": 900})
+    for width, natural in widths:
+        assert width >= natural
+    assert all(right <= 390 for right in knobs)
+
+
 def test_a_click_on_a_choice_opens_the_explanation(page, browser):
     if not page.all(".predict", "1"):
         return

@@ -1,13 +1,10 @@
 """The benchmark of processes: what it computes against a ring played through, and one small run."""
 
-import subprocess
-import sys
-
 import processes
 import pytest
 
 from atbook.records import read_file
-from tests.helpers import ROOT
+from tests.helpers import in_a_fork
 
 
 def ring(pieces, rounds):
@@ -44,9 +41,9 @@ def test_what_is_computed_for_vit_large():
 @pytest.mark.slow
 def test_a_small_run_writes_its_record(tmp_path):
     path = tmp_path / "processes.jsonl"
-    command = [sys.executable, ROOT / "benchmarks" / "processes.py", "--out", path]
-    command += "--batch 16 --steps 2 --repetitions 1".split()
-    subprocess.run(command, check=True, capture_output=True, timeout=300, cwd=tmp_path)
+    words = "--batch 16 --steps 2 --repetitions 1".split()
+    done = in_a_fork(tmp_path, processes.main, [*words, "--out", str(path)], seconds=300)
+    assert done.code == 0, done.said
     (record,) = read_file(path)
     results = record.results
     one, both = (results["measured"][name] for name in "12")

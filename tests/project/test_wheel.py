@@ -91,7 +91,7 @@ def install(wheel, folder):
     venv.create(folder, with_pip=False)
     python = folder / "bin" / "python"
     pip = [sys.executable, "-m", "pip", "--python", python]
-    run(*pip, "install", "--no-deps", "--no-index", wheel, cwd=folder)
+    run(*pip, "install", "--no-compile", "--no-deps", "--no-index", wheel, cwd=folder)
     # Only now, or pip would take this process's own installation for an older one and remove it. Python does
     # not follow .pth files in folders that are named in one, so an editable atlib there is out of reach.
     others = [path for path in [*site.getsitepackages(), site.getusersitepackages()] if path in sys.path]
@@ -111,12 +111,11 @@ def use(installed, folder):
     for part in parts.values():
         part.mkdir()
     (parts["README"] / "example.py").write_text(example_of_the_readme())
-    teach = ["-m", "atbook", "teacher", "find", "--out", TEACHER, *sets(steps=3, images=20)]
-    run(installed / "python", *teach, cwd=parts["run"])
+    teach = ["teacher", "find", "--out", TEACHER, *sets(steps=3, images=20)]
     request = f"train --recipe find-distill --data atbook.worlds:marked_glyphs --teacher {TEACHER}".split()
     request += SMALL
     program = shutil.copy(ROOT / "tests" / "installed.py", folder)  # from where the clone is out of reach
-    arguments = (json.dumps(parts, default=str), json.dumps(request))
+    arguments = (json.dumps(parts, default=str), json.dumps(teach), json.dumps(request))
     answer = json.loads(run(installed / "python", program, *arguments, cwd=folder).splitlines()[-1])
     return answer["where"], {name: (parts[name], *answer["parts"][name].values()) for name in parts}
 

@@ -2,12 +2,14 @@
 
 import inspect
 import re
+from argparse import Namespace
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass
 from typing import Any, ClassVar
 
 import pytest
 
+from atrun.commands import settings_of
 from atrun.config import explained, settings
 from atrun.overrides import Setting, help_text, pairs, read, said_of
 
@@ -93,6 +95,11 @@ def test_options_in_both_spellings():
         ["--lr", "1e-3", "--plan.what=q", "--path", "/a=b", "--shift", "-1", "--on-corrupt", "skip"]
     )
     assert found == {"lr": "1e-3", "plan.what": "q", "path": "/a=b", "shift": "-1", "on_corrupt": "skip"}
+
+
+def test_a_speed_names_settings_which_others_replace():
+    asked = Namespace(settings=["--mixed_precision", "fp16"], strict=False, speed="compiled")
+    assert settings_of(asked) == {"mixed_precision": "fp16", "compile": "true"}
 
 
 def test_a_number_in_place_of_a_text_is_refused():

@@ -20,7 +20,7 @@ from atlib.data import UNLABELLED, Images
 from atlib.evaluate import evaluate
 from atlib.objectives import outputs, task_loss
 from atlib.recipe import Recipe
-from atlib.train import NonFiniteLoss, Preempted, make_optimizer, schedule, student_loss, train
+from atlib.train import NonFiniteLoss, Preempted, all_learn, make_optimizer, schedule, student_loss, train
 from tests.helpers import random_images, same, state_of, tiny
 
 SHORT = Recipe(steps=10, batch_size=16)
@@ -595,3 +595,28 @@ def test_an_accelerator_of_the_callers_stays_as_it_was(glyphs64):
         assert own.mixed_precision == "bf16" == Accelerator(cpu=True).mixed_precision
     finally:
         AcceleratorState._reset_state(), GradientState._reset_state()
+
+
+def test_tf32_is_a_runs_and_not_the_processs(glyphs64):
+    precisions = []
+    note = lambda event: precisions.append(torch.get_float32_matmul_precision())  # noqa: E731
+    trained(glyphs64, replace(SHORT, steps=1, mixed_precision="tf32"), log=note)
+    assert precisions[0] == "high" and torch.get_float32_matmul_precision() == "highest"
+
+
+@pytest.mark.parametrize("method", ["scratch", "distill", "learned heads", "copy", "no label"])
+def test_where_every_weight_is_said_to_learn_it_does(glyphs64, method):
+    """Else DDP would end the run: it is told not to look for weights without a gradient."""
+    student = tiny(2, qk_norm=True)
+    plans = {"copy": Plan(how="copy"), "learned heads": Plan(how="distill", unequal_heads="learn")}
+    teacher = tiny(1, qk_norm=True, num_heads=4 if method == "learned heads" else 2)
+    model = (
+        student
+        if method == "scratch"
+        else AttentionTransfer(teacher, student, plans.get(method, Plan(how="distill")))
+    )
+    recipe = replace(SHORT, task_weight=float(method != "no label"))
+    student_loss(model.train(), *glyphs64.take(range(4)), recipe).backward()
+    learned = [parameter.grad is not None for parameter in model.parameters()]
+    assert all_learn(model, student_loss, recipe) == (method not in ("copy", "no label"))
+    assert all(learned) or method in ("copy", "no label")

@@ -69,7 +69,7 @@ def test_values_that_cannot_be_meant(change):
 
 def test_values_at_the_edge_are_allowed():
     edge = dict(steps=1, warmup=0, label_smoothing=0, min_lr=0, weight_decay=0, transfer_weight=0, clip=None)
-    edge |= dict(layer_decay=1.0, mixed_precision="bf16", accumulate=128, ema=0.9999, repeats=3)
+    edge |= dict(layer_decay=1.0, mixed_precision="tf32", accumulate=128, ema=0.9999, repeats=3)
     assert (edge | {"optimizer": "lamb"}).items() <= Recipe(**edge, optimizer="lamb").describe().items()
 
 

@@ -7,8 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from atbook.worlds.glyphs import SHAPES, SPLITS, TWINS, World, generate
 
@@ -84,22 +82,15 @@ def test_choices_are_balanced():
     assert together.max() < 2 / 128, "the label does not depend on the place"
 
 
-@settings(derandomize=True, deadline=None, max_examples=6)
-@given(split=st.sampled_from(SPLITS), size=st.integers(1, 1200), seed=st.integers(0, 2**31))
-def test_the_same_request_gives_the_same_images(split, size, seed):
-    first, again = generate(split, size, seed), generate(split, size, seed)
-    assert len(first.images) == size and all(np.array_equal(a, b) for a, b in zip(first, again))
-
-
 def test_no_scene_is_in_two_splits_or_two_seeds():
     """Compared without noise: it is the scenes that differ, not only the noise on top."""
     seen = {}
     for split in SPLITS:
         for seed in (0, 1, 100):
-            for image in generate(split, 2000, seed, CLEAN).images:
+            for image in generate(split, 600, seed, CLEAN).images:
                 where = seen.setdefault(image.tobytes(), (split, seed))
                 assert where == (split, seed), f"an image of {split} seed {seed} is also in {where}"
-    assert len(seen) == 2000 * 3 * len(SPLITS), "nor does one occur twice"
+    assert len(seen) == 600 * 3 * len(SPLITS), "nor does one occur twice"
 
 
 def test_the_label_is_the_glyph_in_the_marked_cell():
@@ -115,14 +106,6 @@ def test_the_label_is_the_glyph_in_the_marked_cell():
         # the background level shows through and pulls a little
         assert abs((turns - hue / 6 + 0.5) % 1 - 0.5) < 0.08
         assert np.abs(marked.astype(int) - clean).max() <= 1  # the background, 0.1, lies between two bytes
-
-
-def test_distractors_are_glyphs_without_a_mark():
-    for image, cell in zip(*(getattr(generate("train", 100, 0, CLEAN), name) for name in ("images", "cell"))):
-        for index, pixels in enumerate(cells_of(image)):
-            assert len(shapes_in(inked(pixels))) == 1
-            # background, or ink where the glyph reaches a corner
-            assert index == cell or len(np.unique(corners(pixels), axis=1).T) <= 2
 
 
 CHANGES = dict(
@@ -188,28 +171,20 @@ def test_background_and_cue_change_their_pixels_only():
     assert (corners(drawn_with(cue=0.0).clean[0]) == BACKGROUND).all()
 
 
-@pytest.mark.parametrize("offset", [1, 4, 7])
-def test_an_offset_moves_all_cells_and_leaves_the_noise_where_it_is(offset):
-    """Every pixel comes from `offset` rows above and as many columns to the left, the first ones from the
-    last."""
-    plain, moved = drawn_with().images, drawn_with(offset=offset).images
-    for row, column in ((0, 0), (3, 30), (offset, offset), (31, 17)):
-        above, left = (row - offset) % 32, (column - offset) % 32
-        assert np.array_equal(moved[:, :, row, column], plain[:, :, above, left])
-    noisy, still = (
-        drawn_with(background=0.5, cue=0.0, clutter=0, noise=0.05, offset=some).images.astype(int)
-        for some in (offset, 0)
-    )
-    quiet = (drawn_with(background=0.5, cue=0.0, clutter=0, offset=some).images for some in (offset, 0))
-    empty = np.logical_and(*(image == 128 for image in quiet))
-    assert empty.mean() > 0.8 and np.array_equal(noisy[empty], still[empty])
-
-
-@pytest.mark.parametrize("twin", TWINS)
-def test_twins_are_moved_alike(twin):
-    plain, moved = (generate("test", 20, 1, replace(CLEAN, offset=some), twin) for some in (0, 4))
-    assert np.array_equal(np.roll(plain.images, (4, 4), (2, 3)), moved.images)
+@pytest.mark.parametrize("twin", [None, *TWINS])
+@pytest.mark.parametrize("offset", [1, 7])
+def test_an_offset_moves_all_cells(twin, offset):
+    plain, moved = (generate("test", 20, 1, replace(CLEAN, offset=some), twin) for some in (0, offset))
+    assert np.array_equal(np.roll(plain.images, (offset, offset), (2, 3)), moved.images)
     assert np.array_equal(plain.shape, moved.shape)
+
+
+def test_an_offset_leaves_the_noise_where_it_is():
+    empty = {"background": 0.5, "cue": 0.0, "clutter": 0}
+    plain, moved = (drawn_with(offset=some, **empty).images for some in (0, 4))
+    noise = [drawn_with(offset=some, noise=0.05, **empty).images.astype(int) for some in (0, 4)]
+    ground = (plain == 128) & (moved == 128)
+    assert ground.mean() > 0.8 and np.array_equal(noise[0][ground], noise[1][ground])
 
 
 def test_contrast_scales_around_mid_grey():

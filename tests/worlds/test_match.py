@@ -46,7 +46,7 @@ def test_match_can_be_read_off_the_pixels():
 
 
 def test_key_target_hue_and_label_are_even_and_independent():
-    drawn = generate("unlabelled", 16_000, 0, World(task="match"))
+    drawn = generate("unlabelled", 6000, 0, World(task="match"))
     assert (drawn.key != drawn.cell).all()
     for name, count in (("key", 16), ("cell", 16), ("hue", len(HUES)), ("shape", len(SHAPES))):
         assert chisquare(np.bincount(getattr(drawn, name), minlength=count)).pvalue > 1e-3
@@ -72,7 +72,7 @@ def test_splits_and_twins_share_no_image(task):
 
 @pytest.mark.parametrize("task", WORLDS)
 def test_what_a_twin_shares(task):
-    world, n = WORLDS[task], 4000
+    world, n = WORLDS[task], 1600
     scene = generate("train", n, 3, world)
     routing, message, distractors, unrelated = (generate("train", n, 3, world, twin) for twin in TWINS)
     for name in ("cell", "hue", "key"):
