@@ -23,7 +23,7 @@ from atlib.student import built_with
 from atlib.train import NonFiniteLoss, Preempted
 from atlib.vit import Architecture
 from atrun import generic
-from atrun.build import outputs_for, says_classes, training_images
+from atrun.build import image_size, outputs_for, says_classes, training_images
 from atrun.commands import STRICT, configured, dry_run, note_hours, settings_of, summary
 from atrun.config import RunConfig, config_path, read_config
 from atrun.configure import data_name, teacher_name
@@ -35,6 +35,7 @@ from atrun.parts import Labelled
 from atrun.record import Record
 from atrun.report import Asked, run_report, table_report
 from atrun.runner import held_out, is_main_process, load_result, resume, start, weights_of
+from atrun.teachers.load import load_teacher
 from atrun.untrained import UNTRAINED
 
 METHODS = tuple(name.value for name in generic.NAMES if not name.is_unlabelled)
@@ -273,9 +274,19 @@ def _carried_out(asked: Asked, config: RunConfig, rules: str, folder: Path, imag
             if len(said) < len(tested_on):  # some cannot be decoded
                 tested_on = tested_on.select(decoded(tested_on))
             right = said == tested_on.targets
-        page = run_report(folder, asked, rules, student.cpu(), record, tested_on, right)
+        beside = _teacher_beside(config)
+        page = run_report(folder, asked, rules, student.cpu(), record, tested_on, right, beside)
         text = f"{summary(folder, record)}\nreport: {page}"
     return Trained(student, record, text, folder, right)
+
+
+def _teacher_beside(config: RunConfig) -> nn.Module | None:
+    """The teacher of a run that its student does not keep, and does not start from."""
+    if config.teacher in (None, UNTRAINED) or config.method in (Method.COPY, Method.FINE_TUNE):
+        return None
+    told = {"heads": config.teacher_heads, "architecture": config.teacher_architecture}
+    told["image_size"] = config.teacher_image_size or image_size(config)
+    return load_teacher(config.teacher, normalisation=config.teacher_normalisation, quiet=True, **told).vit
 
 
 def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:

@@ -9,14 +9,17 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+import torch
 from matplotlib import rc_context
 from scipy.stats import binomtest
 from torch import Tensor, nn
 
 from atlib._util import write_atomically
-from atlib.pair import student_of
+from atlib.pair import Normalisation, student_of, usual_image_size
+from atlib.vit import VITS
 from atrun.log import as_line, read_log
-from atrun.looking.page import PAGE, filled
+from atrun.looking.page import PAGE, filled, look
+from atrun.looking.preparation import Preparation
 from atrun.plot import curves
 from atrun.record import Record
 
@@ -46,12 +49,14 @@ def run_report(
     record: Record,
     images: Any = None,
     right: Tensor | None = None,
+    teacher: nn.Module | None = None,
 ) -> Path:
     """Write the page of a finished run: how it is repeated, what was derived, curves, maps, accuracy, cost.
 
     rules: as `configured` gives them; images: those of its evaluation, and right: which of them the student
-    has right, (n,) of truths; None where a run has no labels. Returns the page's path; raises `ValueError`
-    for a run without a log.
+    has right, (n,) of truths; None where a run has no labels; teacher: where the student does not keep it;
+    with images, where both look on the first can be clicked through. Returns the page's path; raises
+    `ValueError` for a run without a log.
     """
     words = ["train", "--recipe", asked.recipe, "--data", asked.data, "--teacher", asked.teacher]
     parts = [_command([*words, "--seed", str(asked.seed)], asked.settings, folder)]
@@ -62,6 +67,9 @@ def run_report(
         alt = "Images of the evaluation, the teacher's maps where it has one, and the student's"
         image = f'<img src="data:image/png;base64,{picture}" alt="{alt}">'
         parts += ["<h2>Where teacher and student look</h2>", f'<div class="wide">{image}</div>']
+    if images is not None and isinstance(student_of(student), VITS):
+        parts += ["<h2>The first image of the evaluation, to click through</h2>"]
+        parts += [_clickable(student, getattr(student, "teacher", teacher), images)]
     if right is not None:
         parts += ["<h2>Accuracy</h2>", _accuracies(right, images.targets, images.classes)]
         parts += ["<p>95 % intervals over other images (Wilson), not other seeds.</p>"]
@@ -110,6 +118,25 @@ def _command(words: Sequence[str], settings: Mapping[str, str], folder: Path) ->
     out = f"{folder.resolve()}-again"
     line = shlex.join(["python", "-m", "atlib", *words, *further, "--out", out])
     return f"<h2>The command that repeats it</h2><pre>{escape(line)}</pre>"
+
+
+def _clickable(student: nn.Module, teacher: nn.Module | None, images: Any) -> str:
+    """The block of `look`, or why there is none."""
+    seen = images.normalisation
+    mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (seen.mean, seen.std))
+    pixels = images.take([0])[0][0].cpu() * std + mean
+    models = {"student": student} | ({} if teacher is None else {"teacher": teacher})
+    prepared = {}
+    for name, model in models.items():
+        vit = student_of(model)
+        own = seen if name == "student" else Normalisation.of(vit) or seen
+        size = usual_image_size(vit) or tuple(pixels.shape[1:])
+        prepared[name] = Preparation(size, own.mean, own.std, source="as in the run")
+    try:
+        picture = (255 * pixels.clamp(0, 1)).round().to(torch.uint8)
+        return look(models, picture, preparation=prepared, megabytes=3).html()
+    except ValueError as error:  # of rows that do not fit, and of other than three channels
+        return f"<p>{escape(str(error))}</p>"
 
 
 def _svg(folder: Path) -> str:

@@ -4,11 +4,12 @@ import re
 import shlex
 from html import unescape
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import torch
 
-from atlib import transfer
+from atlib import load_teacher, transfer, walk
 from atlib.evaluate import predict
 from atlib.pair import Normalisation
 from atrun import __main__ as command
@@ -17,6 +18,7 @@ from atrun.build import held_out_images
 from atrun.config import read_config
 from atrun.log import read_log
 from atrun.report import table_report
+from tests.looking.reading import content_of, rows_of
 from tests.run.test_generic import photographs as photographs  # a fixture
 from tests.run.test_generic import teacher_file
 
@@ -61,7 +63,19 @@ def test_the_page_of_a_run(tmp_path, photographs, monkeypatch):
     assert rows["images a second, median"] == [f"{(first + second) / 2:,.1f}"]
     assert rows["training"] == [f"{found.record.seconds:,.1f} s"]
     assert rows["student's weights"] == [f"{sum(value.numel() for value in found.student.parameters()):,}"]
-    assert "batch_size 16: " in page and page.count("<svg") == page.count("data:image/png;base64,") == 1
+    assert (
+        "batch_size 16: " in page and page.count("<svg") == page.count('src="data:image/png;base64,') - 1 == 1
+    )
+    # student and teacher can be clicked through, on the first image of the evaluation
+    student, teaching = content_of(SimpleNamespace(html=lambda: page))["models"]
+    assert (student["name"], teaching["name"]) == ("student", "teacher")
+    pixels = images.take([0])[0]
+    for model, stored in ((found.student, student), (load_teacher(teacher, quiet=True).vit, teaching)):
+        with torch.no_grad():
+            map = walk(model.eval(), pixels).layers[1].map[0, 0].numpy()
+        rows = rows_of(stored)
+        for query in (0, 5):  # of an image that was stored in 8 bits
+            assert abs(rows[1, 0, query] - map[query]).max() <= 0.02
 
 
 def test_the_page_of_a_table(tmp_path, photographs, monkeypatch):
