@@ -401,7 +401,7 @@ def check_fits(config: RunConfig) -> None:
     from atrun.teachers.build import check_image_size, headless, on_meta
 
     if config.method.reads_logits and not says_classes(config.teacher):
-        raise ValueError(f"{config.method} needs a teacher of these classes: the run of a fine-tuning")
+        raise ValueError(f"{config.method} needs a teacher of these classes: a run of fine-tune")
     native = teacher_architecture(config)
     if native is None or config.method.reads_logits:  # any two classifiers fit
         return
