@@ -12,28 +12,29 @@ from pathlib import Path
 from atlib import __version__
 from atlib._util import INTERRUPTED, memory_message, out_of_memory
 
-# What remedies name as Python has it, `num_heads=`, and a command as an option.
-_PLAN = ("what", "layers", "unequal_heads", "unequal_grid", "unequal_prefix", "mismatched")
-_MODEL = ("depth", "num_heads", "img_size", "patch_size", "class_token")
+# What errors name as Python has it, `num_heads=`, and the option that says it.
 _OF_RUNS = {
-    **{name: f"--plan.{name}" for name in _PLAN},
-    **{name: f"--model.{name}" for name in _MODEL},
+    **{name: f"--plan.{name}" for name in ("what", "layers", "unequal_heads", "unequal_grid")},
+    **{name: f"--plan.{name}" for name in ("unequal_prefix", "mismatched")},
+    **{name: f"--model.{name}" for name in ("depth", "num_heads", "img_size", "patch_size", "class_token")},
     "path": "--data_path FOLDER",
     "architecture": "--teacher_architecture NAME",
     "normalisation": "--teacher_mean and --teacher_std",
     "image_size": "--augmentation.image_size NUMBER, or --teacher_image_size NUMBER for the teacher alone",
 }
 OPTIONS = {
-    "train": _OF_RUNS,
-    "transfer": _OF_RUNS,
-    "pretrain": _OF_RUNS,
+    **dict.fromkeys(("train", "transfer", "pretrain"), _OF_RUNS),
     "evaluate": {"path": "--data_path FOLDER"},
-    "teacher": {
-        "architecture": "--architecture NAME",
-        "heads": "--heads NUMBER",
-        "image_size": "--image-size NUMBER",
-    },
+    "teacher": {name: f"--{name.replace('_', '-')}" for name in ("architecture", "heads", "image_size")},
     "look": {"heads": "--heads NUMBER", "megabytes": "--megabytes NUMBER"},
+}
+# Of errors that carry the name of an argument.
+OF_DATA = {
+    "path": "--data_path FOLDER",
+    "count": "--data_size NUMBER",
+    "split": "--training_split NAME and --evaluation_split NAME",
+    "image_column": "--image_column NAME",
+    "label_column": "--label_column NAME",
 }
 # Where each command is, which is imported only when it is called, and its line of help.
 COMMANDS = {
@@ -47,7 +48,7 @@ COMMANDS = {
     ),
     "pretrain": ("atrun.commands", "make a teacher of images alone: by masking, or by contrast"),
     "resume": ("atrun.commands", "go on with a run that was stopped, from its newest good checkpoint"),
-    "evaluate": ("atrun.commands", "accuracy of what a run has made, on any data"),
+    "evaluate": ("atrun.measure", "accuracy of what a run has made, on any data"),
     "predict": ("atrun.predict", "classes of image files, with their probabilities, as CSV or JSON"),
     "export": ("atrun.export", "what a run has made, as a folder that timm reads or an ONNX file"),
     "compare": ("atrun.compare", "two runs on the same images: difference, interval, McNemar's test"),
@@ -121,14 +122,7 @@ def _hint(error: Exception, command: str) -> str:
 
     if isinstance(error, CorruptImage):
         return " (without --strict such images are left out; `python -m atlib resume DIR --on-corrupt skip`)"
-    options = {
-        "path": "--data_path FOLDER",
-        "count": "--data_size NUMBER",
-        "split": "--training_split NAME and --evaluation_split NAME",
-        "image_column": "--image_column NAME",
-        "label_column": "--label_column NAME",
-    }
-    if option := options.get(getattr(error, "argument", "")):
+    if option := OF_DATA.get(getattr(error, "argument", "")):
         return f" ({option})"
     known = OPTIONS.get(command, {})
     named = dict.fromkeys(re.findall(r"\b(\w+)=", str(error)))

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from timm.models.eva import Eva
@@ -18,7 +18,7 @@ from atlib._util import require_known
 from atlib.attention_transfer import AttentionTransfer
 from atlib.baselines import FeatureDistillation, LogitDistillation, MeanMapCopy
 from atlib.checkpoint import load_vit, read_header
-from atlib.compatibility import TIMM_ACTIVATIONS, differences, pair_up
+from atlib.compatibility import differences, pair_up
 from atlib.data import draw
 from atlib.loading import seed_for
 from atlib.objectives import Loss, student_loss, unlabelled_loss
@@ -48,9 +48,6 @@ from atrun.parts import (
 )
 from atrun.untrained import UNTRAINED, untrained_teacher
 
-if TYPE_CHECKING:
-    from atrun.teachers.build import Teacher  # its room is not needed by runs without a teacher
-
 SMALL_SCALE = (0.2, 1.0)  # of the crops of generated images, which have no augmentation to say it
 COCO_KNOWN = (118_287, 80)  # images of train2017, 1,021 of them without objects, and classes
 # Fields of a run, and arguments of `held_out_images`, that say how data are read.
@@ -72,36 +69,44 @@ class Built(NamedTuple):
 
 def loss_of(config: RunConfig) -> Loss:
     """What a run trains on: labels or objects (with what is distilled), or a pre-text."""
-    if isinstance(config.task, Detect):
-        from atfamily.detection.detector import (
-            detection_loss,  # other runs do not need torchvision's detectors
-        )
+    match config.task:
+        case Detect():
+            from atfamily.detection.detector import detection_loss  # torchvision's detectors
 
-        return detection_loss
-    if isinstance(config.task, Contrast):
-        return contrast.contrast_loss
-    if isinstance(config.task, Simmim):
-        return simmim.simmim_loss
-    if isinstance(config.task, Dmae):
-        return distilled_mae.distilled_mae_loss
-    if isinstance(config.task, AttnDistilled | Taught):
-        return unlabelled_loss
-    return mae.mae_loss if config.method is Method.MAE else student_loss
+            return detection_loss
+        case Contrast():
+            return contrast.contrast_loss
+        case Simmim():
+            return simmim.simmim_loss
+        case Dmae():
+            return distilled_mae.distilled_mae_loss
+        case AttnDistilled() | Taught():
+            return unlabelled_loss
+        case Masked():
+            return mae.mae_loss
+    return student_loss
 
 
 def training_images(config: RunConfig):
     """The images that a run trains on. Raises what `images.load`, `photos.open_photos` and `coco_images`
     raise."""
+    reading, size = config.reading, config.reading.data_size
     if isinstance(config.task, Detect):
-        return _scenes(config, config.task)
-    reading = config.reading
-    if isinstance(reading, Rows):
-        return _photographs(config, reading)
-    images = maker(config.data)(split=reading.training_split, size=reading.data_size, seed=config.seed)
-    require_size(config.skeleton(2), images, f"{config.data} {reading.training_split}")
-    if isinstance(config.task, Contrast):
-        return images.with_augment(small_views(looks_of(config, SMALL_SCALE)))
-    return images
+        masks = config.task.detector == "mask-rcnn"
+        place, jitter = (reading.data_path, reading.training_split), config.task.jitter
+        images = coco_images(*place, image_size(config), jitter=jitter, masks=masks)
+    elif isinstance(reading, Rows):
+        images = _photographs(config, reading)
+    else:
+        images = maker(config.data)(split=reading.training_split, size=size, seed=config.seed)
+        require_size(config.skeleton(2), images, f"{config.data} {reading.training_split}")
+        if isinstance(config.task, Contrast):
+            return images.with_augment(small_views(looks_of(config, SMALL_SCALE)))
+        return images
+    if size is None or getattr(reading, "streaming", False):
+        return images
+    name = f"{COCO} {reading.training_split}" if isinstance(config.task, Detect) else f"{config.data} train"
+    return images.select(draw(len(images), size, config.seed, name))
 
 
 def looks_of(config: RunConfig, scale: tuple[float, float]) -> tuple[Look, ...]:
@@ -161,7 +166,7 @@ def coco_images(
     """
     if folder is None:
         raise ValueError(
-            f"data {COCO!r} needs --data_path FOLDER, with {split} and annotations/instances_{split}.json"
+            f"data {COCO!r}: --data_path FOLDER with {split}, annotations/instances_{split}.json"
         )
     if find_spec("pycocotools") is None:
         raise ValueError(f"data {COCO!r} needs pycocotools: pip install 'attention-transfer[detection]'")
@@ -217,7 +222,7 @@ def _photographs(config: RunConfig, reading: Rows):
     augmentation: Augmentation | Views | None = reading.augmentation
     if isinstance(config.task, Contrast):
         if reading.augmentation is None:
-            raise ValueError(f"{config.method} compares views, and this run has no augmentation to make them")
+            raise ValueError(f"{config.method} compares views: give it an augmentation")
         augmentation = Views(reading.augmentation, looks_of(config, reading.augmentation.scale))
     chosen = {
         "path": reading.data_path,
@@ -233,20 +238,7 @@ def _photographs(config: RunConfig, reading: Rows):
         from atrun.data.stream import open_stream
 
         return open_stream(config.data, count=reading.data_size, **chosen)
-    photos = open_photos(config.data, **chosen)
-    if reading.data_size is None:
-        return photos
-    return photos.select(draw(len(photos), reading.data_size, config.seed, f"{config.data} train"))
-
-
-def _scenes(config: RunConfig, task: Detect):
-    split, count = config.reading.training_split, config.reading.data_size
-    masks = task.detector == "mask-rcnn"
-    path, size = config.reading.data_path, image_size(config)
-    images = coco_images(path, split, size, jitter=task.jitter, masks=masks)
-    return (
-        images if count is None else images.select(draw(len(images), count, config.seed, f"{COCO} {split}"))
-    )
+    return open_photos(config.data, **chosen)
 
 
 def outputs_for(config: RunConfig, images) -> int:
@@ -268,80 +260,65 @@ def build(
     Raises `ValueError` for a teacher that does not fit, and what `atrun.teachers.load.load_teacher` raises
     for one that cannot be read.
     """
-    teacher = None
+    teacher, of = None, None
     if config.teacher == UNTRAINED:
         teacher = untrained_teacher(config, folder)
     elif config.teacher is not None:
         from atrun.teachers.load import load_teacher
 
-        known = config.augmentation is not None or isinstance(config.task, Detect)
-        size = config.teacher_image_size or (image_size(config) if known else None)
-        told = {"heads": config.teacher_heads, "architecture": config.teacher_architecture}
-        told["normalisation"] = config.teacher_normalisation
-        teacher = load_teacher(config.teacher, image_size=size, quiet=True, **told)
-    images = images or (None if config.augmentation is None else config.augmentation.normalisation)
-    view = None
+        given = {"heads": config.teacher_heads, "architecture": config.teacher_architecture}
+        given["normalisation"] = config.teacher_normalisation
+        teacher = load_teacher(config.teacher, image_size=_teacher_size(config), quiet=True, **given)
+    if images is None and config.augmentation is not None:
+        images = config.augmentation.normalisation
     architecture = config.architecture(outputs)
     # What is pre-trained with a seed and what learns from it are independent.
     torch.manual_seed(seed_for(config.seed, "teacher" if config.method.pretrains else "student"))
     model: nn.Module = architecture.build_classifier()
     if config.student_weights is not None:
         model = with_weights(config, model)
-    match config.method:
-        case Method.MAE | Method.MOCO | Method.DINO | Method.SIMMIM:
-            model = config.pretext(model)
-        case Method.DMAE | Method.ATTNDISTILL:
-            model = config.pretext(model, teacher.vit, images)
-        case Method.FINE_TUNE:
-            model, view = start_from(model, teacher.vit), view_of_started(teacher, images)
-        case Method.COPY | Method.DISTILL | Method.DISTILL_UNLABELLED:
-            try:
-                plan = plan_for(config, teacher.vit, model)
-                model = AttentionTransfer(teacher.vit, model, plan, normalisation=images)
-            except ValueError as error:
-                raise ValueError(f"{error}{_settings_for(teacher.vit, model)}") from error
-        case Method.FEATURES | Method.FEATURES_UNLABELLED:
-            model = FeatureDistillation(teacher.vit, model, feature_layers(config), normalisation=images)
-        case Method.LOGITS | Method.HARD_LOGITS:
-            attach(classifier := load_vit(config.teacher), teacher.normalisation)
-            hard = config.method is Method.HARD_LOGITS
-            model = LogitDistillation(classifier, model, hard=hard, normalisation=images)
-        case Method.MEAN_MAPS:
-            model = MeanMapCopy(teacher.vit, model, reference_images(config), normalisation=images)
-    paired = isinstance(model, Pair)
-    if paired and model.teachers:
-        view = model.teacher_view()
-    elif paired:
-        view = f"its stored maps are of {teacher.name}, which saw {teacher.view()}"
+    if config.method.reads_logits:
+        attach(of := load_vit(config.teacher), teacher.normalisation)
+    elif teacher is not None:
+        of = teacher.vit
+    if config.method is Method.MEAN_MAPS:
+        model = MeanMapCopy(of, model, reference_images(config), normalisation=images)
+    else:
+        model = joined(config, model, of, images)
+    view, paired = None, isinstance(model, Pair)
+    if paired:
+        view = model.teacher_view() if model.teachers else f"its stored maps are of {teacher.name}"
+    elif config.method is Method.FINE_TUNE:
+        view = f"the student starts from {teacher.name}, which saw {teacher.view()}"
+        if None not in (teacher.normalisation, images) and teacher.normalisation != images:
+            view += f"; its own images have {images}, to which it must adapt"
     if teacher is not None and teacher.guessed:
         taken = f"{teacher.guessed}: weights do not show it, --teacher_heads says another"
         view = taken if view is None else f"{view}; {taken}"
-    untrained = teacher.vit if config.teacher == UNTRAINED else None
     model = with_detector(config, model, outputs)
+    untrained = of if config.teacher == UNTRAINED else None
     return Built(model, architecture, teacher.architecture if paired else None, view, untrained)
 
 
-def view_of_started(teacher: "Teacher", images: Normalisation | None) -> str:
-    """In one line, whether a student that starts from a teacher's weights sees images as that did."""
-    own = teacher.normalisation
-    if own is None or images is None or own == images:
-        return f"the student starts from {teacher.name}, which saw {teacher.view()}"
-    mean, std = ("[" + ",".join(f"{value:.6g}" for value in part) + "]" for part in (own.mean, own.std))
-    return (
-        f"the student starts from {teacher.name}, which was trained on images of {own}; its own have"
-        f" {images}, to which it must adapt (--augmentation.mean {mean} --augmentation.std {std} gives it the"
-        " teacher's)"
-    )
-
-
-def _settings_for(teacher: VisionTransformer | Eva, student: VisionTransformer | Eva) -> str:
-    """What a refused pair that differs in components is told on the command line."""
-    different = differences(teacher, student)
-    if not set(different) - {"pooling"}:
-        return ""
-    name = TIMM_ACTIVATIONS.get(different["activation"][0]) if "activation" in different else None
-    own = "" if name is None else f"--model.act_layer {name} gives the student its teacher's activation; "
-    return f" On the command line: {own}--plan.mismatched true accepts what differs"
+def joined(
+    config: RunConfig, student: nn.Module, teacher: nn.Module | None, images: Normalisation | None
+) -> nn.Module:
+    """The student with what its method makes of a teacher, a ViT (for logits with its class head), None where
+    it has none; mean maps need images, too, and are left to others."""
+    match config.method:
+        case Method.FINE_TUNE:
+            return start_from(student, teacher)
+        case Method.COPY | Method.DISTILL | Method.DISTILL_UNLABELLED:
+            plan = plan_for(config, teacher, student)
+            return AttentionTransfer(teacher, student, plan, normalisation=images)
+        case Method.FEATURES | Method.FEATURES_UNLABELLED:
+            return FeatureDistillation(teacher, student, feature_layers(config), normalisation=images)
+        case Method.LOGITS | Method.HARD_LOGITS:
+            hard = config.method is Method.HARD_LOGITS
+            return LogitDistillation(teacher, student, hard=hard, normalisation=images)
+        case Method.SCRATCH | Method.MEAN_MAPS:
+            return student
+    return config.pretext(student, teacher, images)
 
 
 def reference_images(config: RunConfig) -> Iterator[torch.Tensor]:
@@ -368,16 +345,15 @@ def with_weights(config: RunConfig, student: VisionTransformer | Eva) -> VisionT
     """
     from atrun.teachers.load import load_teacher
 
-    weights = load_teacher(config.student_weights, image_size=image_size(config), quiet=True)
-    heads = [vit.blocks[0].attn.num_heads for vit in (weights.vit, student)]
-    other = set(differences(weights.vit, student)) - {"pooling"}
-    if heads[0] != heads[1] or other:
-        what = f"heads ({heads[0]} and {heads[1]})" if heads[0] != heads[1] else ", ".join(sorted(other))
+    weights = load_teacher(config.student_weights, image_size=image_size(config), quiet=True).vit
+    heads = [vit.blocks[0].attn.num_heads for vit in (weights, student)]
+    what = f"heads ({heads[0]} and {heads[1]})" if heads[0] != heads[1] else ""
+    if what := what or ", ".join(sorted(set(differences(weights, student)) - {"pooling"})):
         raise ValueError(
-            f"the student cannot start from {config.student_weights}: their {what} differ; build it like them"
-            " (--model.act_layer gelu_tanh), and --plan.mismatched true lets it differ from its teacher"
+            f"the student cannot start from {config.student_weights}: their {what} differ; --model.act_layer"
+            " and others build it like them"
         )
-    return start_from(student, weights.vit, f"these weights ({config.student_weights})")
+    return start_from(student, weights, f"these weights ({config.student_weights})")
 
 
 def with_detector(config: RunConfig, model: nn.Module, classes: int) -> nn.Module:
@@ -424,29 +400,25 @@ def check_fits(config: RunConfig) -> None:
     from atrun.teachers.build import check_image_size, headless, on_meta
 
     if config.method.reads_logits and not says_classes(config.teacher):
-        raise ValueError(
-            f"{config.method} needs a teacher of these classes: --teacher RUN, of `train --recipe fine-tune`"
-        )
-    if (native := teacher_architecture(config)) is None:
+        raise ValueError(f"{config.method} needs a teacher of these classes: a run of fine-tune")
+    native = teacher_architecture(config)
+    if native is None or config.method.reads_logits:  # any two classifiers fit
         return
-    known = config.augmentation is not None or isinstance(config.task, Detect)
-    size = config.teacher_image_size or (image_size(config) if known else None)
-    check_image_size(native, size)
+    check_image_size(native, size := _teacher_size(config))
     teacher, student = on_meta(headless(native, size)), config.skeleton(2)
-    match config.method:
-        case Method.FINE_TUNE:
-            start_from(student, teacher)
-        case Method.DMAE | Method.ATTNDISTILL:
-            with torch.device("meta"):
-                config.pretext(student, teacher, IMAGENET)
-        case Method.FEATURES | Method.FEATURES_UNLABELLED:
-            FeatureDistillation(teacher, student, feature_layers(config), normalisation=IMAGENET)
-        case Method.LOGITS | Method.HARD_LOGITS:
-            pass  # any two classifiers
-        case Method.MEAN_MAPS:  # stored maps stand in place of the student's own, whatever else it is made of
-            pair_up(teacher, student, Plan(mismatched=True))
-        case _:
-            pair_up(teacher, student, plan_for(config, teacher, student))
+    if config.method.transfers:
+        pair_up(teacher, student, plan_for(config, teacher, student))
+    elif config.method is Method.MEAN_MAPS:  # whatever else the student is made of
+        pair_up(teacher, student, Plan(mismatched=True))
+    else:
+        with torch.device("meta"):
+            joined(config, student, teacher, IMAGENET)
+
+
+def _teacher_size(config: RunConfig) -> int | None:
+    """Pixels a side of the teacher's images; None: of images that come as they are, its own."""
+    known = config.augmentation is not None or isinstance(config.task, Detect)
+    return config.teacher_image_size or (image_size(config) if known else None)
 
 
 def feature_layers(config: RunConfig) -> tuple[int, ...] | dict[int, int] | None:
@@ -469,26 +441,19 @@ def start_from(
 
     Raises `ValueError` naming the weights that do not fit.
     """
-    own = student.state_dict()
     weights = {name: value for name, value in teacher.state_dict().items() if not name.startswith("head.")}
-    unfit = [
+    own = student.state_dict()
+    wrong = [
         f"{name} is {tuple(value.shape)} there, {tuple(own[name].shape)} in the student"
         for name, value in weights.items()
         if name in own and own[name].shape != value.shape
     ]
-    if unfit:
-        more = f"; and {len(unfit) - 3} more" if len(unfit) > 3 else ""
-        raise ValueError(
-            f"the student cannot start from {source}: {'; '.join(unfit[:3])}{more}. Its size:"
-            f" model.embed_dim={teacher.embed_dim}"
-        )
-    missing, unused = student.load_state_dict(weights, strict=False)
-    wrong = [name for name in (*missing, *unused) if name.split(".")[0] not in ("head", "norm", "fc_norm")]
+    apart = own.keys() ^ weights.keys()
+    wrong += sorted(name for name in apart if name.split(".")[0] not in ("head", "norm", "fc_norm"))
     if wrong:
-        more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
-        raise ValueError(
-            f"the student cannot start from {source}, it is built otherwise: {', '.join(wrong[:5])}{more}"
-        )
+        more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+        raise ValueError(f"the student cannot start from {source}: {'; '.join(wrong[:3])}{more}")
+    student.load_state_dict(weights, strict=False)
     return student
 
 

@@ -119,10 +119,8 @@ class RunConfig:
         if "detector" in unknown and values["detector"] is not None:
             raise unfit(values["data"], values["detector"])
         if unknown:
-            raise ValueError(
-                f"a run of method {values['method']!r} on data {values.get('data')!r} has no"
-                f" {', '.join(unknown)}"
-            )
+            run = f"{values['method']!r} on {values.get('data')!r}"
+            raise ValueError(f"a run of {run} has no {', '.join(unknown)}")
         parts = {
             part: kind(**{name: values[name] for name in names_of(kind) if name in values})
             for part, kind in (("task", task), ("reading", reading))
@@ -132,28 +130,23 @@ class RunConfig:
     def __post_init__(self):
         object.__setattr__(self, "method", method_of_run(self.method))
         object.__setattr__(self, "feature_layers", _normal(self.feature_layers))
-        if (type(self.task), type(self.reading)) != (kinds := kinds_of(self.method, self.data)):
-            raise ValueError(
-                f"a run of method {self.method!r} on data {self.data!r} has the parts {kinds[0].__name__} and"
-                f" {kinds[1].__name__}, got {self.task!r} and {self.reading!r}"
-            )
-        if self.method.needs_teacher and self.teacher is None:
-            raise ValueError(f"{self.method} needs a teacher: a timm name or a file of weights")
-        if not self.method.needs_teacher and self.teacher is not None:
-            raise ValueError(f"{self.method} has no teacher, got {self.teacher!r}: leave it out")
+        if (got := (type(self.task), type(self.reading))) != (kinds := kinds_of(self.method, self.data)):
+            raise ValueError(f"{self.method!r} on {self.data!r} has the parts {kinds}, got {got}")
+        if self.method.needs_teacher != (self.teacher is not None):
+            needs = "needs a teacher, a timm name or a file" if self.teacher is None else "has no teacher"
+            raise ValueError(f"{self.method} {needs}, got {self.teacher!r}")
         planned = None if self.plan is None else self.plan.how
         if planned != self.method.how:
             raise ValueError(f"method {self.method!r} and plan {planned!r} do not go together")
         check_values(self.flat())
         if (self.teacher_mean is None) != (self.teacher_std is None):
-            raise ValueError("teacher_mean and teacher_std belong together: give both, or neither")
+            raise ValueError("give both teacher_mean and teacher_std, or neither")
         for name in ("teacher_mean", "teacher_std"):
             if (value := getattr(self, name)) is not None:
                 object.__setattr__(self, name, tuple(map(float, value)))
         _ = self.teacher_normalisation  # checks the values
         if self.student_weights is not None and not self.method.keeps_weights_apart:
-            start = "its teacher: name these as --teacher" if self.method is Method.FINE_TUNE else "nothing"
-            raise ValueError(f"student_weights={self.student_weights!r}: {self.method} starts from {start}")
+            raise ValueError(f"student_weights={self.student_weights!r}: {self.method} has no use for them")
         if self.teacher == UNTRAINED:
             check_untrained(self)
         if self.method.pretrains and (self.recipe.mixup or self.recipe.cutmix):
@@ -189,42 +182,29 @@ class RunConfig:
         return RunConfig.of(**{**self.flat(), **values})
 
     def _check_model(self) -> None:
-        model = self.skeleton(self.model.overrides.get("num_classes", 2))
+        name, model = self.model.name, self.skeleton(self.model.overrides.get("num_classes", 2))
         if not isinstance(model, VITS):
-            self._check_no_vit(type(model).__name__)
+            if self.method is not Method.SCRATCH or not isinstance(self.task, Classify):
+                raise ValueError(f"{name!r} is a {type(model).__name__}, no ViT: it can only be scratch")
+            if self.task.maps_every:
+                raise ValueError(f"maps_every={self.task.maps_every}: {name!r} has no maps, set it to 0")
         elif len(model.blocks) == 0:
-            raise ValueError(f"the model {self.model.name!r} has no blocks: set model.depth to at least 1")
+            raise ValueError(f"the model {name!r} has no blocks: set model.depth to at least 1")
         if self.method.pretrains and not isinstance(self.task, Taught):
-            self._check_pretext(model)
+            try:
+                with torch.device("meta"):
+                    self.pretext(model, self.skeleton(0) if self.method.needs_teacher else None)
+            except AssertionError as error:  # timm's blocks refuse a width that their heads do not divide
+                width, heads = self.task.decoder_width, self.task.decoder_heads
+                raise ValueError(f"decoder_width={width} is no multiple of decoder_heads={heads}") from error
         if self.plan is not None:
             self.plan.layers_of(len(model.blocks))
         if self.feature_layers is not None:
             Plan(layers=self.feature_layers).layers_of(len(model.blocks))
         size = built_for(model)
         if None not in (size, self.augmentation) and size != (self.augmentation.image_size,) * 2:
-            raise ValueError(
-                f"the model {self.model.name!r} takes images of {size} pixels, augmentation.image_size is"
-                f" {self.augmentation.image_size}"
-            )
-
-    def _check_no_vit(self, kind: str) -> None:
-        if self.method is not Method.SCRATCH or not isinstance(self.task, Classify):
-            raise ValueError(
-                f"the model {self.model.name!r} is a {kind}, no ViT: it can learn from scratch to classify"
-                f" images, and this run is {self.method} ({self.task.says})"
-            )
-        if self.task.maps_every:
-            raise ValueError(
-                f"maps_every={self.task.maps_every}, and {self.model.name!r} is a {kind}: set it to 0"
-            )
-
-    def _check_pretext(self, model: torch.nn.Module) -> None:
-        try:
-            with torch.device("meta"):
-                self.pretext(model, self.skeleton(0) if self.method.needs_teacher else None)
-        except AssertionError as error:  # timm's blocks refuse a width that their heads do not divide
-            width, heads = self.task.decoder_width, self.task.decoder_heads
-            raise ValueError(f"decoder_width={width} is no multiple of decoder_heads={heads}") from error
+            wanted = self.augmentation.image_size
+            raise ValueError(f"{name!r} takes images of {size} pixels, augmentation.image_size is {wanted}")
 
     def pretext(
         self,
@@ -247,38 +227,21 @@ class RunConfig:
                     return painter
                 return distilled_mae.DistilledMae(teacher, painter, normalisation=images)
             case AttnDistilled() as task:
-                return AttnDistill(
-                    teacher,
-                    vit,
-                    temperature=task.attention_temperature,
-                    attention_weight=task.attention_weight,
-                    projector_layers=task.projector_layers,
-                    normalisation=images,
-                )
+                how = {"attention_weight": task.attention_weight, "projector_layers": task.projector_layers}
+                how["temperature"] = task.attention_temperature
+                return AttnDistill(teacher, vit, normalisation=images, **how)
             case Simmim() as task:
                 return simmim.SimMim(vit, task.mask_ratio, task.mask_unit)
             case Moco() as task:
-                return contrast.MoCo(
-                    contrast.draw_patches(vit) if task.freeze_patches else vit,
-                    projection=task.projection_width,
-                    hidden=task.hidden_width,
-                    temperature=task.contrast_temperature,
-                    momentum=task.momentum,
-                    freeze_patches=task.freeze_patches,
-                )
+                patches = contrast.draw_patches(vit) if task.freeze_patches else vit
+                alike = {name: getattr(task, name) for name in ("momentum", "freeze_patches")}
+                widths = {"projection": task.projection_width, "hidden": task.hidden_width}
+                return contrast.MoCo(patches, temperature=task.contrast_temperature, **widths, **alike)
             case Dino() as task:
-                return contrast.Dino(
-                    vit,
-                    outputs=task.outputs,
-                    hidden=task.hidden_width,
-                    bottleneck=task.bottleneck_width,
-                    teacher_temperature=task.teacher_temperature,
-                    temperature_warmup=task.temperature_warmup,
-                    momentum=task.momentum,
-                    frozen=task.frozen,
-                    lengths=task.lengths,
-                    local_size=task.local_size,
-                )
+                alike = ("outputs", "teacher_temperature", "temperature_warmup", "momentum", "frozen")
+                alike = {name: getattr(task, name) for name in (*alike, "lengths", "local_size")}
+                widths = {"hidden": task.hidden_width, "bottleneck": task.bottleneck_width}
+                return contrast.Dino(vit, **widths, **alike)
         raise ValueError(f"{self.method} learns from labels: no pre-text trains its model")
 
     def on(self, images: int) -> "RunConfig":
@@ -303,9 +266,8 @@ class RunConfig:
             with torch.device("meta"):
                 return model.build_classifier()
         except Exception as error:  # whatever timm meets first
-            raise ValueError(
-                f"the model {self.model.name!r} cannot be built with {dict(self.model.overrides)}: {error}"
-            ) from error
+            given = dict(self.model.overrides)
+            raise ValueError(f"{self.model.name!r} cannot be built with {given}: {error}") from error
 
     def describe(self) -> dict:
         """The flat fields as plain JSON values, for a record and for config.json."""
@@ -357,7 +319,7 @@ def explained(pretraining: bool) -> dict[str, dict[str, Setting]]:
     tasks = [task for task in TASKS if pretraining == (task in PRETEXTS)]
     for part in dict.fromkeys(part for kind in (*tasks, *READINGS) for part in reversed(kind.__mro__)):
         if is_dataclass(part) and (own := {k: one for k, one in said_of(part).items() if k not in VALUES}):
-            sections[f"Of {part.says}"] = own
+            sections[part.says] = own
     sections["Of the recipe"] = said_of(Recipe)
     for part in ("augmentation",) if pretraining else ("plan", "augmentation"):
         sections[f"Of the {part}"] = {f"{part}.{name}": one for name, one in said_of(VALUES[part]).items()}
@@ -381,9 +343,7 @@ def with_settings(values: Mapping[str, Any], changes: Mapping[str, str]) -> RunC
     has = {field.name for field in fields(RunConfig)} | {*names_of(*kinds_of(method, data)), "detector"}
     values = {name: value for name, value in values.items() if name in has}
     if not method.transfers:
-        values = {**values, "plan": None}  # of a recipe that transfers, by another method
-    model = values["model"]
-    changed: dict[str, Any] = {}
+        values["plan"] = None  # of a recipe that transfers, by another method
     inner: dict[str, dict[str, Any]] = {part: {} for part in VALUES}
     for name, value in asked.items():
         part, dot, field = name.partition(".")
@@ -392,17 +352,17 @@ def with_settings(values: Mapping[str, Any], changes: Mapping[str, str]) -> RunC
         elif name in Recipe.__dataclass_fields__:
             inner["recipe"][name] = value
         elif name == "model":
-            model = model._replace(name=value)
+            values["model"] = values["model"]._replace(name=value)
         else:
-            changed[name] = value
+            values[name] = value
     for part in ("plan", "augmentation"):
         if inner[part] and values.get(part) is None:
             raise ValueError(f"{part}.{next(iter(inner[part]))}: a run of {str(method)!r} has no {part}")
         if inner[part]:
-            changed[part] = replace(values[part], **inner[part])
-    changed["recipe"] = values["recipe"].changed(inner["recipe"])
-    changed["model"] = model._replace(overrides={**model.overrides, **inner["model"]})
-    return RunConfig.of(**{**values, **changed})
+            values[part] = replace(values[part], **inner[part])
+    values["recipe"] = values["recipe"].changed(inner["recipe"])
+    overrides = {**values["model"].overrides, **inner["model"]}
+    return RunConfig.of(**{**values, "model": values["model"]._replace(overrides=overrides)})
 
 
 def write_config(folder: Path, config: RunConfig) -> Path:
@@ -416,10 +376,7 @@ def read_config(folder: Path, trust_data: bool = False) -> RunConfig:
     """The run that a folder holds. Raises `FileNotFoundError`, or as `read_config_file` does."""
     path = config_path(folder)
     if not path.exists():
-        raise FileNotFoundError(
-            f"{folder} holds no run, {path.name} is missing: start one with `python -m atlib train ... --out"
-            f" {folder}`"
-        )
+        raise FileNotFoundError(f"{folder} holds no run: `python -m atlib train ... --out {folder}`")
     return read_config_file(path, trust_data)
 
 
@@ -428,20 +385,13 @@ def read_config_file(path: Path, trust_data: bool = False) -> RunConfig:
     one of an installed package. Raises `ValueError` for another function, `OSError` naming a file that is
     damaged."""
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-        if "heads" in values:
-            raise ValueError(
-                "its fields heads and head_sizes, of a detector, are now called detector and detector_sizes:"
-                " the version that wrote it goes on with it; a new run needs another --out"
-            )
+        values = _tuples(json.loads(path.read_text(encoding="utf-8")))
         if values.pop("tensorboard", False):  # of before there were other trackers
             values["tracker"] = "tensorboard"
         made = {name: kind(**_tuples(values[name])) for name, kind in VALUES.items() if values.get(name)}
-        config = RunConfig.of(**{**_tuples(values), **made})
-    except (json.JSONDecodeError, UnicodeDecodeError, TypeError, AttributeError, ValueError) as error:
-        raise OSError(
-            f"{path} does not describe a run ({type(error).__name__}: {error}); it was left as it is"
-        ) from error
+        config = RunConfig.of(**{**values, **made})
+    except (UnicodeDecodeError, TypeError, AttributeError, ValueError) as error:
+        raise OSError(f"{path} does not describe a run ({type(error).__name__}: {error})") from error
     if not trust_data:
         require_installed(config.data)
     return config

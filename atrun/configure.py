@@ -77,27 +77,24 @@ def configure(
     way out, for everything that can be found wrong without reading data or weights."""
     if "data_path" in changes:  # in full, so that the run can go on from another folder
         changes = {**changes, "data_path": str(Path(changes["data_path"]).resolve())}
-    if "student_weights" in changes and changes["student_weights"].lower() not in ("none", "null"):
+    if changes.get("student_weights", "null").lower() not in ("none", "null"):
         changes = {**changes, "student_weights": _weights(changes["student_weights"], "student weights")}
     data = data_name(data, changes.get("data_path"))
-    common = {"recipe_name": recipe, "data": data, "seed": seed, "evaluation_split": evaluated_split(data)}
+    if recipe in FOR_PYTHON:
+        raise ValueError(f"the recipe {recipe!r} is for Python: no command trains its network")
+    require_known("recipe", recipe, (*generic.NAMES, *TASKS_OF_OUR_OWN, *names()))
+    if teacher is None and recipe in names():
+        teacher = published(recipe).teacher
+    teacher = None if teacher is None else teacher_name(teacher)
     if recipe in TASKS_OF_OUR_OWN:
-        of_recipe = {"method": Method(recipe), "model": Architecture("cifar"), **TASKS_OF_OUR_OWN[recipe]}
+        of_recipe = {"method": Method(recipe), "model": Architecture("cifar"), "teacher": teacher}
+        of_recipe |= TASKS_OF_OUR_OWN[recipe]
     elif recipe in generic.NAMES:
-        teacher = None if teacher is None else teacher_name(teacher)
         of_recipe = (derived or generic.derive(recipe, data, teacher, changes, seed)).values
     else:
-        if recipe not in FOR_PYTHON:
-            require_known("recipe", recipe, (*generic.NAMES, *TASKS_OF_OUR_OWN, *names()))
-        source = published(recipe)
-        if recipe in FOR_PYTHON:
-            raise ValueError(
-                f"the recipe {recipe!r} (method {source.method!r}, model {source.model!r}) is for Python, the"
-                " command line does not train it: atlib.train.train takes"
-                f" atrun.recipes.published({recipe!r}).recipe.on(IMAGES)"
-            )
-        teacher = source.teacher if teacher is None else teacher
-        of_recipe = _as_published(source) | {"teacher": None if teacher is None else teacher_name(teacher)}
+        of_recipe = {**_as_published(published(recipe)), "teacher": teacher}
+    common = {"recipe_name": recipe, "data": data, "seed": seed}
+    common["evaluation_split"] = evaluated_split(data)
     if data == COCO:
         common["training_split"] = "train2017"
     config = with_settings({**of_recipe, **common}, changes)
@@ -126,14 +123,9 @@ def configure_again(
     values = read_config_file(file, trust_data or data is not None).flat()
     if data is not None:
         if is_generated(data) != is_generated(values["data"]):
-            raise ValueError(
-                f"--data {data}: the run of {file} has {values['data']}, and of data that are generated and"
-                " data that are read one cannot take the other's place: start a run with --recipe"
-            )
-        values |= {
-            "data": data_name(data, changes.get("data_path")),
-            "evaluation_split": evaluated_split(data),
-        }
+            raise ValueError(f"--data {data}: {values['data']} come in another way, start with --recipe")
+        name = data_name(data, changes.get("data_path"))
+        values |= {"data": name, "evaluation_split": evaluated_split(data)}
     if teacher is not None:
         values["teacher"] = teacher_name(teacher)
     values |= {} if seed is None else {"seed": seed}
@@ -163,16 +155,9 @@ def config_diff(config: RunConfig, images: int) -> list[str]:
 
 def _as_published(source: Published) -> dict[str, Any]:
     """The fields of a run that a published recipe says, but for its teacher."""
-    return {
-        "method": source.method,
-        "model": Architecture(source.model, dict(source.options)),
-        "recipe": source.recipe,
-        "plan": source.plan,
-        "drop_path": source.drop_path,
-        "augmentation": source.augmentation,
-        **source.pretext,
-        **source.detection,
-    }
+    same = {name: getattr(source, name) for name in ("method", "recipe", "plan", "drop_path", "augmentation")}
+    model = Architecture(source.model, dict(source.options))
+    return {"model": model, **same, **source.pretext, **source.detection}
 
 
 def _parts(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -231,10 +216,8 @@ def _weights(name_or_path: str, what: str) -> str:
     if is_file(name_or_path):
         path = Path(name_or_path)
         if not path.exists():
-            raise FileNotFoundError(
-                f"the {what} {name_or_path} does not exist: `python -m atlib pretrain` makes one, `hf"
-                " download OWNER/NAME --local-dir FOLDER` fetches one"
-            )
+            ways = "`python -m atlib pretrain` makes one, `hf download OWNER/NAME` fetches one"
+            raise FileNotFoundError(f"the {what} {name_or_path} does not exist: {ways}")
         if is_run(path):
             run, path = path, result_path(path, read_config(path, trust_data=True).method)
             if not path.exists():
@@ -242,12 +225,9 @@ def _weights(name_or_path: str, what: str) -> str:
         return str(path.resolve())
     _require_vit(name_or_path)
     check_activation(name_or_path)
-    published = None if name_or_path in PRESETS else timm.get_pretrained_cfg(name_or_path)
-    if not (published is not None and published.has_weights or weights_file(name_or_path).exists()):
-        raise ValueError(
-            f"the {what} {name_or_path} has no published weights: name one of"
-            f" timm.list_pretrained('{name_or_path.split('.')[0]}*'), or a file of weights"
-        )
+    with_weights = name_or_path not in PRESETS and timm.get_pretrained_cfg(name_or_path)
+    if not (with_weights and with_weights.has_weights or weights_file(name_or_path).exists()):
+        raise ValueError(f"the {what} {name_or_path} has no published weights: another name, or a file")
     return name_or_path
 
 

@@ -2,9 +2,8 @@
 
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,18 +13,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from atfamily.measures.accounting import (
-    Memory,
-    copy,
-    distill,
-    feature_distillation,
-    fine_tuning,
-    shape_of,
-    step_memory,
-    teacher,
-)
-from atlib.attention_transfer import AttentionTransfer
-from atlib.baselines import FeatureDistillation, LogitDistillation, StoredMaps
+from atfamily.measures import accounting
+from atfamily.measures.accounting import Memory, shape_of, step_memory
+from atlib.baselines import StoredMaps
 from atlib.loading import Batch, ShardSpec, steps_per_epoch
 from atlib.optim import make_optimizer, schedule
 from atlib.pair import IMAGENET
@@ -37,9 +27,9 @@ from atrun.build import (
     SMALL_SCALE,
     feature_layers,
     image_size,
+    joined,
     looks_of,
     loss_of,
-    plan_for,
     teacher_architecture,
     with_detector,
 )
@@ -47,102 +37,184 @@ from atrun.config import RunConfig, built_for
 from atrun.method import Method
 from atrun.parts import Contrast, Detect
 from atrun.teachers.build import headless, on_meta
-
-# --- Time a few training steps on random numbers, and say from them how long a step of any size takes ---
+from atrun.untrained import UNTRAINED
 
 STEPS = 4  # timed; the first is thrown away
 SAFE_SHARE = 0.6  # of the memory that is free
-EFFICIENCY = 0.4  # of a matrix product's speed that a step reaches: a guess, which chooses how much is timed
+EFFICIENCY = 0.4  # of a matrix product's speed that a step reaches: a guess
+PAPER_GPU_HOURS, PAPER_EPOCHS = 2735, 100  # of ViT-L on ImageNet-1k: quoted from arXiv 2411.09702
+GIB = 2**30
 
 
-class Timing(NamedTuple):
-    """Seconds of a step, `measured` with two `batches` (the same twice: the whole one), `on` what device."""
+class Group(NamedTuple):
+    """Parameters alike but for their rate. numbers: that are trained; factors: on lr, least and largest."""
 
-    batches: tuple[int, int]
-    measured: tuple[float, float]
-    on: str
+    weight_decay: float
+    tensors: int
+    numbers: int
+    factors: tuple[float, float]
+
+
+class Estimate(NamedTuple):
+    """What `estimate` found. moments: {when: (step, lr of the smallest factor, lr of the largest)}; flops: of
+    one image, None where they are not counted; memory: of a step; seconds: of one step on this machine, None
+    where not known; timed: the images of the steps that were timed for that, None where it comes from FLOPs;
+    on_vit: numbers in the pyramid and heads of a detector, 0 of others."""
+
+    config: RunConfig
+    count: int
+    skeleton: nn.Module
+    groups: list[Group]
+    moments: dict[str, tuple[int, float, float]]
+    flops: int | None
+    memory: Memory
+    seconds: float | None
+    timed: int | None
+    on_vit: int = 0
 
     @property
-    def whole(self) -> bool:
-        """Whether a step of the run's own size was timed."""
-        return self.batches[0] == self.batches[1]
+    def steps_per_epoch(self) -> int:
+        return steps_per_epoch(self.count, self.config.recipe.batch_size)
 
-    def seconds(self, batch: int) -> float:
-        """Seconds of a step of `batch` images: measured, or on the line through the two that were."""
-        (small, large), (first, second) = self.batches, self.measured
-        if self.whole:
-            return second * batch / large
-        # noise must not make images free
-        per_image = max((second - first) / (large - small), 0.5 * second / large)
-        return second + per_image * (batch - large)
+
+def estimate(config: RunConfig, count: int, outputs: int, limit: float = 20.0) -> Estimate:
+    """What the run would be on `count` training images with so many outputs. No weights are read, nothing is
+    trained.
+
+    A few steps are timed on random numbers with freshly initialised models, in some `limit` seconds; where
+    that is too short for one image, the time comes from FLOPs and the speed of a matrix product here. The
+    teacher is taken to be of the student's architecture.
+    """
+    config, skeleton = config.on(count), config.skeleton(outputs)
+    with torch.device("meta"):
+        model = assembled(config, outputs)
+    groups, on_vit = parameter_groups(model, config), 0
+    if isinstance(config.task, Detect):
+        flops = flops_of_detector(config, outputs)
+        numbers = [sum(x.numel() for x in of.parameters()) for of in (model, model.backbone)]
+        on_vit = numbers[0] - numbers[1]
+    else:
+        flops = flops_of(config, skeleton)
+    memory, batch, seconds = memory_of(config, outputs), config.recipe.batch_size, None
+    timing = time_steps(config, outputs, flops, memory, limit)
+    if timing is not None:
+        seconds = timing[1] * batch / timing[0]
+    elif flops is not None:
+        seconds = flops * batch / speed()
+    timed = None if timing is None else timing[0]
+    when = moments(config, groups)
+    return Estimate(config, count, skeleton, groups, when, flops, memory, seconds, timed, on_vit)
+
+
+def rough_hours(config: RunConfig, count: int, outputs: int) -> float:
+    """Hours of a run on `count` training images, from its FLOPs and the speed of a matrix product here; 0
+    where they are not counted. Takes less than a second."""
+    if isinstance(config.task, Detect):
+        return 0.0
+    flops, recipe = flops_of(config, config.skeleton(outputs)), config.on(count).recipe
+    return (flops or 0) * recipe.batch_size * recipe.steps / (EFFICIENCY * speed() * 3600)
+
+
+def assembled(config: RunConfig, outputs: int) -> nn.Module:
+    """The model to train with first weights throughout, its teacher's too."""
+    student, teacher = config.architecture(outputs).build_classifier(), None
+    if config.method is Method.MEAN_MAPS:
+        tokens = student.num_prefix_tokens + student.patch_embed.num_patches
+        heads = (block.attn.num_heads for block in student.blocks)
+        return StoredMaps(student, [torch.full((1, h, tokens, tokens), 1 / tokens) for h in heads])
+    if config.method is not Method.FINE_TUNE:
+        if config.method.reads_logits:
+            teacher = teacher_architecture(config).build_classifier()
+        elif config.method.needs_teacher:  # of its sizes, as far as they are known, else of the student's
+            teacher = config.architecture(outputs)
+            if (native := teacher_architecture(config)) is not None:
+                teacher = headless(native, config.teacher_image_size or image_size(config))
+            teacher = teacher.build()
+        student = joined(config, student, teacher, IMAGENET)
+    return with_detector(config, student, outputs)
+
+
+def parameter_groups(model: nn.Module, config: RunConfig) -> list[Group]:
+    """The optimiser's groups, one line for each weight decay."""
+    by_decay: dict[float, list[dict]] = {}
+    for group in make_optimizer(model, config.recipe).param_groups:
+        by_decay.setdefault(group["weight_decay"], []).append(group)
+    lines = []
+    for decay, groups in sorted(by_decay.items(), reverse=True):
+        tensors = [weight for group in groups for weight in group["params"]]
+        factors = [group["lr"] / config.recipe.lr for group in groups]
+        lines.append(
+            Group(decay, len(tensors), sum(x.numel() for x in tensors), (min(factors), max(factors)))
+        )
+    return lines
+
+
+def moments(config: RunConfig, groups: list[Group]) -> dict[str, tuple[int, float, float]]:
+    """Learning rates along the schedule: {when: (step, the smallest group's, the largest group's)}."""
+    recipe = config.recipe
+    when = {"first step": 0, "end of warm-up": max(0, round(recipe.warmup * recipe.steps) - 1)}
+    if recipe.milestones is None:
+        when["middle"] = recipe.steps // 2
+    for number, share in enumerate(recipe.milestones or (), 1):
+        when[f"milestone {number}"] = min(round(share * recipe.steps), recipe.steps - 1)
+    when["last step"] = recipe.steps - 1
+    low, high = min(group.factors[0] for group in groups), max(group.factors[1] for group in groups)
+    lr = {name: recipe.lr * schedule(step, recipe) for name, step in when.items()}
+    return {name: (step, low * lr[name], high * lr[name]) for name, step in when.items()}
+
+
+# --- Time a few training steps on random numbers ---
 
 
 class RandomImages:
-    """A data set of noise that notes when each step is asked for."""
+    """A data set of noise."""
 
     def __init__(self, shape: tuple[int, ...], targets: Callable[[int], Tensor], batch: int, steps: int):
-        self.shape, self.target_of, self.batch, self.steps = shape, targets, batch, steps
-        self.targets = targets(1)
+        self.batch, self.steps, self.targets = batch, steps, targets(1)
+        self.images, self.labels = torch.randn(batch, *shape), targets(batch)
         self.corrupt: dict[int, str] = {}
-        self.times: list[float] = []
 
     def __len__(self) -> int:
         return self.batch * self.steps
 
     def epoch(self, part: ShardSpec, workers: int = 0) -> Iterator[Batch]:
-        images, targets = torch.randn(self.batch, *self.shape), self.target_of(self.batch)
         for _ in range(part.start, self.steps):
-            self._note()
-            yield Batch(images, targets, list(range(self.batch)), 1.0)
-        self._note()
-
-    def _note(self) -> None:
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()  # a GPU's step is over later than the call that asked for it
-        self.times.append(time.perf_counter())
+            yield Batch(self.images, self.labels, list(range(self.batch)), 1.0)
 
 
 def time_steps(
-    config: RunConfig,
-    make: Callable[[], nn.Module],
-    outputs: int,
-    flops: int | None,
-    at_rest: int,
-    per_image: int,
-    limit: float,
-) -> Timing | None:
-    """Time steps of the run's recipe with batches that fit into memory and into about `limit` seconds; None
-    where one image does not.
-
-    make: builds the model to train. flops: of one image, None where not known (then a step of two images is
-    tried first). at_rest, per_image: bytes that the model takes between steps, and in a step for each image.
-    """
-    room, whole = SAFE_SHARE * free_memory() - at_rest, config.recipe.batch_size
-    few = fewest(config, outputs)
-    if room < 0:
+    config: RunConfig, outputs: int, flops: int | None, memory: Memory, limit: float
+) -> tuple[int, float] | None:
+    """(images of a step, its seconds), of as many of the run's images as fit into memory and into some
+    `limit` seconds; None where the fewest do not, as far as `flops` of an image and `memory` tell."""
+    few, whole = fewest(config, outputs), config.recipe.batch_size
+    per_image = max(memory.saved // part_of(config), 1)
+    room = SAFE_SHARE * free_memory() - (memory.total - memory.saved)
+    most = min(whole, room // per_image * config.recipe.accumulate)
+    if most < few or flops is not None and 2 * STEPS * flops * few > limit * EFFICIENCY * speed():
         return None
-    model = None
-    if flops is None:
-        model = make()
-        in_time = max(2, int(limit / (STEPS * _step(config, model, outputs, 2))))
-    else:
-        in_time = int(limit * EFFICIENCY * speed() / (2 * STEPS * flops))
-    parts = config.recipe.accumulate if in_time >= whole else 1
-    batch = min(whole, in_time, int(room / max(per_image, 1)) * parts)
-    if batch >= 1 and model is None:
-        model = make()
-    while batch >= 1:
-        batches = (whole, whole) if batch == whole else (max(few, batch // 2), max(few + 1, batch))
+    model, batch, timed = assembled(config, outputs), few, None
+    while timed is None or batch > timed[0]:
         try:
-            measured = [_step(config, model, outputs, size) for size in dict.fromkeys(batches)]
+            timed = batch, _step(config, model, outputs, batch)
         except torch.OutOfMemoryError:
             torch.cuda.empty_cache()
-            batch //= 2
-            continue
-        cpu = f"CPU, {torch.get_num_threads()} threads"
-        where = torch.cuda.get_device_name() if torch.cuda.is_available() else cpu
-        return Timing(batches, (measured[0], measured[-1]), where)
-    return None
+            break
+        larger = min(most, int(batch * limit / (STEPS * timed[1])))
+        batch = int(larger) if larger == most or larger >= 2 * batch else batch
+    return timed
+
+
+def _step(config: RunConfig, model: nn.Module, outputs: int, batch: int) -> float:
+    """Seconds of one step of `batch` images: the median of a few, the first left out."""
+    accumulate = config.recipe.accumulate if batch == config.recipe.batch_size else 1
+    recipe = replace(config.recipe, steps=STEPS, batch_size=batch, accumulate=accumulate, repeats=1)
+    views = (len(looks_of(config, SMALL_SCALE)),) if isinstance(config.task, Contrast) else ()
+    shape = (*views, 3, *_size(config, outputs))
+    images = RandomImages(shape, lambda count: made_up(config, outputs, count), batch, STEPS)
+    log: list[dict] = []
+    train(model, images, recipe, loss=loss_of(config), progress=None, log=log.append)
+    return batch / statistics.median(entry["images_per_second"] for entry in log[1:STEPS])
 
 
 def speed() -> float:
@@ -174,29 +246,14 @@ def free_memory() -> float:
         return float("inf")
 
 
-def _step(config: RunConfig, model: nn.Module, outputs: int, batch: int) -> float:
-    """Seconds of one step of `batch` images: the median of a few, the first left out."""
-    accumulate = config.recipe.accumulate if batch == config.recipe.batch_size else 1
-    recipe = replace(config.recipe, steps=STEPS, batch_size=batch, accumulate=accumulate, repeats=1)
-    size = _size(config, outputs)
-    views = (len(looks_of(config, SMALL_SCALE)),) if isinstance(config.task, Contrast) else ()
-    images = RandomImages((*views, 3, *size), lambda count: made_up(config, outputs, count), batch, STEPS)
-    train(model, images, recipe, loss=loss_of(config), progress=None)
-    return statistics.median(after - before for before, after in zip(images.times[1:], images.times[2:]))
-
-
 def made_up(config: RunConfig, outputs: int, count: int):
-    """Targets of the kind that a method learns, without meaning: classes, numbers, or objects, seven in an
-    image, as many as COCO has on average."""
-    if isinstance(config.task, Detect):
-        return _made_up_objects(config, outputs, count)
-    return torch.randint(max(1, outputs), (count,))  # without labels there are no classes
-
-
-def _made_up_objects(config: RunConfig, classes: int, count: int):
+    """Targets of the kind that a method learns, without meaning: classes, or objects, seven in an image, as
+    many as COCO has on average."""
+    if not isinstance(config.task, Detect):
+        return torch.randint(max(1, outputs), (count,))  # without labels there are no classes
     from atfamily.detection.objects import ObjectBatch, Objects
 
-    height, width = config.skeleton(classes).patch_embed.img_size
+    height, width = config.skeleton(outputs).patch_embed.img_size
     down, across = torch.arange(height)[:, None], torch.arange(width)
     images = []
     for _ in range(count):
@@ -204,207 +261,55 @@ def _made_up_objects(config: RunConfig, classes: int, count: int):
         boxes = torch.cat([corner, corner + (0.05 + 0.25 * torch.rand(7, 2)) * min(height, width)], dim=1)
         left, top, right, bottom = boxes.T[:, :, None, None]
         masks = (across >= left) & (across < right) & (down >= top) & (down < bottom)
-        labels = torch.randint(classes, (7,))
-        images.append(Objects(boxes, labels, masks, torch.zeros(7, dtype=torch.bool)))
+        images.append(Objects(boxes, torch.randint(outputs, (7,)), masks, torch.zeros(7, dtype=torch.bool)))
     return ObjectBatch(images)
 
 
-class Group(NamedTuple):
-    """Parameters alike but for their rate. numbers: that are trained; factors: on lr, least and largest."""
-
-    weight_decay: float
-    tensors: int
-    numbers: int
-    factors: tuple[float, float]
-
-
-class Estimate(NamedTuple):
-    """What `estimate` found. moments: {when: (step, lr of the smallest factor, lr of the largest)}; flops: of
-    one image, None where they are not counted; memory: of a step; seconds: of one step on this machine, None
-    where not known; timing: what was measured for that, None where it comes from FLOPs; on_vit: numbers in
-    the pyramid and heads of a detector, 0 of others."""
-
-    config: RunConfig
-    count: int
-    skeleton: nn.Module
-    groups: list[Group]
-    moments: dict[str, tuple[int, float, float]]
-    flops: int | None
-    memory: Memory
-    seconds: float | None
-    timing: Timing | None
-    on_vit: int = 0
-
-    @property
-    def steps_per_epoch(self) -> int:
-        return steps_per_epoch(self.count, self.config.recipe.batch_size)
-
-    @property
-    def epochs(self) -> float:
-        return self.config.recipe.steps / self.steps_per_epoch
-
-    @property
-    def hours(self) -> float | None:
-        """Of the whole run on one device such as this machine's."""
-        return None if self.seconds is None else self.config.recipe.steps * self.seconds / 3600
-
-
-def estimate(config: RunConfig, count: int, outputs: int, limit: float = 20.0) -> Estimate:
-    """What the run would be on `count` training images with so many outputs. No weights are read, nothing is
-    trained.
-
-    A few steps are timed on random numbers with freshly initialised models, in about `limit` seconds; where
-    that is too short for one image, the time comes from FLOPs and the speed of a matrix product here. The
-    teacher is taken to be of the student's architecture.
-    """
-    config, skeleton = config.on(count), config.skeleton(outputs)
-    with torch.device("meta"):
-        model = assembled(config, outputs)
-    groups = parameter_groups(model, config)
-    detects = isinstance(config.task, Detect)
-    flops = flops_of_detector(config, outputs) if detects else flops_of(config, skeleton)
-    memory = memory_of(config, outputs)
-    at_rest, per_image = memory.total - memory.saved, memory.saved // part_of(config)
-    make = partial(assembled, config, outputs)
-    timing = time_steps(config, make, outputs, flops, at_rest, per_image, limit)
-    seconds = None
-    if timing is not None:
-        seconds = timing.seconds(config.recipe.batch_size)
-    elif flops is not None:
-        seconds = flops * config.recipe.batch_size / speed()
-    on_vit = 0
-    if isinstance(config.task, Detect):
-        of_vit = sum(weight.numel() for weight in model.backbone.parameters())
-        on_vit = sum(weight.numel() for weight in model.parameters()) - of_vit
-    when = moments(config, groups)
-    return Estimate(config, count, skeleton, groups, when, flops, memory, seconds, timing, on_vit)
-
-
-def rough_hours(config: RunConfig, count: int, outputs: int) -> float:
-    """Hours of a run on `count` training images, from its FLOPs and the speed of a matrix product here; 0
-    where they are not counted. Takes less than a second."""
-    if isinstance(config.task, Detect):
-        return 0.0
-    flops, recipe = flops_of(config, config.skeleton(outputs)), config.on(count).recipe
-    return (flops or 0) * recipe.batch_size * recipe.steps / (EFFICIENCY * speed() * 3600)
-
-
-def assembled(config: RunConfig, outputs: int) -> nn.Module:
-    """The model to train with first weights throughout, its teacher's too."""
-    student = config.architecture(outputs).build_classifier()
-    if config.method.pretrains and not config.method.is_unlabelled:
-        twin = config.architecture(outputs).build() if config.method.needs_teacher else None
-        return config.pretext(student, twin, IMAGENET)
-    match config.method:
-        case Method.COPY | Method.DISTILL | Method.DISTILL_UNLABELLED:
-            twin = _twin(config, outputs)
-            plan = plan_for(config, twin, student)
-            student = AttentionTransfer(twin, student, plan, normalisation=IMAGENET)
-        case Method.FEATURES | Method.FEATURES_UNLABELLED:
-            twin = _twin(config, outputs)
-            student = FeatureDistillation(twin, student, feature_layers(config), normalisation=IMAGENET)
-        case Method.LOGITS | Method.HARD_LOGITS:
-            twin = teacher_architecture(config).build_classifier()
-            student = LogitDistillation(twin, student, normalisation=IMAGENET)
-        case Method.MEAN_MAPS:
-            tokens = student.num_prefix_tokens + student.patch_embed.num_patches
-            heads = (block.attn.num_heads for block in student.blocks)
-            student = StoredMaps(
-                student, [torch.full((1, number, tokens, tokens), 1 / tokens) for number in heads]
-            )
-    return with_detector(config, student, outputs)
-
-
-def _twin(config: RunConfig, outputs: int) -> nn.Module:
-    """A model of the teacher's sizes, as far as they are known without its weights, else of the student's."""
-    native = teacher_architecture(config)
-    if native is None:
-        return config.architecture(outputs).build()
-    return headless(native, config.teacher_image_size or image_size(config)).build()
-
-
-def parameter_groups(model: nn.Module, config: RunConfig) -> list[Group]:
-    """The optimiser's groups, one line for each weight decay."""
-    by_decay: dict[float, list[dict]] = {}
-    for group in make_optimizer(model, config.recipe).param_groups:
-        by_decay.setdefault(group["weight_decay"], []).append(group)
-    by_line = []
-    for decay, groups in sorted(by_decay.items(), reverse=True):
-        tensors = [weight for group in groups for weight in group["params"]]
-        factors = [group["lr"] / config.recipe.lr for group in groups]
-        numbers = sum(tensor.numel() for tensor in tensors)
-        by_line.append(Group(decay, len(tensors), numbers, (min(factors), max(factors))))
-    return by_line
-
-
-def moments(config: RunConfig, groups: list[Group]) -> dict[str, tuple[int, float, float]]:
-    """Learning rates along the schedule: {when: (step, the smallest group's, the largest group's)}."""
-    recipe = config.recipe
-    warm = round(recipe.warmup * recipe.steps)
-    smallest, largest = min(group.factors[0] for group in groups), max(group.factors[1] for group in groups)
-    when = {"first step": 0, "end of warm-up": max(0, warm - 1)}
-    if recipe.milestones is None:
-        when["middle"] = recipe.steps // 2
-    for number, share in enumerate(recipe.milestones or (), 1):
-        when[f"milestone {number}"] = min(round(share * recipe.steps), recipe.steps - 1)
-    when["last step"] = recipe.steps - 1
-    lr = {name: recipe.lr * schedule(step, recipe) for name, step in when.items()}
-    return {name: (step, smallest * lr[name], largest * lr[name]) for name, step in when.items()}
+# --- Count FLOPs and bytes ---
 
 
 def flops_of(config: RunConfig, skeleton: nn.Module) -> int | None:
     """The fewest FLOPs that training takes an image (`atfamily.measures.accounting`); None where they are not
     counted: other kinds of ViT, pre-training without labels, mean maps, logits, transfers of queries, keys or
     values."""
-    method = config.method
+    method, native = config.method, teacher_architecture(config)
     uncounted = method is Method.MEAN_MAPS or method.reads_logits or not isinstance(skeleton, VITS)
     if uncounted or method.pretrains and not method.is_unlabelled:
         return None
     if config.plan is not None and config.plan.what != "map":
         return None
-    try:
-        shape = shape_of(skeleton)
-    except ValueError:
-        return None
     features = method in (Method.FEATURES, Method.FEATURES_UNLABELLED)
-    if config.plan is None and not features:
-        return fine_tuning(shape)
-    of_teacher = shape
-    if (native := teacher_architecture(config)) is not None:
-        size = config.teacher_image_size or image_size(config)
-        try:
-            of_teacher = shape_of(on_meta(headless(native, size)))
-        except ValueError:
-            return None
-    plan = config.plan or Plan(layers=feature_layers(config))
-    pairs = plan.pairs_of(shape.depth, None)
+    try:
+        shape = teacher = shape_of(skeleton)
+        if config.plan is None and not features:
+            return accounting.fine_tuning(shape)
+        if native is not None:
+            size = config.teacher_image_size or image_size(config)
+            teacher = shape_of(on_meta(headless(native, size)))
+    except ValueError:  # it has products that are not counted
+        return None
+    pairs = (config.plan or Plan(layers=feature_layers(config))).pairs_of(shape.depth, None)
     last = 1 + max(layer for _, layer in pairs)  # the teacher runs up to it, whichever layers are transferred
     if features:
-        projectors = 0 if shape.width == of_teacher.width else len(pairs)
-        return feature_distillation(shape, last, of_teacher, projectors)
-    flops_of_transfer = copy if method is Method.COPY else distill
-    of_student = flops_of_transfer(shape, len(pairs)) - teacher(shape, len(pairs))
-    return of_student + teacher(of_teacher, last)
-
-
-def _size(config: RunConfig, outputs: int) -> tuple[int, int]:
-    """Height and width of a run's images."""
-    return built_for(config.skeleton(outputs)) or (image_size(config),) * 2
+        projectors = 0 if shape.width == teacher.width else len(pairs)
+        return accounting.feature_distillation(shape, last, teacher, projectors)
+    transfer = accounting.copy if method is Method.COPY else accounting.distill
+    of_student = transfer(shape, len(pairs)) - accounting.teacher(shape, len(pairs))
+    return of_student + accounting.teacher(teacher, last)
 
 
 def flops_of_detector(config: RunConfig, outputs: int) -> int:
     """FLOPs of a training step of one image with made-up objects, as PyTorch counts them while it runs:
     convolutions and matrix products, forward and backward. Of boxes that a head looks into, as many as it
     finds then; a trained one finds more."""
-    model = assembled(config, outputs).train()
-    size = config.skeleton(outputs).patch_embed.img_size
-    objects = made_up(config, outputs, 1)
+    model, objects = assembled(config, outputs).train(), made_up(config, outputs, 1)
     # PyTorch does not count the in-place form of baddbmm, which the map-free loss uses
     also = {
         torch.ops.aten.baddbmm_: lambda onto, left, right, **_: 2 * left[0] * left[1] * left[2] * right[2]
     }
     with FlopCounterMode(display=False, custom_mapping=also) as counter:
-        loss_of(config)(model, torch.randn(1, 3, *size), objects, config.recipe).backward()
+        images = torch.randn(1, 3, *_size(config, outputs))
+        loss_of(config)(model, images, objects, config.recipe).backward()
     return counter.get_total_flops()
 
 
@@ -416,40 +321,28 @@ def memory_of(config: RunConfig, outputs: int) -> Memory:
     pre-training without labels, where it is not counted. Of a detector, whose shapes hang on what it finds,
     it is measured on an image with made-up objects.
     """
-    size = _size(config, outputs)
+    size, part, few = _size(config, outputs), part_of(config), fewest(config, outputs)
     if isinstance(config.task, Detect):
-        return _with_average(config, _memory_of_detector(config, outputs, size))
-    with torch.device("meta"):
-        model = assembled(config, outputs)
-    few = fewest(config, outputs)
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        model = model.to_empty(device="cpu").train()  # with its teacher, which moves along
-        if config.method.pretrains:
-            weights = sum(weight.numel() * weight.element_size() for weight in model.parameters())
-            one = two = Memory(weights, weights, 2 * weights, 0, 0)
-        else:
-            one, two = (step_memory(model, torch.empty(images, 3, *size)) for images in (few, few + 1))
-    saved = one.saved + (part_of(config) - few) * (two.saved - one.saved)
-    return _with_average(config, one._replace(saved=saved))
-
-
-def _with_average(config: RunConfig, memory: Memory) -> Memory:
-    """What the recipe's average and its own optimiser take, in place of AdamW, which has two moments."""
+        model, objects = assembled(config, outputs).train(), made_up(config, outputs, 1)
+        loss = loss_of(config)
+        memory = step_memory(
+            model, torch.randn(1, 3, *size), lambda model, images: loss(model, images, objects, config.recipe)
+        )
+        saved = part * memory.saved
+    else:
+        with torch.device("meta"):
+            model = assembled(config, outputs)
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            model = model.to_empty(device="cpu").train()  # with its teacher, which moves along
+            if config.method.pretrains:
+                weights = sum(weight.numel() * weight.element_size() for weight in model.parameters())
+                memory, saved = Memory(weights, weights, 2 * weights, 0, 0), 0
+            else:
+                memory, more = (step_memory(model, torch.empty(n, 3, *size)) for n in (few, few + 1))
+                saved = memory.saved + (part - few) * (more.saved - memory.saved)
     averaged = memory.weights if config.recipe.ema is not None else 0
-    moments = int(memory.optimizer / 2 * state_per_weight(config.recipe))
-    return memory._replace(weights=memory.weights + averaged, optimizer=moments)
-
-
-def _memory_of_detector(config: RunConfig, outputs: int, size: tuple[int, int]) -> Memory:
-    """From one forward pass of one image, taken to be linear in the images."""
-    model = assembled(config, outputs).train()
-    objects = made_up(config, outputs, 1)
-    one = step_memory(
-        model,
-        torch.randn(1, 3, *size),
-        lambda model, images: loss_of(config)(model, images, objects, config.recipe),
-    )
-    return one._replace(saved=part_of(config) * one.saved)
+    optimizer = int(memory.optimizer / 2 * state_per_weight(config.recipe))  # in place of AdamW's two
+    return memory._replace(weights=memory.weights + averaged, optimizer=optimizer, saved=saved)
 
 
 def state_per_weight(recipe: Recipe, width: int = 256) -> float:
@@ -469,3 +362,151 @@ def state_per_weight(recipe: Recipe, width: int = 256) -> float:
 def part_of(config: RunConfig) -> int:
     """Images that are computed at one time on one device."""
     return -(-config.recipe.batch_size // config.recipe.accumulate)
+
+
+def _size(config: RunConfig, outputs: int) -> tuple[int, int]:
+    """Height and width of a run's images."""
+    return built_for(config.skeleton(outputs)) or (image_size(config),) * 2
+
+
+# --- In words and figures ---
+
+
+def as_text(estimate: Estimate, oddities: Sequence[str] = (), config_diff: Sequence[str] = ()) -> str:
+    """What `--dry-run` prints. oddities: of the published recipe, which need not hold of this run;
+    config_diff: how this run differs from it."""
+    config, recipe = estimate.config, estimate.config.recipe
+    teacher = "" if config.teacher is None else f", from {config.teacher}"
+    if config.method.keeps_weights_apart:
+        known = config.teacher == UNTRAINED or teacher_architecture(config) is not None
+        teacher = f", teacher {config.teacher}{'' if known else ' (taken to be of the same architecture)'}"
+    if config.student_weights is not None:
+        teacher += f", the student starts from {config.student_weights}"
+    parts = "" if recipe.accumulate == 1 else f", computed in {recipe.accumulate} parts"
+    sections = {
+        "run": [
+            f"{config.recipe_name}: {config.method}{teacher}, seed {config.seed}",
+            f"data {config.data}: {estimate.count:,} training images",
+        ],
+        "model": model_lines(estimate),
+        "parameter groups": [
+            f"{recipe.optimizer}, weight decay {decay:g}: {numbers:,} numbers in {tensors} tensors, lr times "
+            + (f"{most:g}" if least == most else f"{least:.3g} (first layers) to {most:.3g} (head)")
+            for decay, tensors, numbers, (least, most) in estimate.groups
+        ],
+        "schedule": [
+            f"{when} ({step:,}): lr {most:.3g}"
+            + ("" if least == most else f" down to {least:.3g} in the first layers")
+            for when, (step, least, most) in estimate.moments.items()
+        ],
+        "steps": [
+            f"{recipe.steps:,} steps of {recipe.batch_size:,} images{parts}: {estimate.steps_per_epoch:,} an"
+            f" epoch, {recipe.steps / estimate.steps_per_epoch:.4g} epochs"
+        ],
+        "changed against the published recipe": config_diff,
+        "oddities of the published recipe": oddities,
+        "memory of a step": _memory_lines(estimate),
+        "time": _time_lines(estimate),
+        "cost": _cost_lines(estimate),
+    }
+    return "\n".join("\n    ".join([name, *lines]) for name, lines in sections.items() if lines)
+
+
+def model_lines(estimate: Estimate) -> list[str]:
+    """The model, its sizes, and what is transferred."""
+    vit, config, plan = estimate.skeleton, estimate.config, estimate.config.plan
+    # of one that was read off a file of weights, that it is one
+    name = config.model.name if isinstance(config.model.name, str) else "a ViT as the weights have it"
+    name = f"{name}: {sum(weight.numel() for weight in vit.parameters()):,} parameters"
+    if not isinstance(vit, VITS):
+        return [f"{name}, a {type(vit).__name__}, which has no maps"]
+    attention, patches, prefix = vit.blocks[0].attn, vit.patch_embed.num_patches, vit.num_prefix_tokens
+    down, across = vit.patch_embed.grid_size
+    lines = [
+        f"{name}, {len(vit.blocks)} layers of width {vit.embed_dim}",
+        f"{patches + prefix} tokens ({down} x {across} patches and {prefix} more),"
+        f" {attention.num_heads} heads of width {attention.head_dim}",
+    ]
+    if isinstance(task := config.task, Detect):
+        on_it = f"{estimate.on_vit:,} parameters in pyramid and heads"
+        lines.append(f"{task.detector} on it ({task.detector_sizes}): {on_it}")
+    if plan is not None:
+        pairs = plan.pairs_of(len(vit.blocks), None)
+        lines.append(f"{plan.how} {plan.what} of {len(pairs)} layers, {pairs[0][0]} to {pairs[-1][0]}")
+        if any(layer != of_teacher for layer, of_teacher in pairs):
+            said = ", ".join(f"{layer} from {of_teacher}" for layer, of_teacher in pairs)
+            lines.append(f"the student's layers, and the teacher's: {said}")
+        if plan.what == "map" and plan.heads is None and plan.average is None:
+            share, numbers = len(pairs) / len(vit.blocks), accounting.transferred_numbers(vit)
+            lines.append(
+                f"for an image that is {share * numbers.map / 1e6:.3g} million numbers of maps, or the"
+                f" {share * (numbers.q + numbers.k) / 1e6:.3g} million of q and k that they are made of"
+            )
+    return lines
+
+
+def _memory_lines(estimate: Estimate) -> list[str]:
+    memory, config, images = estimate.memory, estimate.config, part_of(estimate.config)
+    parts = ", ".join(f"{name} {value / GIB:.3g}" for name, value in memory._asdict().items() if value)
+    total = f"{memory.total / GIB:.3g} GiB on one device"
+    lines = [f"{total} for {images:,} images at once, float32: {parts}"]
+    if memory.saved:
+        rest, per_image = (memory.total - memory.saved) / GIB, memory.saved / images / GIB
+        how = "counted from shapes"
+        if isinstance(config.task, Detect):
+            how = "measured on one image with seven made-up objects; what is kept hangs on what is found"
+        lines += [
+            f"that is {rest:.3g}, and {per_image:.3g} for each image on a device",
+            f"{how}; what comes and goes within an operation is extra",
+        ]
+    else:
+        lines.append("what pre-training keeps for the backward pass is not counted")
+    if config.recipe.checkpoint_activations:
+        lines.append("without activation checkpointing, which this run has: it keeps less")
+    if config.recipe.mixed_precision in ("bf16", "fp16"):
+        lines.append(f"in {config.recipe.mixed_precision} about half as much is saved")
+    return lines
+
+
+def _time_lines(estimate: Estimate) -> list[str]:
+    recipe, timed = estimate.config.recipe, estimate.timed
+    if estimate.seconds is None:
+        return ["not estimated: no step fits into this machine's memory, and FLOPs are not counted"]
+    where = f"{torch.get_num_threads()} threads of a CPU"
+    if torch.cuda.is_available():
+        where = torch.cuda.get_device_name()
+    how = f"measured: steps of {timed} images on {where}"
+    if timed is None:
+        how = "NOT measured: FLOPs at the speed of a matrix product on this machine, so at least that"
+    elif timed < recipe.batch_size:
+        how += f", in proportion for {recipe.batch_size:,}"
+    rate, epoch = recipe.batch_size / estimate.seconds, estimate.seconds * estimate.steps_per_epoch / 60
+    return [
+        f"{estimate.seconds:.3g} s a step, {rate:.3g} images/s, {epoch:.3g} minutes an epoch",
+        how,
+        "reading and changing images is not counted: see `benchmarks/data.py`",
+    ]
+
+
+def _cost_lines(estimate: Estimate) -> list[str]:
+    config, recipe, lines = estimate.config, estimate.config.recipe, []
+    if estimate.seconds is not None:
+        hours = recipe.steps * estimate.seconds / 3600
+        lines.append(f"{hours:.3g} hours in all on one device such as this")
+    if estimate.flops is None:
+        lines.append("FLOPs are not counted for this kind of model or method")
+    else:
+        per_image, whole = estimate.flops / 1e9, estimate.flops * recipe.batch_size * recipe.steps
+        lines.append(f"at least {per_image:.4g} GFLOPs an image in training, {whole:.3g} FLOPs in all")
+    if (
+        config.plan is not None
+        and str(config.model.name).startswith("vit_large")
+        and "imagenet" in config.data
+    ):
+        epochs = recipe.steps / estimate.steps_per_epoch
+        lines.append(
+            f"the paper (arXiv 2411.09702): {PAPER_GPU_HOURS:,} GPU-hours for {PAPER_EPOCHS} epochs of ViT-L"
+            f" on ImageNet-1k, so {PAPER_GPU_HOURS * epochs / PAPER_EPOCHS:,.0f} for the {epochs:.4g} epochs"
+            " of this run"
+        )
+    return lines

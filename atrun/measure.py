@@ -1,6 +1,8 @@
-"""What `evaluate` measures: models on a test, on a set under a shift, and several of them as an ensemble."""
+"""`python -m atlib evaluate`: models on a test or a set under a shift, several also as an ensemble."""
 
+import argparse
 from collections.abc import Sequence
+from dataclasses import MISSING, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,12 +11,21 @@ from torch import Tensor, nn
 
 from atfamily.measures.predictions import ensemble_logits
 from atfamily.measures.subsets import accuracy_on
+from atlib.checkpoint import read_header
 from atlib.data import Images
 from atlib.evaluate import predict, score
-from atrun.build import require_size
+from atlib.pair import Normalisation, Pair, student_of
+from atrun.build import READING, coco_images, held_out_images, preparation_of, require_size
+from atrun.classes import classes_of, labels_by_name
+from atrun.config import TRUST_DATA, RunConfig, built_for, explained, is_run, read_config, settings
+from atrun.configure import data_name, evaluated_split
 from atrun.data.decoding import decode
+from atrun.data.generated import is_generated
 from atrun.data.loading import CorruptImage
 from atrun.data.transforms import Augmentation
+from atrun.overrides import help_text, pairs, read
+from atrun.parts import COCO, Detect
+from atrun.runner import held_out, is_main_process, load_result, precision, tested_as, weights_of
 
 LOOKED_AT = 16  # images of two sets, evenly spread, whose pixels tell the sets apart
 
@@ -34,6 +45,153 @@ class ModelOnTest(NamedTuple):
     note: str = ""
 
 
+def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
+    """Add the options of `evaluate`, and what it calls, `run`."""
+    paths = "a finished run, or a file of weights that one has left; of several also the ensemble"
+    parser.add_argument("paths", type=Path, nargs="+", metavar="DIR|FILE", help=paths)
+    parser.add_argument("--data", metavar="NAME|PATH", help="default: what the run was trained on")
+    parser.add_argument("--split", help="default: the one that the run evaluates on")
+    shifted = (
+        "in place of data: a test set under a shift, with its own classes among the model's: cifar10.1,"
+        " imagenetv2, imagenet-a, imagenet-r, imagenet-sketch or imagenet-real; --data_path FOLDER says where"
+        " its files are (default: from the hub)"
+    )
+    parser.add_argument("--shifted", metavar="NAME", help=shifted)
+    averaged = "the averaged weights, where the recipe has them"
+    parser.add_argument("--averaged", action="store_true", help=averaged)
+    parser.add_argument("--trust-data", action="store_true", help=TRUST_DATA)
+    every = {name: one for of in explained(False).values() for name, one in of.items()}
+    unsaid = {name: every[name]._replace(default=MISSING) for name in READING}
+    title = "How the data are read, as further options (default: as the run reads its own)"
+    parser.epilog = help_text({title: unsaid})
+    parser.set_defaults(run=evaluate_command, takes_settings=True)
+
+
+def evaluate_command(arguments: argparse.Namespace) -> int:
+    """`evaluate`: finished runs, or files of weights, on the runs' own data, on others or on a shifted set;
+    of several models also their ensemble."""
+    shifted = arguments.shifted
+    if shifted is not None and (arguments.data, arguments.split) != (None, None):
+        raise ValueError(f"--shifted {shifted} is data of its own: leave --data and --split out")
+    files = [_file_of(path, arguments) for path in arguments.paths]
+    reading = read(pairs(arguments.settings), {name: settings()[name] for name in READING})
+    tests, text = [], None
+    for path, config in files:
+        if isinstance(config.task, Detect) if config is not None else "detector" in read_header(path):
+            if len(files) > 1 or shifted is not None:
+                raise ValueError(f"{path} holds a detector: evaluate it by itself, on data {COCO!r}")
+            text = _on_coco(path, config, arguments, reading)
+        else:
+            tests.append(_test_of(path, config, arguments, reading))
+    text = text or "\n".join(measured_lines(tests))
+    if is_main_process():
+        print(text)
+    return 0
+
+
+def _file_of(path: Path, arguments: argparse.Namespace) -> tuple[Path, RunConfig | None]:
+    """The weights of a run's folder or a file, and the config of their run, where they lie in one's folder.
+    Raises `ValueError` or `OSError` where there are none that can be evaluated as asked."""
+    weights, folder = weights_of(path, arguments.averaged), path if path.is_dir() else path.parent
+    elsewhere = arguments.data is not None or arguments.shifted is not None
+    if not path.is_dir() and not is_run(folder):
+        if not elsewhere:
+            raise ValueError(f"{path} lies in no run's folder: name the data with --data")
+        return weights, None
+    config = read_config(folder, arguments.trust_data or elsewhere)
+    if config.method.pretrains:
+        raise ValueError(
+            f"{folder} holds a ViT without a class head: `train --recipe fine-tune --teacher {folder}` gives"
+            " it one"
+        )
+    return weights, config
+
+
+def _test_of(
+    path: Path, config: RunConfig | None, arguments: argparse.Namespace, reading: dict
+) -> ModelOnTest:
+    """A model with the images that it is tested on, prepared as it wants them."""
+    model, note = load_result(path), ""
+    if arguments.shifted is not None:
+        return shifted_test(path, model, arguments.shifted, *_preparation(path, config, model), reading)
+    if arguments.data is None:
+        config.require_use(reading)
+        name, split = config.data, arguments.split or config.task.evaluation_split
+        images = held_out(config.changed(evaluation_split=split, **reading))
+        note = "" if reading else _tested_anew(path, config, split, images)
+    else:
+        name = arguments.data
+        data = data_name(name, reading.get("data_path"))
+        split, augmentation = arguments.split or evaluated_split(data), None
+        if not is_generated(data):
+            augmentation, note = _preparation(path, config, model)
+        elif reading:
+            raise ValueError(f"--{next(iter(reading))} would change nothing: {data} are generated")
+        images = held_out_images(data, split, augmentation, **reading)
+    require_size(model, images, f"{name} {split}")
+    labels, matched = labels_by_name(classes_of(path), model, images, f"{name} {split}", path)
+    return ModelOnTest(path, model, images, labels, f"{name}, {split}", note=matched + note)
+
+
+def _tested_anew(path: Path, config: RunConfig, split: str, images) -> str:
+    """What is to be said where a split holds other images than when the run was tested on it; else ""."""
+    before = read_header(path).get("tested_on")
+    now = tested_as(config.changed(evaluation_split=split), images)["tested_on"]
+    if before is None or before["split"] != split or before == now:
+        return ""
+    return (
+        f"\n{config.data}, {split}: other images than when the run ended ({before['images']:,} then,"
+        f" {now['images']:,} now). Where they are held out of its training images, the model has learned most"
+        " of them: evaluate it on others, with --data and --split"
+    )
+
+
+def _preparation(path: Path, config: RunConfig | None, model: nn.Module) -> tuple[Augmentation | None, str]:
+    """How images are prepared for a file's weights: as it says, else as its run does, else a guess, noted."""
+    says, augmentation = preparation_of(path)
+    if says:
+        return augmentation, ""
+    if config is not None:
+        return config.augmentation, ""
+    size = built_for(student_of(model))
+    guess = Augmentation() if size is None else Augmentation(size[0])
+    known = model.normalisation if isinstance(model, Pair) else Normalisation.of(model)
+    if known is not None:
+        guess = replace(guess, mean=known.mean, std=known.std)
+    return guess, (
+        f"\n{path} does not say how images were prepared for it; here they were taken at"
+        f" {guess.image_size} pixels, crop {guess.crop_pct}, mean {guess.mean} and std {guess.std}"
+    )
+
+
+def _on_coco(path: Path, config: RunConfig | None, arguments: argparse.Namespace, reading: dict) -> str:
+    """`evaluate` of a whole detector, on its run's folder of images or on another."""
+    from atfamily.detection.files import load_detector
+
+    if arguments.data not in (None, COCO):
+        raise ValueError(
+            f"--data {arguments.data}: {path} holds a detector: --data_path FOLDER of COCO's form"
+        )
+    for name in reading:
+        if name not in ("data_path", "workers"):
+            raise ValueError(f"--{name} would change nothing: images of {COCO!r} have no such choice")
+    if not path.exists():
+        raise FileNotFoundError(f"{path} does not exist: `python -m atlib resume {path.parent}` writes it")
+    detector, classes, _ = load_detector(path)
+    folder, split = None, evaluated_split(COCO)
+    if config is not None:
+        folder, split = config.reading.data_path, config.task.evaluation_split
+    folder, split = reading.get("data_path", folder), arguments.split or split
+    size = detector.backbone.student.patch_embed.img_size[0]
+    images = coco_images(folder, split, size, workers=reading.get("workers", 0))
+    if images.classes != classes:
+        raise ValueError(f"{folder}, {split} has categories {images.classes}, and {path} knows {classes}")
+    precisions = precision(detector.to("cuda" if torch.cuda.is_available() else "cpu"), images)
+    figures = [f"{name.replace('_', ' ')} {100 * value:.1f}" for name, value in precisions.items()]
+    found = ", ".join(figures) or "nothing to find"
+    return f"{path} on {COCO}, {split}: {found} (per cent), of {len(images):,} images"
+
+
 def shifted_test(
     path: Path, model: nn.Module, name: str, augmentation: Augmentation | None, note: str, reading: dict
 ) -> ModelOnTest:
@@ -46,7 +204,7 @@ def shifted_test(
 
     for column in ("image_column", "label_column"):
         if column in reading:
-            raise ValueError(f"--{column} would change nothing: {name} has columns of its own; leave it out")
+            raise ValueError(f"--{column} would change nothing: {name} has columns of its own")
     opened = open_shifted(
         name,
         reading.get("data_path"),
@@ -59,10 +217,7 @@ def shifted_test(
     outputs = model(opened.images.take([0])[0][:1].to(next(model.parameters()).device))
     outputs = getattr(outputs, "logits", outputs).shape[1]
     if outputs != of_all:
-        raise ValueError(
-            f"{path} has {outputs} outputs, and the classes of {name} are among {of_all}: it tests models of"
-            f" {'CIFAR-10' if of_all == 10 else 'ImageNet-1k'}"
-        )
+        raise ValueError(f"{path} has {outputs} outputs; {name} tests models of {of_all} classes")
     on = name if classes is None else f"{name} ({len(classes):,} of {of_all:,} classes)"
     return ModelOnTest(path, model, opened.images, opened.targets, on, classes, shifted=True, note=note)
 
@@ -73,22 +228,21 @@ def same_images(first: Any, second: Any) -> bool:
 
     Names and labels do not tell: two folders of other images may have equal labels, and a copy of a folder
     has another path."""
+
+    def stored(images: Any, index: int) -> tuple[Sequence[int], bytes]:  # before it is prepared for a model
+        if isinstance(images, Images):
+            pixels = images.pixels[index]
+            return tuple(pixels.shape), pixels.cpu().numpy().tobytes()
+        try:
+            picture = decode(images.rows[index][images.image_column])
+        except CorruptImage:  # what evaluates the images says so, or leaves it out
+            return (), b""
+        return picture.size, picture.tobytes()
+
     if len(first) != len(second):
         return False
     places = {index * len(first) // LOOKED_AT for index in range(LOOKED_AT)} if len(first) else ()
-    return all(_stored(first, place) == _stored(second, place) for place in sorted(places))
-
-
-def _stored(images: Any, index: int) -> tuple[Sequence[int], bytes]:
-    """Size and pixels of an image before it is prepared for a model; nothing of one that is corrupt."""
-    if isinstance(images, Images):
-        pixels = images.pixels[index]
-        return tuple(pixels.shape), pixels.cpu().numpy().tobytes()
-    try:
-        picture = decode(images.rows[index][images.image_column])
-    except CorruptImage:  # what evaluates the images says so, or leaves it out
-        return (), b""
-    return picture.size, picture.tobytes()
+    return all(stored(first, place) == stored(second, place) for place in sorted(places))
 
 
 def decoded(images: Any) -> list[int]:
@@ -101,23 +255,20 @@ def measured_lines(tests: Sequence[ModelOnTest]) -> list[str]:
     class probabilities (arXiv 2411.09702, figure of ensembles).
 
     Raises `ValueError` where several are not tested on the same images or know other classes."""
-    logits, lines = [], []
+    logits, lines, first = [], [], tests[0]
     for test in tests:
-        first = tests[0]
         alike = test is first or same_images(test.images, first.images)
         if not alike or not torch.equal(test.targets, first.targets):
             raise ValueError(
-                f"{test.path} is tested on {test.on}, and {first.path} on {first.on}: an ensemble is of"
-                " the same images; name them with --data and --split"
+                f"{test.path} is tested on {test.on}, and {first.path} on {first.on}: an ensemble is of the"
+                " same images"
             )
         logits.append(predict(test.model.to("cuda" if torch.cuda.is_available() else "cpu"), test.images))
         test.model.to("cpu")
         lines.append(f"{test.path} on {test.on}: {_figures(test, logits[-1])}{test.note}")
     if len(tests) > 1:
-        mean = ensemble_logits(logits)
-        lines.append(
-            f"the ensemble of {len(tests)}, the mean of their probabilities: {_figures(tests[0], mean)}"
-        )
+        mean = _figures(first, ensemble_logits(logits))
+        lines.append(f"the ensemble of {len(tests)}, the mean of their probabilities: {mean}")
     return lines
 
 

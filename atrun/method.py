@@ -32,9 +32,9 @@ class Method(StrEnum):
         return repr(self.value)
 
     @property
-    def pretrains(self) -> bool:
-        """Whether it makes a teacher, without labels."""
-        return self in (Method.MAE, Method.MOCO, Method.DINO, Method.SIMMIM) or self.is_taught_unlabelled
+    def is_unlabelled(self) -> bool:
+        """Whether it is a distillation without its labels."""
+        return self in (Method.DISTILL_UNLABELLED, Method.FEATURES_UNLABELLED)
 
     @property
     def is_taught_unlabelled(self) -> bool:
@@ -42,14 +42,9 @@ class Method(StrEnum):
         return self in (Method.DMAE, Method.ATTNDISTILL) or self.is_unlabelled
 
     @property
-    def is_unlabelled(self) -> bool:
-        """Whether it is a distillation without its labels."""
-        return self in (Method.DISTILL_UNLABELLED, Method.FEATURES_UNLABELLED)
-
-    @property
-    def how(self) -> str | None:
-        """Of a method that transfers attention: "copy" or "distill", as its `Plan` says."""
-        return "distill" if self is Method.DISTILL_UNLABELLED else self.value if self.transfers else None
+    def pretrains(self) -> bool:
+        """Whether it makes a teacher, without labels."""
+        return self in (Method.MAE, Method.MOCO, Method.DINO, Method.SIMMIM) or self.is_taught_unlabelled
 
     @property
     def transfers(self) -> bool:
@@ -57,15 +52,20 @@ class Method(StrEnum):
         return self in (Method.COPY, Method.DISTILL, Method.DISTILL_UNLABELLED)
 
     @property
-    def keeps_weights_apart(self) -> bool:
-        """Whether something of a teacher reaches a student that has weights of its own, which may be others
-        than random ones."""
-        return self.transfers or self in (Method.FEATURES, Method.MEAN_MAPS) or self.reads_logits
+    def how(self) -> str | None:
+        """Of a method that transfers attention: "copy" or "distill", as its `Plan` says."""
+        return "distill" if self is Method.DISTILL_UNLABELLED else self.value if self.transfers else None
 
     @property
     def reads_logits(self) -> bool:
         """Whether its teacher says classes."""
         return self in (Method.LOGITS, Method.HARD_LOGITS)
+
+    @property
+    def keeps_weights_apart(self) -> bool:
+        """Whether something of a teacher reaches a student with weights of its own, which need not be
+        random."""
+        return self.transfers or self in (Method.FEATURES, Method.MEAN_MAPS) or self.reads_logits
 
     @property
     def has_transfer_loss(self) -> bool:

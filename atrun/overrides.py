@@ -1,8 +1,7 @@
 """Settings on the command line: `--lr 1e-3 --plan.what q`, read against the declared types of dataclasses.
 
 The reading is jsonargparse's, which knows every type that the fields of a run have (a list or a mapping of
-layers, an optional text, a pair of betas) and prints them in a help text. tyro, tried beside it, has the
-finer errors, and refuses a field that may be either a list or a mapping, as `Plan.layers` is.
+layers, an optional text, a pair of betas) and prints them in a help text.
 """
 
 import argparse
@@ -27,7 +26,7 @@ def pairs(arguments: Sequence[str]) -> dict[str, str]:
     while waiting:
         name, equals, value = waiting.pop(0).partition("=")
         if not name.startswith("--"):
-            raise ValueError(f"{name!r} belongs to no option: write --name value, such as --lr 1e-3")
+            raise ValueError(f"{name!r} belongs to no option: write --NAME VALUE")
         if not equals:
             if not waiting or waiting[0].startswith("--"):
                 raise ValueError(f"{name} has no value: write {name} VALUE")
@@ -52,7 +51,7 @@ def read(texts: Mapping[str, str], kinds: Mapping[str, Any]) -> dict[str, Any]:
             meant = f" Did you mean {' or '.join(f'--{other}' for other in close)}?" if close else ""
             raise ValueError(f"unknown setting --{name}.{meant} `train --settings` lists them all")
         if not isinstance(text, str):
-            raise ValueError(f"{name}={text!r}: settings are texts, as on the command line, {str(text)!r}")
+            raise ValueError(f"{name}={text!r}: settings are texts, {str(text)!r}")
         if text.lower() == "none" and (kinds[name] is Any or type(None) in get_args(kinds[name])):
             text = "null"  # as YAML, in which values are read, writes it
         # A parser for each: one that knows `model` takes `model.depth` for a part of its value.

@@ -2,8 +2,7 @@
 images come. A setting belongs to the part whose field it is."""
 
 import math
-import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from inspect import get_annotations
 from typing import Any, ClassVar
@@ -18,53 +17,48 @@ from atrun.method import Method
 COCO = "coco"  # what detectors learn from, in COCO's form
 DETECTORS = ("fcos", "faster-rcnn", "mask-rcnn")  # as in `atfamily.detection.detector.DETECTORS`
 DETECTOR_SIZES = ("vitdet", "small")  # likewise, `SIZES`
-_COUNT, _FROM_0, _SHARE, _ABOVE_0 = (1, math.inf), (0, math.inf), (0, 1), (sys.float_info.min, math.inf)
-# The least and the largest value that can be meant of a run's numbers, and of each in a pair.
-RANGES: dict[str, tuple[float, float]] = {
-    "seed": (0, 2**32 - 1),  # as NumPy's generators ask for
-    "drop_path": (0, 0.99),
-    **dict.fromkeys(("workers", "evaluate_every", "maps_every", "local_views", "attention_weight"), _FROM_0),
-    **dict.fromkeys(("save_every", "keep", "reference_images", "teacher_image_size", "data_size"), _COUNT),
-    **dict.fromkeys(("decoder_width", "decoder_depth", "decoder_heads", "mask_unit"), _COUNT),
-    **dict.fromkeys(("projector_layers", "hidden_width", "projection_width"), _COUNT),
-    **dict.fromkeys(("outputs", "bottleneck_width", "local_size"), _COUNT),
-    **dict.fromkeys(("momentum", "temperature_warmup", "frozen"), _SHARE),
-    **dict.fromkeys(("attention_temperature", "contrast_temperature"), _ABOVE_0),
-    **dict.fromkeys(("teacher_temperature", "local_scale", "jitter"), _ABOVE_0),
-}
-PAIRS = ("teacher_temperature", "local_scale", "jitter")
-WORDS = {
-    "detector": DETECTORS,
-    "detector_sizes": DETECTOR_SIZES,
-    "on_corrupt": ON_CORRUPT,
-    "tracker": TRACKERS,
-}
 
 
 def check_values(values: Mapping[str, Any]) -> None:
     """Raise `ValueError` for a field of a run outside its range, and for a word that is not known; None is
     always in it."""
-    for name, value in values.items():
-        if value is None or name not in (*RANGES, *WORDS):
-            continue
-        if name in WORDS:
-            require_known(name, value, WORDS[name])
-            continue
-        low, high = RANGES[name]
-        several = tuple(value) if name in PAIRS else (value,)
-        if name in PAIRS and len(several) != 2 or not all(low <= one <= high for one in several):
-            two = "two numbers " if name in PAIRS else ""
-            raise ValueError(f"{name}={value!r}: {two}from {low:g} to {high:g}")
-    if (jitter := values.get("jitter")) is not None and not jitter[0] <= jitter[1] < math.inf:
-        raise ValueError(f"jitter={jitter!r}: the least and the largest scale, such as (0.1, 2.0)")
+
+    def require(names: str, fits: Callable[[Any], bool], needs: str) -> None:
+        for name in names.split():
+            value = values.get(name)
+            if value is not None and not fits(value):
+                raise ValueError(f"{name}={value!r} must be {needs}")
+
+    def are_two(value) -> bool:
+        return len(tuple(value)) == 2 and all(0 < one < math.inf for one in value)
+
+    require("seed", lambda seed: 0 <= seed < 2**32, "from 0 to 2**32 - 1")  # as NumPy's generators ask for
+    require("drop_path", lambda rate: 0 <= rate <= 0.99, "from 0 to 0.99")
+    counts = "save_every keep reference_images teacher_image_size data_size decoder_width decoder_depth"
+    counts += " decoder_heads mask_unit projector_layers hidden_width projection_width outputs"
+    require(f"{counts} bottleneck_width local_size", lambda count: count >= 1, "1 or more")
+    from_0 = "workers evaluate_every maps_every local_views attention_weight"
+    require(from_0, lambda value: 0 <= value < math.inf, "0 or more")
+    require("momentum temperature_warmup frozen", lambda share: 0 <= share <= 1, "from 0 to 1")
+    require("attention_temperature contrast_temperature", lambda t: 0 < t < math.inf, "above 0")
+    require("teacher_temperature local_scale jitter", are_two, "two numbers above 0")
+    require("jitter", lambda scales: scales[0] <= scales[1], "the least and the largest scale")
+    known = {"detector": DETECTORS, "detector_sizes": DETECTOR_SIZES}
+    known |= {"on_corrupt": ON_CORRUPT, "tracker": TRACKERS}
+    for name, words in known.items():
+        if values.get(name) is not None:
+            require_known(name, values[name], words)
 
 
 class Part:
-    """Fields that some runs have. says: what they belong to, in a message; of_recipe: the fields of a recipe
-    that are of use to these runs only."""
+    """Fields that some runs have. says: what they belong to, in a message, which is the docstring; of_recipe:
+    the fields of a recipe that are of use to these runs only."""
 
     says: ClassVar[str]
     of_recipe: ClassVar[tuple[str, ...]] = ()
+
+    def __init_subclass__(cls):
+        cls.says = (cls.__doc__ or cls.__name__).removesuffix(".")
 
 
 # --- What is trained ---
@@ -72,9 +66,8 @@ class Part:
 
 @dataclass(frozen=True)
 class Labelled(Part):
-    """A model that learns from labels, and is evaluated on them."""
+    """Training with labels."""
 
-    says = "training with labels"
     of_recipe = ("task_weight",)
 
     #: the split that is evaluated at the end
@@ -85,9 +78,8 @@ class Labelled(Part):
 
 @dataclass(frozen=True)
 class Classify(Labelled):
-    """The classes of whole images."""
+    """Classifying whole images."""
 
-    says = "classifying whole images"
     of_recipe = ("label_smoothing", "mixup", "cutmix", "binary")
 
     #: epochs between pictures of where teacher and student look in six images; 0: none
@@ -96,9 +88,7 @@ class Classify(Labelled):
 
 @dataclass(frozen=True)
 class Detect(Labelled):
-    """Where things are: a detector on the model."""
-
-    says = "detection"
+    """Detection."""
 
     #: one of `DETECTORS`
     detector: str | None = None
@@ -110,9 +100,7 @@ class Detect(Labelled):
 
 @dataclass(frozen=True)
 class Masked(Part):
-    """The pixels of hidden patches, which makes a teacher."""
-
-    says = "the methods that hide patches"
+    """The methods that hide patches."""
 
     #: the share of the patches that are hidden
     mask_ratio: float = 0.75
@@ -120,9 +108,7 @@ class Masked(Part):
 
 @dataclass(frozen=True)
 class Mae(Masked):
-    """A masked auto-encoder."""
-
-    says = "masked auto-encoding"
+    """Masked auto-encoding."""
 
     #: width of the decoder's blocks
     decoder_width: int = 64
@@ -134,16 +120,12 @@ class Mae(Masked):
 
 @dataclass(frozen=True)
 class Dmae(Mae):
-    """A masked auto-encoder beside a teacher (`atfamily.distilled_mae`)."""
-
-    says = "distilled MAE"
+    """Distilled MAE (`atfamily.distilled_mae`)."""
 
 
 @dataclass(frozen=True)
 class AttnDistilled(Part):
-    """A teacher's class token, and where it looks (`atfamily.attndistill`)."""
-
-    says = "AttnDistill"
+    """AttnDistill (`atfamily.attndistill`)."""
 
     #: the factor on the loss of where it looks, beside that of the class token
     attention_weight: float = 0.1
@@ -155,16 +137,12 @@ class AttnDistilled(Part):
 
 @dataclass(frozen=True)
 class Taught(Part):
-    """A teacher's maps or features alone, which makes a student without a class head."""
-
-    says = "learning from a teacher alone"
+    """Learning from a teacher alone."""
 
 
 @dataclass(frozen=True)
 class Simmim(Masked):
     """SimMIM."""
-
-    says = "SimMIM"
 
     #: the share of the patches that are hidden
     mask_ratio: float = 0.6
@@ -174,9 +152,7 @@ class Simmim(Masked):
 
 @dataclass(frozen=True)
 class Contrast(Part):
-    """What two views of an image have in common, which makes a teacher (`atfamily.contrast`)."""
-
-    says = "learning by contrast"
+    """Learning by contrast (`atfamily.contrast`)."""
 
     #: width of the projector's, or the head's, inner layers
     hidden_width: int = 4096
@@ -187,8 +163,6 @@ class Contrast(Part):
 @dataclass(frozen=True)
 class Moco(Contrast):
     """MoCo-v3."""
-
-    says = "MoCo-v3"
 
     #: numbers by which images are told apart
     projection_width: int = 256
@@ -201,8 +175,6 @@ class Moco(Contrast):
 @dataclass(frozen=True)
 class Dino(Contrast):
     """DINO."""
-
-    says = "DINO"
 
     #: numbers that the head says of an image, which are compared
     outputs: int = 65536
@@ -229,9 +201,7 @@ class Dino(Contrast):
 
 @dataclass(frozen=True)
 class Reading(Part):
-    """What all data have."""
-
-    says = "data"
+    """Data."""
 
     #: a split, or several as "train+validation"
     training_split: str = "train"
@@ -241,16 +211,12 @@ class Reading(Part):
 
 @dataclass(frozen=True)
 class Generated(Reading):
-    """Images that a function makes (`atrun.data.generated`), taken as they are."""
-
-    says = "data that are generated"
+    """Data that are generated (`atrun.data.generated`)."""
 
 
 @dataclass(frozen=True)
 class Files(Reading):
-    """Images in files."""
-
-    says = "data that are read"
+    """Data that are read."""
 
     #: where the files of named data are
     data_path: str | None = None
@@ -258,9 +224,7 @@ class Files(Reading):
 
 @dataclass(frozen=True)
 class Rows(Files):
-    """An image and its label in each row, as `atrun.data.photos.open_photos` reads them."""
-
-    says = "data that are read in rows"
+    """Data that are read in rows (`atrun.data.photos.open_photos`)."""
 
     #: the column of images; None: one of the usual names
     image_column: str | None = None
@@ -277,12 +241,11 @@ class Rows(Files):
 
 @dataclass(frozen=True)
 class CocoFolder(Files):
-    """Images in a folder of COCO's form, with the objects in them."""
-
-    says = "data in COCO's form"
+    """Data in COCO's form."""
 
 
 TASKS: tuple[type, ...] = (Classify, Detect, Mae, Dmae, AttnDistilled, Taught, Moco, Dino, Simmim)
+READINGS: tuple[type, ...] = (Generated, Rows, CocoFolder)
 # what a method that makes a teacher trains
 _PRETEXTS: dict[Method, type] = {
     Method.MAE: Mae,
@@ -294,36 +257,23 @@ _PRETEXTS: dict[Method, type] = {
     Method.DINO: Dino,
     Method.SIMMIM: Simmim,
 }
-READINGS: tuple[type, ...] = (Generated, Rows, CocoFolder)
-
-
 PRETEXTS: tuple[type, ...] = (*_PRETEXTS.values(),)
 
 
 def kinds_of(method: Method, data: str) -> tuple[type, type]:
     """The parts of a run by this method on these data: what it trains, and how its images come. Raises
     `ValueError` where there is no such run."""
-    if data == COCO:
-        if method.pretrains:
-            raise ValueError(
-                f"{method} learns without objects, and data {COCO!r} are for a detector, which learns with"
-                " them: choose another method, or other data"
-            )
-        if method in (Method.FEATURES, Method.MEAN_MAPS) or method.reads_logits:
-            raise ValueError(
-                f"{method} is for classifying whole images, and data {COCO!r} are for a detector: choose"
-                " scratch, fine-tune, copy or distill, or other data"
-            )
-        return Detect, CocoFolder
-    return _PRETEXTS.get(method, Classify), (Generated if is_generated(data) else Rows)
+    if data != COCO:
+        return _PRETEXTS.get(method, Classify), (Generated if is_generated(data) else Rows)
+    if method not in (Method.SCRATCH, Method.FINE_TUNE, Method.COPY, Method.DISTILL):
+        raise ValueError(f"{method} trains no detector, as data {COCO!r} need: choose other data")
+    return Detect, CocoFolder
 
 
 def unfit(data: str, detector: str | None) -> ValueError:
     """The error of a detector that has no data to learn from, or the other way round."""
     return ValueError(
-        f"data {data!r} and detector {detector!r} do not go together: a detector (one of"
-        f" {', '.join(DETECTORS)}) learns from data {COCO!r}, and nothing else does; choose a recipe of"
-        " detection, such as vitdet-scratch-vit-base, with --data coco, or other data"
+        f"data {data!r}, detector {detector!r}: a detector, and nothing else, learns from {COCO!r}"
     )
 
 
@@ -342,10 +292,7 @@ def require_use(names: Iterable[str], method: Method, data: str) -> None:
         if name == "reference_images" and method is not Method.MEAN_MAPS:
             says = "the method mean-maps"
         if says is not None:
-            raise ValueError(
-                f"{name} would change nothing: it belongs to {says}, not to a run of method {method!r} on"
-                f" {data!r}; leave it out"
-            )
+            raise ValueError(f"{name} would change nothing of {method} on {data!r}: it belongs to {says}")
 
 
 def owner_of(name: str) -> type[Part] | None:

@@ -11,6 +11,7 @@ import time
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import get_type_hints
 
 import torch
 
@@ -48,19 +49,6 @@ class Record:
         return self.kind, self.method, self.seed, self.trial
 
 
-FIELDS = {
-    "experiment": str,
-    "method": str,
-    "seed": int,
-    "config": dict,
-    "results": dict,
-    "history": list,
-    "seconds": (int, float),
-    "peak_memory_mb": (int, float),
-    "about": dict,
-    "kind": str,
-    "trial": (int, type(None)),
-}
 ABOUT = ("python", "torch", "timm", "atlib", "device", "threads", "commit", "date")
 
 
@@ -117,21 +105,20 @@ def parsed(text: bytes, where: str) -> Record:
             raise ValueError(f"its schema is {schema}, this version of atlib reads {SCHEMA}")
         _check(values)
     except ValueError as error:
-        raise OSError(f"{where} is no valid record ({error}); the file was left as it is") from error
+        raise OSError(f"{where} is no valid record ({error})") from error
     return Record(**values)
 
 
 def _check(values: dict) -> None:
-    if set(values) != set(FIELDS):
-        missing, extra = sorted(set(FIELDS) - set(values)), sorted(set(values) - set(FIELDS))
-        raise ValueError(f"fields missing: {missing}, unknown: {extra}")
-    for name, kind in FIELDS.items():
+    kinds = get_type_hints(Record) | {"seconds": float | int, "peak_memory_mb": float | int}
+    if set(values) != set(kinds):
+        raise ValueError(f"fields missing or unknown: {sorted(set(values) ^ set(kinds))}")
+    for name, kind in kinds.items():
         if not isinstance(values[name], kind) or isinstance(values[name], bool):
             raise ValueError(f"{name} is {values[name]!r}, which has the wrong type")
     if values["kind"] not in KINDS:
         raise ValueError(f"kind is {values['kind']!r}, not one of {KINDS}")
-    missing = [name for name in ABOUT if name not in values["about"]]
-    if missing:
+    if missing := [name for name in ABOUT if name not in values["about"]]:
         raise ValueError(f"about lacks {missing}")
     for name, value in values["results"].items():
         if isinstance(value, float) and not math.isfinite(value):

@@ -7,10 +7,10 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -36,7 +36,6 @@ from atrun.build import (
     with_student,
 )
 from atrun.config import FREE, RunConfig, config_path, read_config, write_config
-from atrun.data.generated import is_generated
 from atrun.log import RunLog, require_tracker
 from atrun.method import Method
 from atrun.parts import Classify, Detect, Labelled
@@ -47,25 +46,13 @@ WEIGHTS = tuple(f"{name}.safetensors" for name in ("student", "teacher", "averag
 LEFT_BEHIND = ("checkpoints/step-*", "record.json", *WEIGHTS, "log.jsonl")  # by a run, besides its config
 
 
-class Ready(NamedTuple):
-    """What a run trains on, is tested on (None where there is nothing to test), and trains."""
-
-    images: Any
-    tested_on: Any | None
-    built: Built
-
-
 def check_folder(folder: Path) -> None:
     """Raise `ValueError` where a folder holds a run already, or what one has left, or where it cannot be made
     and written to. Nothing stays written."""
     if config_path(folder).exists():
         raise ValueError(f"{folder} holds a run already: `python -m atlib resume {folder}`, or another --out")
-    left = [path for pattern in LEFT_BEHIND for path in sorted(folder.glob(pattern))]
-    if left:
-        more = f" and {len(left) - 1} more" if len(left) > 1 else ""
-        raise ValueError(
-            f"{folder} holds {left[0].relative_to(folder)}{more} of a run without its config.json"
-        )
+    if left := [path for pattern in LEFT_BEHIND for path in sorted(folder.glob(pattern))]:
+        raise ValueError(f"{folder} holds {left[0].relative_to(folder)} of a run without its config.json")
     made = []  # what is not there is made, and taken away again
     try:
         for parent in (*reversed(folder.parents), folder):
@@ -97,19 +84,16 @@ def start(config: RunConfig, folder: Path, images=None, log: Callable[[dict], No
     images = training_images(config) if images is None else images
     config = config.on(len(images))
     ready = _make_ready(config, images, folder)
-    if is_main_process():
-        trained_on, task = config.reading.training_split, config.task
-        if isinstance(task, Labelled) and task.evaluation_split in trained_on.split("+"):
-            warnings.warn(
-                f"the run is evaluated on images that it trains on: its training split {trained_on!r} holds"
-                f" its evaluation split {task.evaluation_split!r}",
-                stacklevel=2,
-            )
+    if is_main_process() and isinstance(config.task, Labelled):
+        trained_on, tested_on = config.reading.training_split, config.task.evaluation_split
+        if tested_on in trained_on.split("+"):
+            says = f"training split {trained_on!r} holds evaluation split {tested_on!r}"
+            warnings.warn(f"the run is evaluated on images that it trains on: {says}", stacklevel=2)
     with _locked(folder):
         if is_main_process():
             check_folder(folder)  # meanwhile another run may have begun there
             write_config(folder, config)
-        return _carry_out(config, folder, ready, log)
+        return _carry_out(config, folder, images, *ready, log)
 
 
 def resume(
@@ -129,19 +113,19 @@ def resume(
     changed.
     """
     require_together()
-    config = read_config(folder, trust_data)
+    before = config = read_config(folder, trust_data)
     if on_corrupt is not None:
-        if is_generated(config.data):
-            raise ValueError(f"--on-corrupt would change nothing: the images of {config.data} are generated")
         config.require_use(["on_corrupt"])
-        before, config = config, config.changed(on_corrupt=on_corrupt)
+        config = config.changed(on_corrupt=on_corrupt)
     if is_finished(folder, config):
         return read_record(record_path(folder))
-    ready = _make_ready(config, training_images(config), folder)
+    images = training_images(config)
+    ready = _make_ready(config, images, folder)
     with _locked(folder):
-        if on_corrupt is not None and config != before and is_main_process():
+        if config != before and is_main_process():
             write_config(folder, config)
-        return _carry_out(config, folder, ready, log, ("processes",) if allow_other_processes else ())
+        may_differ = ("processes",) if allow_other_processes else ()
+        return _carry_out(config, folder, images, *ready, log, may_differ)
 
 
 def is_finished(folder: Path, config: RunConfig) -> bool:
@@ -157,19 +141,18 @@ def is_finished(folder: Path, config: RunConfig) -> bool:
 
 def missing_results(folder: Path, config: RunConfig) -> list[Path]:
     """The files of weights that a finished run has, and that are not there as a whole."""
+
+    def is_whole(path: Path) -> bool:
+        try:
+            read_header(path)
+        except OSError:  # missing, or cut off
+            return False
+        return True
+
     averaged = [] if config.recipe.ema is None else [averaged_path(folder)]
     detector = [detector_path(folder)] if isinstance(config.task, Detect) else []
     paths = result_path(folder, config.method), *averaged, *detector
-    return [path for path in paths if not _is_whole(path)]
-
-
-def _is_whole(path: Path) -> bool:
-    """Whether a file of weights is there, and not cut off."""
-    try:
-        read_header(path)
-    except OSError:
-        return False
-    return True
+    return [path for path in paths if not is_whole(path)]
 
 
 def record_path(folder: Path) -> Path:
@@ -199,13 +182,11 @@ def weights_of(run_or_file: Path, averaged: bool = False) -> Path:
     is not there, and for a folder without a run."""
     if not run_or_file.exists():
         raise FileNotFoundError(f"{run_or_file} does not exist: name a run's folder or a file of weights")
-    if run_or_file.is_file():
-        if averaged:
-            raise ValueError(f"--averaged is for a run's folder, {run_or_file} is a file")
+    config = None if run_or_file.is_file() else read_config(run_or_file, trust_data=True)  # data stay closed
+    if averaged and (config is None or config.recipe.ema is None):
+        raise ValueError(f"--averaged: {run_or_file} has no averaged weights; a run with ema has")
+    if config is None:
         return run_or_file
-    config = read_config(run_or_file, trust_data=True)  # its data are not opened
-    if averaged and config.recipe.ema is None:
-        raise ValueError(f"the run in {run_or_file} has no averaged weights: its recipe has no ema")
     if averaged:
         return averaged_path(run_or_file)
     if isinstance(config.task, Detect):
@@ -229,74 +210,58 @@ def load_result(path: Path) -> nn.Module:
     return (load_bundle(path) if "needs_teacher" in header else load_vit(path)).eval()
 
 
-def _make_ready(config: RunConfig, images, folder: Path) -> Ready:
-    """Open and build all, and find out now, not hours later, that training lacks the evaluation's classes."""
+def _make_ready(config: RunConfig, images, folder: Path) -> tuple[Any | None, Built]:
+    """What the run is tested on (None: nothing) and what it trains: find out now, not hours later, that
+    training lacks the evaluation's classes."""
     tested_on = held_out(config) if isinstance(config.task, Labelled) else None
     if config.method.reads_logits and tuple(read_header(config.teacher)["classes"]) != tuple(images.classes):
         raise ValueError(f"{config.teacher} was trained on other classes than {config.data} has")
     built = build(config, outputs_for(config, images), getattr(images, "normalisation", None), folder)
-    if built.teacher_view is not None and is_main_process():
-        print(f"python -m atlib: {built.teacher_view}", file=sys.stderr)
-    if isinstance(config.task, Detect):
-        if tested_on.classes != images.classes:
-            raise ValueError(
-                f"{config.data} {config.task.evaluation_split} has categories {tested_on.classes}, and"
-                f" {config.reading.training_split} has {images.classes}"
-            )
-        return Ready(images, tested_on, built)
-    outputs = built.student.overrides["num_classes"]
+    says = [] if built.teacher_view is None else [built.teacher_view]
     if tested_on is not None:
-        _check_classes(config, images, tested_on)
-    if tested_on is not None and tested_on.targets.max() >= outputs:
-        raise ValueError(
-            f"{config.data} {config.task.evaluation_split} has label {tested_on.targets.max().item()}, the"
-            f" model {outputs} classes: choose another evaluation_split, or set model.num_classes"
-        )
-    if tested_on is not None and is_main_process():
-        both = config.reading.training_split, config.task.evaluation_split
-        said = f"{len(images)} images to train on ({both[0]}), {len(tested_on)} to evaluate on ({both[1]})"
-        print(f"python -m atlib: {said}", file=sys.stderr)
-    return Ready(images, tested_on, built)
+        _check_classes(config, images, tested_on, built.student.overrides["num_classes"])
+        counts = f"{len(images)} images to train on ({config.reading.training_split})"
+        says.append(f"{counts}, {len(tested_on)} to evaluate on ({config.task.evaluation_split})")
+    for line in says if is_main_process() else ():
+        print(f"python -m atlib: {line}", file=sys.stderr)
+    return tested_on, built
 
 
-def _check_classes(config: RunConfig, images, tested_on) -> None:
-    """Raise `ValueError` for classes that the evaluation has and the training images lack: none of them could
-    be learned. A part of the images, chosen by the seed, may lack some."""
-    trained_on, tested = config.reading.training_split, config.task.evaluation_split
-    what = f"{config.data} {tested}"
-    if images.classes and tested_on.classes and tuple(images.classes) != tuple(tested_on.classes):
-        unknown = sorted(set(tested_on.classes) - set(images.classes))
-        named = (
-            f"classes that {trained_on} lacks, {unknown[:5]}" if unknown else "the classes in another order"
-        )
-        raise ValueError(
-            f"{what} has {named}: {len(tested_on.classes)} there and {len(images.classes)} in {trained_on}"
-        )
+def _check_classes(config: RunConfig, images, tested_on, outputs: int) -> None:
+    """Raise `ValueError` for classes that the evaluation has and the training images or the model lack: none
+    of them could be learned. A part of the images, chosen by the seed, may lack some."""
+    trained_on, what = config.reading.training_split, f"{config.data} {config.task.evaluation_split}"
+    classes = tuple(images.classes), tuple(tested_on.classes)
+    if all(classes) and classes[0] != classes[1]:
+        unknown = sorted(set(classes[1]) ^ set(classes[0]))[:5]
+        raise ValueError(f"{what} has other classes than {trained_on}: {unknown or 'in another order'}")
+    if isinstance(config.task, Detect):
+        return
+    if (label := tested_on.targets.max().item()) >= outputs:
+        raise ValueError(f"{what} has label {label}, the model {outputs} classes: set model.num_classes")
     labels = getattr(images, "targets", None)
     if labels is None or config.reading.data_size is not None or labels.ndim != 1:
         return
     if lacking := sorted(set(tested_on.targets.tolist()) - set(labels.tolist())):
         names = [images.classes[label] if images.classes else label for label in lacking[:5]]
         count = torch.isin(tested_on.targets, torch.tensor(lacking)).sum().item()
-        raise ValueError(
-            f"{what} has {count} images of {len(lacking)} classes without an image in {trained_on}, such as"
-            f" {names}: they cannot be learned"
-        )
+        raise ValueError(f"{what} has {count} images of classes without an image in {trained_on}: {names}")
 
 
 def _carry_out(
     config: RunConfig,
     folder: Path,
-    ready: Ready,
+    images,
+    tested_on,
+    built: Built,
     also: Callable[[dict], None] | None,
     may_differ: tuple[str, ...] = (),
 ) -> Record | None:
     """Train, keep the result, write the record. The record of the first process; the others have none.
     may_differ: from what the run was started with."""
-    images, tested_on, built = ready
     averaged = copy.deepcopy(student_of(built.model)) if config.recipe.ema is not None else None
     same, detects = config.fingerprint(), isinstance(config.task, Detect)
-    tested = tested_as(config, tested_on)
+    prepared = prepared_as(config, images) | tested_as(config, tested_on)
     split, evaluate_every = "none", 0
     if isinstance(config.task, Labelled):
         split, evaluate_every = config.task.evaluation_split, config.task.evaluate_every
@@ -311,11 +276,10 @@ def _carry_out(
 
             if is_file(weights):
                 same[f"{name}'s sha256"] = digest(Path(weights))
-    checkpoints = folder / "checkpoints"
     best = f"{split}_{'box_AP' if detects else 'accuracy'}"
     # what checkpoints of before had in place of a tracker's name, and of what teachers see
     free = (*FREE, "tensorboard", "what the teacher sees", *may_differ)
-    keeper = CheckpointManager(checkpoints, config.save_every, config.keep, same, best, free)
+    keeper = CheckpointManager(folder / "checkpoints", config.save_every, config.keep, same, best, free)
 
     def metrics(model: nn.Module) -> dict:
         if detects:
@@ -325,7 +289,12 @@ def _carry_out(
         fewer = {f"{split}_images": measured.count} if measured.count < len(tested_on) else {}
         return {f"{split}_accuracy": measured.accuracy, f"{split}_loss": measured.loss, **fewer}
 
-    with _log_of(config, folder, keeper, also) as log:
+    log = None
+    if is_main_process():
+        newest = keeper.latest()
+        after = 0 if newest is None else int(newest.name.removeprefix("step-"))
+        log = RunLog(folder, after, config.tracker, also)
+    with nullcontext() if log is None else closing(log):
         history = train(
             built.model,
             images,
@@ -341,20 +310,14 @@ def _carry_out(
             workers=config.workers,
             average_into=averaged,
         )
-        if log is None:
-            return None
-        seconds = log.seconds
-    averaged = averaged and built._replace(model=with_student(built.model, averaged))
-    prepared = prepared_as(config, images) | tested
-    if detects:
-        _save_detectors(folder, config, built, averaged, images.classes, prepared)
-    else:
-        _save(result_path(folder, config.method), config, built, prepared)
-        if averaged is not None:
-            _save(averaged_path(folder), config, averaged, prepared)
+    if log is None:
+        return None
+    if averaged is not None:
+        averaged = with_student(built.model, averaged)
+    _save(folder, config, built, averaged, images, prepared)
     no_results = ("epoch", "step", "lr", "corrupt_indices")
     results = {name: value for name, value in history[-1].items() if name not in no_results}
-    cost = round(seconds, 2), round(peak_memory_mb(), 1)
+    cost = round(log.seconds, 2), round(peak_memory_mb(), 1)
     on = about("cuda" if torch.cuda.is_available() else "cpu")
     run = str(config.method), config.seed, config.describe()
     record = Record("train", *run, results, history, *cost, on)
@@ -401,20 +364,6 @@ def _maps_drawer(
 
 
 @contextmanager
-def _log_of(
-    config: RunConfig, folder: Path, keeper: CheckpointManager, also: Callable[[dict], None] | None
-) -> Iterator[RunLog | None]:
-    """The run's log, of the first process only."""
-    if not is_main_process():
-        yield None
-        return
-    newest = keeper.latest()
-    after = 0 if newest is None else int(newest.name.removeprefix("step-"))
-    with closing(RunLog(folder, after, config.tracker, also)) as log:
-        yield log
-
-
-@contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """Within it no other run writes in this folder, and what a killed one has half written is gone. Only the
     first process asks. Raises `ValueError` where another has it."""
@@ -436,37 +385,14 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def _save_detectors(
-    folder: Path,
-    config: RunConfig,
-    built: Built,
-    averaged: Built | None,
-    classes: Sequence[str],
-    prepared: Mapping[str, Any],
-) -> None:
-    """Keep the ViT (after Copy with its teacher), which other runs can start from and learn from, and the
-    whole detector."""
-    from atfamily.detection.files import save_detector
-
-    vit = built.model.backbone.vit
-    if config.method is Method.COPY:
-        save_bundle(result_path(folder, config.method), vit, built.student, built.teacher, prepared)
-    else:
-        save_vit(result_path(folder, config.method), student_of(vit), built.student, prepared)
-    described = config.task.detector, classes, built.student, built.teacher
-    save_detector(detector_path(folder), built.model, *described)
-    if averaged is not None:
-        save_detector(averaged_path(folder), averaged.model, *described)
-
-
 def prepared_as(config: RunConfig, images) -> dict[str, Any]:
     """What a file says beside the weights: how images are prepared and normalised for them, so that an
     evaluation elsewhere sees the same, and, of a classifier, the names of its classes."""
-    own = getattr(images, "normalisation", None)
-    said = {} if isinstance(config.task, Detect) else {"augmentation": config.describe().get("augmentation")}
+    normalisation = getattr(images, "normalisation", None)
+    says = {} if isinstance(config.task, Detect) else {"augmentation": config.describe().get("augmentation")}
     if isinstance(config.task, Classify):
-        said["classes"] = list(images.classes)
-    return said | {"normalisation": None if own is None else own.describe()}
+        says["classes"] = list(images.classes)
+    return says | {"normalisation": None if normalisation is None else normalisation.describe()}
 
 
 def tested_as(config: RunConfig, images) -> dict[str, Any]:
@@ -479,13 +405,36 @@ def tested_as(config: RunConfig, images) -> dict[str, Any]:
     return {"tested_on": {"split": config.task.evaluation_split, "images": len(images), "labels": labels}}
 
 
-def _save(path: Path, config: RunConfig, built: Built, prepared: Mapping[str, Any]) -> None:
-    """Keep a model, with what `prepared_as` says."""
-    result = result_of(config, built.model)
-    match config.method:
-        case Method.COPY:
-            save_bundle(path, result, built.student, built.teacher, prepared)
-        case Method.MEAN_MAPS:
-            save_stored_maps(path, result, built.student, prepared)
-        case _:
-            save_vit(path, result, built.student, prepared)
+def _save(
+    folder: Path,
+    config: RunConfig,
+    built: Built,
+    averaged: nn.Module | None,
+    images,
+    prepared: Mapping[str, Any],
+) -> None:
+    """Keep the trained model and its average; of a detector the ViT, which other runs can start from and
+    learn from, and the whole."""
+
+    def save(path: Path, model: nn.Module) -> None:
+        if config.method is Method.COPY:
+            save_bundle(path, model, built.student, built.teacher, prepared)
+        elif config.method is Method.MEAN_MAPS:
+            save_stored_maps(path, model, built.student, prepared)
+        else:
+            save_vit(path, model, built.student, prepared)
+
+    path = result_path(folder, config.method)
+    if isinstance(config.task, Detect):
+        from atfamily.detection.files import save_detector
+
+        vit = built.model.backbone.vit
+        save(path, vit if config.method is Method.COPY else student_of(vit))
+        described = config.task.detector, images.classes, built.student, built.teacher
+        save_detector(detector_path(folder), built.model, *described)
+        if averaged is not None:
+            save_detector(averaged_path(folder), averaged, *described)
+        return
+    save(path, result_of(config, built.model))
+    if averaged is not None:
+        save(averaged_path(folder), result_of(config, averaged))

@@ -20,10 +20,7 @@ if TYPE_CHECKING:
     from atrun.teachers.build import Teacher
 
 UNTRAINED = "untrained"  # in place of a teacher's name or file
-NOTHING_TO_TUNE = (
-    f"fine-tune with --teacher {UNTRAINED} is training from scratch: choose the recipe scratch, or one of"
-    " scratch such as mae-scratch-vit-large"
-)
+NOTHING_TO_TUNE = f"fine-tune with --teacher {UNTRAINED} is training from scratch: choose the recipe scratch"
 
 
 def check_untrained(config: "RunConfig") -> None:
@@ -31,16 +28,10 @@ def check_untrained(config: "RunConfig") -> None:
     if config.method is Method.FINE_TUNE:
         raise ValueError(NOTHING_TO_TUNE)
     if config.method.pretrains:  # both files would be the folder's teacher.safetensors
-        raise ValueError(
-            f"{config.method} with --teacher {UNTRAINED}: the run's folder keeps what it makes where it would"
-            " keep an untrained teacher; write one with `atlib.checkpoint.save_vit`, and name that file"
-        )
+        raise ValueError(f"{config.method} makes a teacher: it cannot have --teacher {UNTRAINED}")
     for name in ("teacher_heads", "teacher_architecture"):
         if getattr(config, name) is not None:
-            raise ValueError(
-                f"{name}={getattr(config, name)!r}: an untrained teacher has the student's architecture;"
-                " leave it out"
-            )
+            raise ValueError(f"{name}={getattr(config, name)!r}: untrained, it is built like the student")
 
 
 def stored_path(folder: Path) -> Path:
@@ -56,19 +47,13 @@ def untrained_teacher(config: "RunConfig", folder: Path | None = None) -> "Teach
     from atrun.teachers.build import Teacher
     from atrun.teachers.load import load_teacher
 
-    student = config.architecture(0)
-    architecture = Architecture(
-        student.name,
-        {name: value for name, value in student.overrides.items() if name != "drop_path_rate"}
-        | {"num_classes": 0},
-    )
+    name, overrides = config.architecture(0)
+    overrides = {key: value for key, value in overrides.items() if key != "drop_path_rate"}
+    architecture = Architecture(name, overrides | {"num_classes": 0})
     if folder is not None and stored_path(folder).exists():
         stored = load_teacher(stored_path(folder), quiet=True)
         if stored.architecture != architecture:
-            raise OSError(
-                f"{stored_path(folder)} holds {stored.architecture}, and this run's untrained teacher is"
-                f" {architecture}: put the file back that the run wrote, or delete it and resume"
-            )
+            raise OSError(f"{stored_path(folder)} holds {stored.architecture}, this run has {architecture}")
         return stored
     torch.manual_seed(seed_for(config.seed, "untrained"))
     vit = architecture.build().eval()

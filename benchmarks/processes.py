@@ -28,7 +28,7 @@ from atlib.loading import steps_per_epoch
 from atlib.recipe import Recipe
 from atlib.train import train
 from atrun.data.catalogue import CATALOGUE
-from atrun.estimate_text import PAPER_EPOCHS, PAPER_GPU_HOURS
+from atrun.estimate import PAPER_EPOCHS, PAPER_GPU_HOURS
 from atrun.recipes import published
 
 GPUS = (8, 16, 32, 64)

@@ -9,8 +9,7 @@ from atlib.checkpoint import load_vit
 from atlib.vit import Architecture, create_classifier, create_vit
 from atrun import __main__ as command
 from atrun.configure import configure
-from atrun.estimate import estimate
-from atrun.estimate_text import _model
+from atrun.estimate import estimate, model_lines
 from tests.helpers import ROOT, same
 from tests.stopped_runs import few_held_out as few_held_out  # a fixture
 
@@ -58,30 +57,6 @@ def test_a_dry_run_counts_what_it_can():
     config = configure("find-scratch", WORLD, changes={"model": "resnet18", "batch_size": "8", "steps": "2"})
     expected = estimate(config, 32, 8, limit=1.0)
     assert expected.flops is None and expected.seconds > 0
-    (line,) = _model(expected)
+    (line,) = model_lines(expected)
     weights = sum(weight.numel() for weight in timm.create_model("resnet18", num_classes=8).parameters())
     assert line == f"resnet18: {weights:,} parameters, a ResNet, which has no maps"
-
-
-@pytest.mark.parametrize("recipe", ["find-copy", "find-distill", "copy", "distill"])
-def test_it_learns_no_maps(recipe, tmp_path, capsys):
-    asked = [
-        "train",
-        "--recipe",
-        recipe,
-        "--model",
-        "resnet18",
-        "--data",
-        WORLD,
-        "--out",
-        str(tmp_path / "o"),
-    ]
-    asked += ["--teacher", "vit_tiny_patch16_224.augreg_in21k", *SHORT]
-    assert command.main(asked) != 0
-    said = " ".join(capsys.readouterr().err.split())
-    assert "'resnet18' is a ResNet" in said and "Traceback" not in said
-
-
-def test_it_has_no_maps_to_draw():
-    with pytest.raises(ValueError, match="maps_every=1"):
-        configure("find-scratch", WORLD, changes={"model": "resnet18", "maps_every": "1"})

@@ -121,7 +121,7 @@ def test_runs_on_other_images_are_refused(runs, tmp_path, capsys):
     assert code == 2 and "different images" in wrong and "marked_glyphs, test" in wrong
     for changes, named in (
         ({"evaluation_split": "validation"}, "--split"),
-        ({"method": "mae"}, "masked auto-encoding"),
+        ({"method": "mae"}, "auto-encoding"),
     ):
         other = tmp_path / str(len([*tmp_path.iterdir()]))
         other.mkdir()
@@ -335,7 +335,7 @@ def test_what_else_is_said_replaces_what_the_file_says(runs, tmp_path):
 @pytest.mark.parametrize(
     "more, named",
     [
-        (["--data", "cifar10"], "start a run with --recipe"),
+        (["--data", "cifar10"], "--recipe"),
         (["--lrr", "1"], "--lrr"),
         (["--teacher", "nothing.safetensors"], "nothing.safetensors"),
         (["--teacher", "vit_small_patch16_224.dino"], "depth: teacher 12, student 4"),

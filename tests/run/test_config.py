@@ -152,97 +152,9 @@ def test_changes_in_epochs_reach_the_steps():
     assert (mae.steps, mae.lr, mae.warmup) == (6, 2.5e-4, 0.1), "also where the recipe is in steps"
 
 
-@pytest.mark.parametrize(
-    "given, named",
-    [
-        (asked("find-scrach"), "'find-scrach'.*'find-scratch'"),
-        (asked("find-scratch", "stepz=3"), "--stepz.*--steps"),
-        (asked("find-scratch", "recipe.stepz=3"), "--recipe.stepz"),
-        (asked("find-scratch", "plans.what=q"), "--plans.what.*--plan.what"),
-        (asked("find-scratch", "plan.what=q"), "plan.what: .*'scratch'"),
-        (asked("find-scratch", "epoch=3"), "--epoch.*--epochs"),
-        (asked("find-scratch", "published.epochs=3"), "--published.epochs"),
-        (asked("find-scratch", "epochs=3", "steps=9"), "steps and epochs"),
-        (asked("find-scratch", "epochs=3"), "warmup_epochs=6.25"),
-        (asked("find-scratch", "steps=1.5"), "--steps 1.5: it must be int"),
-        (asked("find-scratch", "steps=0"), "steps=0"),
-        (asked("find-scratch", "betas=[2,3]"), "betas=.2.0, 3.0"),
-        (asked("find-scratch", "lr=Infinity"), "--lr Infinity"),
-        (asked("find-scratch", "optimizer=adamv"), "optimizer 'adamv'"),
-        (asked("find-scratch", "recipe_name=copy-vit-large"), "--recipe_name"),
-        (asked("find-scratch", "data=/tmp"), "--data"),
-        (asked("find-copy", "teacher=here", teacher=__file__), "--teacher"),
-        (asked("find-scratch", "seed=3"), "--seed"),
-        (asked("find-scratch", "tracker=paper"), "tracker"),
-        (asked("find-scratch", seed=2**32), "seed=4294967296"),
-        (asked("find-scratch", seed=10**23), f"seed={10**23}"),
-        (asked("find-scratch", "model.depth=0"), "'glyphs'.*model.depth"),
-        (asked("find-scratch", "model.init_values=NaN"), "init_values': 'NaN'"),
-        (
-            asked("mae-scratch-vit-base", "augmentation.mean=[0, 0, Infinity]", data="imagenet-1k"),
-            "--augmentation.mean .*Infinity",
-        ),
-        (asked("mae", "model=glyphs", "mask_ratio=2"), "mask_ratio=2.0 .* -16 of 16"),
-        (asked("mae", "model=glyphs", "mask_ratio=0.99"), "mask_ratio=0.99 .* 0 of 16"),
-        (asked("mae", "decoder_width=10"), "decoder_width=10 .*decoder_heads=4"),
-        (asked("mae", "decoder_width=32", "decoder_heads=3"), "decoder_width=32 .*decoder_heads=3"),
-        (asked("mae", "decoder_depth=0"), "decoder_depth=0"),
-        (asked("find-scratch", "save_every=0"), "save_every=0"),
-        (asked("find-scratch", "workers=-1"), "workers=-1"),
-        (asked("find-scratch", "drop_path=1"), "drop_path=1.0"),
-        (asked("mae-scratch-vit-base", "on_corrupt=ignore", data="imagenet-1k"), "on_corrupt 'ignore'"),
-        (asked("find-scratch", "method=copying"), "'copying'"),
-        (asked("find-scratch", "method=copy"), "copy .*teacher"),
-        (asked("find-scratch", "model.deepth=3"), "'glyphs'.*deepth"),
-        (asked("find-scratch", "model.depth=-1"), "'depth': -1"),
-        (asked("find-copy", "plan.layers=[[0,[1]]]", teacher=__file__), "--plan.layers "),
-        (asked("find-copy", "plan.layers=[[[0],1]]", teacher=__file__), "--plan.layers "),
-        (asked("find-copy"), "copy .*teacher"),
-        (
-            asked("find-copy", teacher="vit_tinny_patch16_224"),
-            "'vit_tinny_patch16_224'.* vit_tiny_patch16_224",
-        ),
-        (asked("find-copy", "plan.layers=[7]", teacher=__file__), "layer 7, .* 4"),
-        (asked("find-copy", "plan.how=distill", teacher=__file__), "'copy'.*'distill'"),
-        (asked("find-scratch", teacher=__file__), f"scratch .*{__file__}"),
-        (asked("find-scratch", data="cifar-10"), "'cifar-10'.*'cifar10'"),
-        (asked("find-scratch", data="atbook.worlds:glyph"), "'atbook.worlds:glyph'.*'glyph'"),
-        (asked("find-scratch", data="no_such.package:images"), "no_such"),
-    ],
-)
-def test_what_is_wrong_is_named_before_data_or_weights_are_touched(given, named, no_network):
-    with pytest.raises(ValueError, match=named):
-        configure(**given)
-
-
-@pytest.mark.parametrize(
-    "given, belongs_to",
-    [
-        (asked("find-distill", "mask_ratio=0.5", teacher=__file__), "hide patches"),
-        (asked("find-scratch", "decoder_heads=2"), "masked auto-encoding"),
-        (asked("find-scratch", "streaming=true"), "data that are read"),
-        (asked("find-scratch", "data_path=/somewhere"), "data that are read"),
-        (asked("find-copy", "transfer_weight=1", teacher=__file__), "Distill"),
-        (asked("find-scratch", "transfer_weight=1"), "Distill"),
-        (asked("find-scratch", "teacher_heads=2"), "a teacher"),
-        (asked("mae", "evaluate_every=1"), "training with labels"),
-        (asked("mae", "task_weight=1"), "training with labels"),
-        (asked("mae", "label_smoothing=0.1"), "classifying whole images"),
-        (asked("find-scratch", "jitter=[0.5, 2.0]"), "detection"),
-        (asked("find-scratch", "on_corrupt=skip"), "data that are read"),
-        (asked("vitdet-scratch-vit-base", "image_column=x", data="coco"), "data that are read in rows"),
-        (asked("vitdet-scratch-vit-base", "mixup=0.8", data="coco"), "classifying whole images"),
-    ],
-)
-def test_a_setting_that_would_change_nothing_is_refused(given, belongs_to):
-    (name,) = given["changes"]
-    with pytest.raises(ValueError, match=f"^{name} .*{belongs_to}"):
-        configure(**given)
-
-
 def test_a_run_has_the_parts_of_its_method_and_data():
     for task, reading in ((Mae(), Generated()), (Classify(), Rows())):
-        with pytest.raises(ValueError, match="'scratch' .*Classify and Generated"):
+        with pytest.raises(ValueError, match="Classify.*Generated"):
             replace(GLYPHS, task=task, reading=reading)
     with pytest.raises(ValueError, match="'scratch' .* no mask_ratio"):
         GLYPHS.changed(mask_ratio=0.5)
@@ -258,13 +170,6 @@ def test_settings_where_they_have_a_use():
     assert configure(**asked("distill-vit-large", *changes, data="imagenet-1k")).reading.streaming
 
 
-def test_files_that_are_not_there():
-    with pytest.raises(FileNotFoundError, match="nowhere.safetensors"):
-        configure(**asked("find-copy", teacher="nowhere.safetensors"))
-    with pytest.raises(FileNotFoundError, match="nowhere/x.parquet"):
-        configure(**asked("find-scratch", data="nowhere/x.parquet"))
-
-
 def test_paths_are_kept_in_full_for_another_working_folder(tmp_path, monkeypatch):
     (tmp_path / "images").mkdir()
     (tmp_path / "teacher.pth").touch()
@@ -275,7 +180,7 @@ def test_paths_are_kept_in_full_for_another_working_folder(tmp_path, monkeypatch
 
 
 def test_what_must_not_change_when_a_run_goes_on():
-    free = {"workers": 3, "save_every": 7, "keep": 9, "tracker": "tensorboard"}
+    free = {"workers": 3, "save_every": 7, "keep": 9, "tracker": "mlflow"}
     fixed = {"seed": 1, "recipe": Recipe(lr=1.0), "drop_path": 0.1, "data_size": 5}
     for name, value in (free | fixed).items():
         changed = GLYPHS.changed(**{name: value})
@@ -304,7 +209,7 @@ def test_a_config_with_the_names_of_an_earlier_version_says_so(tmp_path):
     described = GLYPHS.describe()
     described |= {"heads": None, "head_sizes": None}
     (tmp_path / "config.json").write_text(json.dumps(described))
-    with pytest.raises(OSError, match=r"config.json .* heads and head_sizes, .* detector_sizes"):
+    with pytest.raises(OSError, match=r"config.json .* heads, head_sizes"):
         read_config(tmp_path)
 
 

@@ -25,8 +25,7 @@ from atrun import parts, runner
 from atrun.config import read_config
 from atrun.configure import configure
 from atrun.data.coco import CocoObjects
-from atrun.estimate import estimate, flops_of_detector
-from atrun.estimate_text import as_text
+from atrun.estimate import as_text, estimate, flops_of_detector
 from atrun.recipes import published
 from atrun.record import read_record
 from atrun.untrained import UNTRAINED
@@ -184,34 +183,6 @@ def broken(coco, folder, change):
     return folder
 
 
-def set_category(read):
-    read["annotations"][3]["category_id"] = 77
-
-
-def set_image(read):
-    read["annotations"][4]["image_id"] = 1234
-
-
-def add_image(read):
-    read["images"].append(read["images"][0] | {"id": 55, "file_name": "not-there.png"})
-
-
-@pytest.mark.parametrize(
-    "change, names",
-    [
-        (set_category, "instances_train2017.json.*ids 4.*categories"),
-        (set_image, "instances_train2017.json.*ids 5"),
-        (add_image, "train2017.*not-there.png"),
-        (lambda read: read.pop("categories"), "instances_train2017.json.*'categories'"),
-    ],
-)
-def test_broken_annotations_are_named_and_nothing_is_written(coco, tmp_path, capsys, change, names):
-    folder = broken(coco, tmp_path / "coco", change)
-    assert command.main(asked(folder, tmp_path / "run")) == 2
-    assert_said(names, capsys)
-    assert not (tmp_path / "run").exists()
-
-
 def assert_said(pattern, capsys):
     said = " ".join(capsys.readouterr().err.split())
     assert re.search(pattern, said), said
@@ -236,43 +207,6 @@ def test_what_is_missing_is_named(coco, tmp_path, capsys):
     assert command.main(asked(fewer, tmp_path / "run")) == 2
     assert_said("'bird'", capsys)
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize(
-    "settings, names",
-    [
-        ({"mixup": 0.8}, "mixup"),
-        ({"cutmix": 1.0}, "cutmix"),
-        ({"label_smoothing": 0.1}, "label_smoothing"),
-        ({"binary": "true"}, "binary"),
-        ({"label_column": "label"}, "label_column"),
-        ({"streaming": "true"}, "streaming"),
-        ({"on_corrupt": "skip"}, "on_corrupt"),
-        ({"augmentation.flip": 0}, "augmentation"),
-        ({"method": "mae"}, "mae"),
-        ({"detector": "mask-rcn"}, "'mask-rcnn'"),
-        ({"detector_sizes": "tiny"}, "'tiny'.*'small'"),
-        ({"jitter": "[2.0, 0.1]"}, "jitter"),
-        ({"detector": "null"}, "coco.*None"),
-        ({"milestones": "[1.5]"}, "milestones"),
-        ({"decoder_width": 8}, "decoder_width"),
-    ],
-)
-def test_settings_that_make_no_sense_are_refused_by_name(coco, settings, names):
-    changes = SETTINGS | {"data_path": coco} | settings
-    with pytest.raises(ValueError, match=names):
-        configure("vitdet-scratch-vit-base", "coco", changes={name: str(x) for name, x in changes.items()})
-
-
-def test_other_recipes_and_other_data_do_not_detect(tmp_path):
-    with pytest.raises(ValueError, match="'coco'.*vitdet-scratch-vit-base"):
-        configure("mae-scratch-vit-base", "coco")
-    with pytest.raises(ValueError, match="'cifar10'.*'mask-rcnn'"):
-        configure("vitdet-scratch-vit-base", "cifar10")
-    with pytest.raises(ValueError, match="jitter"):
-        configure("find-scratch", "atbook.worlds:marked_glyphs", changes={"jitter": "[0.1, 2.0]"})
-    with pytest.raises(ValueError, match="teacher"):
-        configure("vitdet-fine-tune-vit-base", "coco")
 
 
 def test_names_are_those_of_the_detectors():

@@ -5,18 +5,18 @@ from dataclasses import replace
 import pytest
 import torch
 
+from atfamily.measures.accounting import Memory
 from atlib.loading import ShardSpec
 from atlib.plan import Plan
 from atlib.recipe import Recipe
 from atlib.vit import Architecture
 from atrun import __main__ as command
-from atrun import estimate as dry_run
 from atrun import estimate as measure_steps
 from atrun.config import RunConfig
 from atrun.configure import configure
 from atrun.estimate import (
     RandomImages,
-    Timing,
+    as_text,
     estimate,
     flops_of,
     memory_of,
@@ -25,7 +25,6 @@ from atrun.estimate import (
     state_per_weight,
     time_steps,
 )
-from atrun.estimate_text import as_text
 
 GLYPHS = RunConfig.of(
     recipe_name="mine",
@@ -68,15 +67,13 @@ def test_moments_of_the_schedule():
     assert 1e-3 < found["last step"][2] < 1.01e-3
 
 
-def test_a_minimum_above_the_peak_is_said():
-    config = replace(GLYPHS, recipe=replace(GLYPHS.recipe, lr=1e-3, min_lr=2e-3))
-    skeleton = config.skeleton(8)
-    groups = parameter_groups(skeleton, config)
-    found = dry_run.Estimate(
-        config, 320, skeleton, groups, moments(config, groups), None, memory_of(config, 8), None, None
+def test_what_is_not_known_is_said():
+    skeleton = GLYPHS.skeleton(8)
+    groups = parameter_groups(skeleton, GLYPHS)
+    found = measure_steps.Estimate(
+        GLYPHS, 320, skeleton, groups, moments(GLYPHS, groups), None, memory_of(GLYPHS, 8), None, None
     )
     text = as_text(found, ("An oddity.",))
-    assert "min_lr 0.002 is above lr 0.001" in text
     assert "not estimated: no step fits" in text and "FLOPs are not counted" in text
     assert "100 steps of 32 images: 10 an epoch, 10 epochs" in text
     assert "\noddities of the published recipe\n    An oddity.\n" in text and "changed against" not in text
@@ -133,58 +130,35 @@ def test_flops_are_counted_for_what_is_transferred():
     assert flops_of(eva, eva.skeleton(8)) is None
 
 
-def test_a_line_through_two_batch_sizes():
-    timing = Timing((10, 20), (3.0, 5.0), "here")  # 1 s, and 0.2 s an image
-    assert timing.seconds(100) == pytest.approx(21.0) and not timing.whole
-    assert Timing((8, 8), (2.0, 2.0), "here").seconds(8) == 2.0
-    assert Timing((10, 20), (5.0, 5.0), "here").seconds(200) > 5.0, "noise must not make images free"
-
-
-def test_random_images_note_when_each_step_is_asked_for(monkeypatch):
-    now = iter(range(100))
-    monkeypatch.setattr(measure_steps.time, "perf_counter", lambda: float(next(now)))
+def test_a_data_set_of_noise():
     images = RandomImages((3, 32, 32), lambda count: torch.zeros(count), 4, 3)
     batches = list(images.epoch(ShardSpec(0, 0, 4)))
-    assert len(images) == 12 and images.times == [0.0, 1.0, 2.0, 3.0]
-    assert [batch.images.shape for batch in batches] == [(4, 3, 32, 32)] * 3
+    assert len(images) == 12 and [batch.images.shape for batch in batches] == [(4, 3, 32, 32)] * 3
 
 
 def test_what_takes_too_long_or_too_much_memory_is_not_measured(monkeypatch):
-    def never():
-        raise AssertionError("a model was built")
-
-    assert time_steps(GLYPHS, never, 8, 10**15, 0, 1, limit=1.0) is None
+    monkeypatch.setattr(measure_steps, "assembled", lambda *given: pytest.fail("a model was built"))
+    memory = Memory(601, 0, 0, 32, 0)
+    assert time_steps(GLYPHS, 8, 10**15, memory, limit=1.0) is None
     monkeypatch.setattr(measure_steps, "free_memory", lambda: 1000.0)
-    assert time_steps(GLYPHS, never, 8, 1, 601, 1, limit=1.0) is None, "six tenths of what is free"
+    assert time_steps(GLYPHS, 8, 1, memory, limit=1.0) is None, "six tenths of what is free"
 
 
-def test_a_short_limit_measures_two_smaller_batches(monkeypatch):
+@pytest.mark.parametrize("seconds, expected", [(0.001, [1, 32]), (0.1, [1, 10]), (0.2, [1, 5]), (1.0, [1])])
+def test_as_many_images_are_timed_as_the_limit_allows(monkeypatch, seconds, expected):
+    """Four steps of so many images, in four seconds."""
     asked = []
-    monkeypatch.setattr(
-        measure_steps, "_step", lambda *given: asked.append(given[3]) or 0.1 + 0.01 * given[3]
-    )
-    monkeypatch.setattr(measure_steps, "speed", lambda: 1e9)
-    flops = 10**6
-    limit = 16 * 2 * measure_steps.STEPS * flops / (measure_steps.EFFICIENCY * 1e9) * 1.01
-    timing = time_steps(GLYPHS, lambda: None, 8, flops, 0, 1, limit=limit)
-    assert asked == [8, 16] and timing.batches == (8, 16)
-    assert timing.seconds(32) == pytest.approx(0.1 + 0.01 * 32)
-
-
-def test_without_a_count_of_flops_two_images_are_tried_first(monkeypatch):
-    asked = []
-    monkeypatch.setattr(measure_steps, "_step", lambda *given: asked.append(given[3]) or 0.1 * given[3])
-    timing = time_steps(GLYPHS, lambda: None, 8, None, 0, 1, limit=measure_steps.STEPS * 0.2 * 12.5)
-    assert asked == [2, 6, 12] and timing.seconds(32) == pytest.approx(3.2)
+    monkeypatch.setattr(measure_steps, "_step", lambda *given: asked.append(given[3]) or seconds * given[3])
+    timed = time_steps(GLYPHS, 8, None, Memory(0, 0, 0, 32, 0), limit=4.0)
+    assert asked == expected and timed == (asked[-1], seconds * asked[-1])
 
 
 def test_a_small_run_is_timed_at_its_own_size():
     """How near the estimate comes to a real epoch is measured in benchmarks/dry_run.py: a test cannot rely on
     the machine's speed."""
     config = configure("find-distill", "atbook.worlds:marked_glyphs", __file__, {"batch_size": "32"})
-    found = estimate(config, 256, 8)
-    assert found.timing.whole and found.timing.batches == (32, 32) and found.steps_per_epoch == 8
-    assert found.seconds == found.timing.measured[1] > 0
+    found = estimate(config, 256, 8, limit=1e6)
+    assert found.timed == 32 and found.steps_per_epoch == 8 and found.seconds > 0
 
 
 def test_the_papers_recipe_without_data_weights_or_a_model_of_that_size(capsys, monkeypatch, no_network):

@@ -170,12 +170,6 @@ def test_what_cannot_be_meant_is_named(tmp_path, capsys, change, named):
     assert code == 2 and named in text
 
 
-def test_labels_beyond_the_models_classes(tmp_path, capsys):
-    data = write_parquet(tmp_path / "images", "validation", range(9))
-    code, *_, text = said(capsys, vit_file(tmp_path / "vit.safetensors", num_classes=2), "--data", data)
-    assert code == 2 and "3 classes" in text and "tells 2 apart" in text
-
-
 def test_a_record_says_on_how_many_images_and_which_were_corrupt(tmp_path, capsys):
     data = write_folders(
         write_folders(tmp_path / "images", "train", range(12), corrupt=(4,)),

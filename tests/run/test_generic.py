@@ -16,7 +16,7 @@ from torchvision.transforms.functional import to_pil_image
 from atlib.checkpoint import load_vit, read_tensors, save_vit, write_tensors
 from atlib.pair import IMAGENET, Normalisation
 from atlib.plan import Plan
-from atlib.vit import Architecture, WeightsUnavailable
+from atlib.vit import Architecture
 from atrun import __main__ as command
 from atrun import generic
 from atrun.build import build
@@ -186,22 +186,6 @@ def test_an_untrained_teacher_is_built_like_the_model():
         configure("fine-tune", "cifar10", "untrained")
 
 
-@pytest.mark.parametrize(
-    "name, data, teacher, error, named",
-    [
-        ("distill", "cifar10", None, ValueError, "--teacher"),
-        ("scratch", "cifar10", None, ValueError, "--model NAME"),
-        ("copy", "coco", SMALL, ValueError, "'coco'"),
-        ("copy", "cifar10", "vit_of_nobody", ValueError, "vit_of_nobody"),
-        ("copy", "cifar10", "facebook/dinov2-base", WeightsUnavailable, "config.json"),
-        ("copy", "cifar10", "nothing.safetensors", OSError, "nothing.safetensors"),
-    ],
-)
-def test_what_cannot_be_derived_is_refused(name, data, teacher, error, named):
-    with pytest.raises(error, match=named):
-        generic.derive(name, data, teacher, {})
-
-
 @pytest.mark.parametrize("recipe", [name for name in generic.NAMES if not name.is_unlabelled])
 def test_a_run_of_each(tmp_path, photographs, capsys, recipe):
     teacher = teacher_file(tmp_path / "teacher.safetensors", Normalisation(0.5, 0.25), CLASSES)
@@ -299,23 +283,6 @@ def test_a_size_needs_a_teacher_and_a_known_name(student, teacher):
         generic.student_settings(student, teacher, {})
 
 
-def test_student_on_the_command_line(capsys):
-    asked = "train --recipe distill --student half --teacher vit_tiny_patch16_224 --data cifar10 --dry-run"
-    assert command.main(asked.split()) == 0
-    said = capsys.readouterr()
-    assert "{0: 1, 1: 3, 2: 5, 3: 7}" in said.err
-    assert command.main([*asked.split()[:2], "copy-vit-large", *asked.split()[3:]]) != 0
-
-
-@pytest.mark.parametrize(
-    "name, task, transfer",
-    [("features", 1, 1), ("logits", 0.9, 0.1), ("hard-logits", 0.5, 0.5), ("distill", 1, 3)],
-)
-def test_what_distillations_weigh(name, task, transfer):
-    recipe = generic.derive(name, "cifar10", SMALL, {}).values["recipe"]
-    assert (recipe.task_weight, recipe.transfer_weight, recipe.epochs) == (task, transfer, 200)
-
-
 def test_features_of_a_smaller_student_are_paired_as_maps_are(tmp_path):
     settings = generic.student_settings("half", TEACHER, {})
     run = configure("features", "cifar10", TEACHER, settings)
@@ -377,10 +344,3 @@ def test_a_flat_folder_teaches_by_the_transfer_loss_alone(tmp_path, photographs,
     tuned = ["train", "--recipe", "fine-tune", "--data", photographs, "--teacher", str(out)]
     assert command.main([*tuned, "--epochs", "1", "--out", str(tmp_path / "tuned")]) == 0
     assert load_vit(tmp_path / "tuned" / "student.safetensors").num_classes == len(CLASSES)
-
-
-def test_the_cost_of_a_run_without_labels(photographs, tmp_path, capsys):
-    teacher = teacher_file(tmp_path / "teacher.safetensors")
-    asked = ["train", "--recipe", "distill-unlabelled", "--data", photographs, "--teacher", teacher]
-    assert command.main([*asked, "--dry-run"]) == 0
-    assert "4 layers of width 48" in capsys.readouterr().out

@@ -169,15 +169,6 @@ def test_an_ensemble_is_the_mean_of_probabilities_each_model_with_its_own_images
     assert said(capsys, two, "--data", data)[1] == accuracies[1:2]
 
 
-def test_models_of_other_classes_or_images_make_no_ensemble(tmp_path, capsys):
-    data = write_folders(tmp_path / "images", "validation", range(6))
-    three, four = (vit_file(tmp_path / f"{n}.safetensors", n) for n in (3, 4))
-    code, _, text = said(capsys, three, four, "--data", data)
-    assert code == 2 and "has 3 classes" in text and "tells 4 apart" in text
-    code, _, text = said(capsys, three, tmp_path / "none.safetensors", "--data", data)
-    assert code == 2 and "none.safetensors does not exist" in text
-
-
 def test_folders_of_other_images_with_equal_labels_make_no_ensemble(tmp_path):
     images = glyph_images(glyphs.generate("test", 8))
     one = ModelOnTest(Path("one"), tiny(1), images, images.targets, "here, test")

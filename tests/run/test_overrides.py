@@ -158,4 +158,4 @@ def test_the_help_says_each_setting_in_words_with_its_type_and_default():
     for sections in both:
         text = help_text(sections)
         assert all(f"--{name}" in text for of in sections.values() for name in of)
-    assert any("plan.what" in of for of in both[0].values()) and "Of DINO" in both[1]
+    assert any("plan.what" in of for of in both[0].values()) and "DINO" in both[1]

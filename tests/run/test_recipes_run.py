@@ -119,42 +119,12 @@ def test_what_pretrains_beside_a_teacher_leaves_a_student_that_has_learned_from_
     assert command.main(["resume", str(folder)]) == 0, "it is finished"
 
 
-@pytest.mark.parametrize(
-    "name, settings, words",
-    [
-        ("attndistill-vit-tiny", (), "attndistill needs a teacher"),
-        ("mae-lite-pretrain", ("--teacher", "vit_base_patch16_224.mae"), "mae has no teacher"),
-        ("attndistill-vit-tiny", ("--teacher", "untrained"), "attndistill with --teacher untrained"),
-        ("mae-lite-distilled-pretrain", ("--teacher", "untrained"), "dmae with --teacher untrained"),
-        ("mae-lite-pretrain", ("--transfer_weight", "2"), "transfer_weight would change nothing"),
-        ("mae-lite-pretrain", ("--attention_weight", "2"), "it belongs to AttnDistill"),
-        (
-            "mae-lite-distilled-pretrain",
-            ("--model.patch_size", "32"),
-            "patch grid: teacher (14, 14), student (7, 7)",
-        ),
-        (
-            "attndistill-vit-tiny",
-            ("--teacher", "vit_base_patch32_224.augreg_in1k"),
-            "patch grid: teacher (7, 7), student (14, 14)",
-        ),
-    ],
-    ids=str,
-)
-def test_what_does_not_fit_is_said_before_anything_is_read(name, settings, words, tmp_path, capsys):
-    asked = ["pretrain", name, "--data", "imagenet-1k", "--out", str(tmp_path / "run"), *settings]
-    assert command.main(asked) == 2 and words in capsys.readouterr().err
-    assert not (tmp_path / "run").exists()
-
-
 def test_a_task_of_pretraining_is_not_trained_with_labels_nor_the_other_way_round(
     photographs, tmp_path, capsys
 ):
     out = ["--out", str(tmp_path / "out")]
     assert command.main(["train", "--recipe", "mae-lite-pretrain", "--data", str(photographs), *out]) == 2
-    error = capsys.readouterr().err
-    assert "'mae-lite-pretrain'" in error and f"'{photographs}'" in error
-    assert f"python -m atlib pretrain mae-lite-pretrain --data {photographs}" in error
+    assert "python -m atlib pretrain mae-lite-pretrain" in capsys.readouterr().err
     assert command.main(["train", "--recipe", "mae", "--data", "atbook.worlds:marked_glyphs", *out]) == 2
     assert "'mae'" in capsys.readouterr().err
     assert (
