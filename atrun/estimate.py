@@ -403,6 +403,7 @@ def as_text(estimate: Estimate, oddities: Sequence[str] = (), config_diff: Seque
             f"{recipe.steps:,} steps of {recipe.batch_size:,} images{parts}: {estimate.steps_per_epoch:,} an"
             f" epoch, {recipe.steps / estimate.steps_per_epoch:.4g} epochs"
         ],
+        "all that decides a result": _settings(config),
         "changed against the published recipe": config_diff,
         "oddities of the published recipe": oddities,
         "memory of a step": _memory_lines(estimate),
@@ -410,6 +411,20 @@ def as_text(estimate: Estimate, oddities: Sequence[str] = (), config_diff: Seque
         "cost": _cost_lines(estimate),
     }
     return "\n".join("\n    ".join([name, *lines]) for name, lines in sections.items() if lines)
+
+
+def _settings(config: RunConfig) -> list[str]:
+    """Recipe, plan and augmentation as they are, to be held against a paper's table."""
+    lines = []
+    for name in ("recipe", "plan", "augmentation"):
+        values = config.flat().get(name)
+        if values is not None:
+            said = ", ".join(
+                f"{key} {value}" for key, value in values.describe().items() if value is not None
+            )
+            lines.append(f"{name}: {said}")
+    drop_path = config.flat().get("drop_path")
+    return lines + ([] if drop_path is None else [f"drop_path {drop_path}"])
 
 
 def model_lines(estimate: Estimate) -> list[str]:
