@@ -18,7 +18,7 @@ from atlib.baselines import StoredMaps
 from atlib.vit import Architecture
 from atrun import __main__ as command
 from atrun import build as building
-from atrun import commands
+from atrun import commands, measure
 from atrun.config import read_config, write_config
 from atrun.data.natural_shifts import SHIFTED
 from atrun.parts import Detect
@@ -126,8 +126,8 @@ def configured(tmp_path, monkeypatch):
     monkeypatch.setattr(commands, "help_text", lambda *settings: "")  # which nobody asks for here
     monkeypatch.setattr(commands, "summary", lambda folder, record: "")
     monkeypatch.setattr(commands, "dry_run", lambda config: done.append((config, None)) or 0)
-    monkeypatch.setattr(commands, "_test_of", test_of)
-    monkeypatch.setattr(commands, "measured_lines", lambda tests: [])
+    monkeypatch.setattr(measure, "_test_of", test_of)
+    monkeypatch.setattr(measure, "measured_lines", lambda tests: [])
 
     def call(words):
         done.clear()

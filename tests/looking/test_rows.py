@@ -188,7 +188,7 @@ def test_what_is_refused(small_vit):
     refused(ValueError, "at least one", vit, layers=[])
     refused(ValueError, "megabytes=", vit, megabytes=0.0001)
     refused(ValueError, "no model", [])
-    refused(ValueError, "48, 48.*takes 32 x 32", vit, preparation=AS_IT_IS._replace(size=(48, 48)))
+    refused(ValueError, "48, 48.*32 x 32", vit, preparation=AS_IT_IS._replace(size=(48, 48)))
     refused(ValueError, "uint8", vit, image=torch.rand(3, 32, 32))
     refused(Unwalkable, "Linear", torch.nn.Linear(2, 2))
     with torch.no_grad():

@@ -76,7 +76,6 @@ def itself():
 FROM_PYTHON = {
     "the teacher is the student": (itself, ValueError, "same object"),
     "a layer that does not exist": (lambda: taught(Plan(layers=[5])), ValueError, "layer 5.*0 to 1"),
-    "a plan that is a word": (lambda: taught("copy"), ValueError, r"plan='copy'.*Plan\("),
     "a teacher that is no ViT": (
         lambda: AttentionTransfer(torch.nn.Linear(2, 2), vit(), Plan()),
         Unwalkable,
@@ -255,8 +254,8 @@ def nan_file(path):
 ON_THE_COMMAND_LINE = {
     "no such folder": (SCRATCH, {"data": "nowhere"}, ["nowhere does not exist"]),
     "an empty folder": (SCRATCH, {"data": "empty"}, ["empty holds no images", "train/cat/1.jpg"]),
-    "one class": (SCRATCH, {"data": "one"}, ["a folder of its own", "pretrain"]),
-    "images without folders": (SCRATCH, {"data": "flat"}, ["a folder of its own", "pretrain"]),
+    "one class": (SCRATCH, {"data": "one"}, ["needs a folder", "pretrain"]),
+    "images without folders": (SCRATCH, {"data": "flat"}, ["needs a folder", "pretrain"]),
     "a class for validation alone": (SCRATCH, {"data": "extra"}, ["4 images", "'emu'", "train"]),
     "an unreadable image": ((*SCRATCH, "--strict"), {"data": "broken"}, ["cannot be decoded", "--strict"]),
     "no such split": ((*SCRATCH, "--evaluation_split", "tset"), {}, ["'tset'", "'validation'"]),
