@@ -108,9 +108,9 @@ def configured(tmp_path, monkeypatch):
             save_file({"nothing": torch.zeros(1)}, folder / f"{name}.safetensors")
         done.append((config, built))
 
-    def test_of(candidate, arguments, reading):
-        assert candidate.path.exists(), candidate.path
-        done.append((candidate, arguments.shifted))
+    def test_of(path, config, arguments, reading):
+        assert path.exists(), path
+        done.append((path, arguments.shifted))
 
     monkeypatch.setattr(Architecture, "build", once)
     monkeypatch.setattr(load, "load_teacher", of_shapes)
@@ -174,12 +174,12 @@ def test_every_command_configures_what_it_says(configured, capsys):
         assert code == 0, (words, capsys.readouterr().err)
         asked = shlex.split(words)
         if asked[0] == "evaluate":
-            assert [str(candidate.path.parent) for candidate, _ in done] == [
+            assert [str(path.parent) for path, _ in done] == [
                 path.partition("/averaged")[0] for path in asked[1:] if path.startswith("runs/")
             ]
             assert all(name is None or name in SHIFTED for _, name in done)
             assert ("--shifted" in asked) == (done[0][1] is not None)
-            assert ("--averaged" in asked) <= (done[0][0].path.name == "averaged.safetensors")
+            assert ("--averaged" in asked) <= (done[0][0].name == "averaged.safetensors")
             continue
         ((config, _),) = done
         runs[words] = config
