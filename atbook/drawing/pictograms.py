@@ -74,7 +74,7 @@ def photograph(image: np.ndarray, shares: np.ndarray) -> str:
     map = Image.fromarray((255 * colormaps["magma"](np.clip(shares / 0.5, 0, 1))[..., :3]).astype(np.uint8))
     blank = Image.new("RGB", (8, 8), (124, 124, 124))
     pictures = (
-        (large, "The teacher sees the photograph.", "An airplane on a field."),
+        (large, "The teacher sees the photograph.", "A white horse on a meadow."),
         (
             map,
             "Its maps are handed over (here, one row of one layer).",
