@@ -23,7 +23,7 @@ from atlib.loading import Batch, ShardSpec, TrainingData, steps_per_epoch
 from atlib.losses import noted
 from atlib.objectives import Loss, check_labels, mixed, student_loss
 from atlib.optim import EMA, make_optimizer, schedule, set_weight_decay
-from atlib.pair import Pair, check_normalisation, student_of
+from atlib.pair import CastOnce, Pair, check_normalisation, student_of
 from atlib.plan import Plan
 from atlib.processes import (
     accelerate_as_it_was,
@@ -236,6 +236,7 @@ class Training:
         optimizer = make_optimizer(model, recipe)
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: schedule(step, recipe))
         self.model, self.optimizer, self.scheduler = self.accelerator.prepare(model, optimizer, scheduler)
+        self.cast = CastOnce(self.plain)
         self.average = None if recipe.ema is None else EMA(self.model, recipe.ema)
         self.position = Position(torch.zeros(1, device=self.accelerator.device))
         self.kept: Path | None = None
@@ -268,7 +269,7 @@ class Training:
                 part_images, part_targets = images[:1], targets[:1]
             # gradients are averaged over the processes in the last part only
             with self.accelerator.accumulate(self.model):
-                with self.accelerator.autocast(), noted() as notes:
+                with self.accelerator.autocast(), self.cast.in_use(device), noted() as notes:
                     value = weight * self.loss(self.model, part_images, part_targets, self.recipe)
                 self.accelerator.backward(value * parts)  # Accelerate divides by their number
             # the parts of parts come last
