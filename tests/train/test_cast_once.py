@@ -31,10 +31,9 @@ class Casts(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, arguments=(), options=None):
         result = function(*arguments, **options or {})
-        # inference mode leaves `to` whole
-        if function in (torch.ops.aten._to_copy.default, torch.ops.aten.to.dtype):
-            if result.dtype == torch.bfloat16 != arguments[0].dtype:
-                self.counted[self.names.get(arguments[0].data_ptr())] += 1
+        casts = torch.ops.aten._to_copy.default, torch.ops.aten.to.dtype  # inference mode leaves `to` whole
+        if function in casts and result.dtype == torch.bfloat16 != arguments[0].dtype:
+            self.counted[self.names.get(arguments[0].data_ptr())] += 1
         return result
 
 
