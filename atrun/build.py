@@ -13,6 +13,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from atfamily import contrast, distilled_mae, simmim
+from atfamily.distillation_token import DistillationToken
 from atlib import mae
 from atlib._util import require_known
 from atlib.attention_transfer import AttentionTransfer
@@ -316,6 +317,8 @@ def joined(
         case Method.LOGITS | Method.HARD_LOGITS:
             hard = config.method is Method.HARD_LOGITS
             return LogitDistillation(teacher, student, hard=hard, normalisation=images)
+        case Method.DISTILLATION_TOKEN:
+            return DistillationToken(teacher, student, normalisation=images)
         case Method.SCRATCH | Method.MEAN_MAPS:
             return student
     return config.pretext(student, teacher, images)

@@ -188,6 +188,8 @@ class RunConfig:
                 raise ValueError(f"{name!r} is a {type(model).__name__}, no ViT: it can only be scratch")
             if self.task.maps_every:
                 raise ValueError(f"maps_every={self.task.maps_every}: {name!r} has no maps, set it to 0")
+        elif self.method is Method.DISTILLATION_TOKEN and not hasattr(model, "dist_token"):
+            raise ValueError(f"{name!r} has no distillation token: name a DeiT, set model.distilled to true")
         elif len(model.blocks) == 0:
             raise ValueError(f"the model {name!r} has no blocks: set model.depth to at least 1")
         if self.method.pretrains and not isinstance(self.task, Taught):

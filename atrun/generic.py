@@ -37,6 +37,7 @@ NAMES = (
     Method.FEATURES,
     Method.LOGITS,
     Method.HARD_LOGITS,
+    Method.DISTILLATION_TOKEN,
     Method.DISTILL_UNLABELLED,
     Method.FEATURES_UNLABELLED,
 )
@@ -51,6 +52,7 @@ WEIGHTS = {
     Method.FEATURES_UNLABELLED: (1.0, 1.0, "it is the whole loss"),
     Method.LOGITS: (0.9, 0.1, "soft distillation of DeiT (2012.12877, equation 2)"),
     Method.HARD_LOGITS: (0.5, 0.5, "hard distillation of DeiT (2012.12877, equation 3)"),
+    Method.DISTILLATION_TOKEN: (0.5, 0.5, "hard distillation of DeiT, by a token (2012.12877, section 4)"),
 }
 SEEN = 500 * 512  # images, at least: the shortest schedule of the BiT-HyperRule (arXiv 1912.11370)
 SMALL = 64  # pixels a side, up to which images are treated as CIFAR's
@@ -280,6 +282,8 @@ def _model(teacher: str | None, told: Mapping[str, Any], name: str) -> Model:
         normalisation = Normalisation(told["teacher_mean"], told["teacher_std"])
     built = of_teacher if named is None else Architecture(named)
     plain = _without(built.overrides, "num_classes", "img_size")
+    if name == Method.DISTILLATION_TOKEN and "distilled" not in str(built.name):
+        asked, plain = {"distilled": True} | asked, plain | {"distilled": True}
     with torch.device("meta"):
         create = create_classifier if name == Method.SCRATCH else create_vit
         try:
