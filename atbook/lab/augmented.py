@@ -2,7 +2,7 @@
 up?"""
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from PIL import Image
@@ -38,11 +38,13 @@ RANDOM = (
 )
 # DeiT's (arXiv 2012.12877).
 STRENGTH, MIXUP = "rand-m9-mstd0.5-inc1", 0.8
+# AugReg's regularisation: dropout and stochastic depth, both of one tenth.
+DROPPED = {"drop_rate": 0.1, "drop_path_rate": 0.1}
 
 
-def three_augment() -> Operation:
-    """One of the operations of 3-Augment, with equal chance."""
-    operations = [AugmentOp(name, prob=1.0, magnitude=magnitude) for name, magnitude in THREE]
+def three_augment(parts: Sequence[tuple[str, int]] = THREE) -> Operation:
+    """One of the operations of 3-Augment, with equal chance; parts: of which."""
+    operations = [AugmentOp(name, prob=1.0, magnitude=magnitude) for name, magnitude in parts]
     return lambda picture: random.choice(operations)(picture)
 
 
@@ -66,6 +68,7 @@ def _variant(
     augmentation: str,
     make: Callable[[], Operation] | None = None,
     changes: Mapping = {},
+    student: Mapping = {},
 ) -> Variant:
     return Variant(
         "{method}, {augmentation}",
@@ -73,6 +76,7 @@ def _variant(
         None,
         changes,
         Range(AXES, START, {}),
+        student=student,
         images=make and partial(_changed, make),
         differs={"method": method, "augmentation": augmentation},
     )
@@ -80,7 +84,8 @@ def _variant(
 
 AUGMENTATION = Study(
     "augmentation",
-    "scratch with 3-Augment, RandAugment or mixup, and copy with 3-Augment; without augmentation both are in"
+    "scratch with 3-Augment or one of its parts, RandAugment, mixup, dropout or two of them, and copy with"
+    " 3-Augment; without augmentation both are in"
     " the central experiment, where every method has the same search: is part of Copy's gain regularisation,"
     " and do maps and augmentation add up?",
     "not in the paper, which augments all of its students alike",
@@ -89,6 +94,11 @@ AUGMENTATION = Study(
         _variant("scratch", scratch, "randaugment", rand_augment),
         _variant("scratch", scratch, "mixup", changes={"mixup": MIXUP}),
         _variant("copy", by(), "3-augment", three_augment),
+        # 3-Augment's parts alone, and AugReg's (arXiv 2106.10270) two helps, each with and without the other
+        _variant("scratch", scratch, "grey", partial(three_augment, THREE[:1])),
+        _variant("scratch", scratch, "blur", partial(three_augment, THREE[1:])),
+        _variant("scratch", scratch, "dropout", student=DROPPED),
+        _variant("scratch", scratch, "randaugment and dropout", rand_augment, student=DROPPED),
     ),
     only=("find",),
 )

@@ -248,6 +248,35 @@ TWINS_BY_DEPTH = Study(
 )
 
 
+# --- Teachers and students of three sizes; those of the central experiment are 64 wide ---
+
+_WIDTHS = {
+    width: Schooling(f"retrieval-width-{width}", world=None, model={"embed_dim": width}, gate=GATE)
+    for width in (32, 96)
+}
+
+SIZES = Study(
+    "sizes",
+    "teachers and students of width 32 and 96: scratch, and copied maps; the central experiment has 64",
+    "ViT-B, L, H on ImageNet: copy 82.0, 85.1, 86.1, scratch 82.5, 83.0, 83.0",
+    tuple(
+        Variant(
+            "width {width}, {method}",
+            scratch if method == "scratch" else by(schooling=schooling),
+            None,
+            {"weight_decay": START["weight_decay"]},
+            trials=ALL_RATES if method == "scratch" else Range(AXES, START, {}),
+            schooling=None if method == "scratch" else schooling,
+            student={"embed_dim": width},
+            differs={"width": width, "method": method},
+        )
+        for width, schooling in _WIDTHS.items()
+        for method in ("scratch", "copy")
+    ),
+    only=("match",),
+)
+
+
 # --- One map for all images ---
 
 # Of other networks than ViTs, and of the ViTs they are compared with: the recipe chosen for scratch, at one
@@ -1313,7 +1342,7 @@ LAYER_RESERVE = Study(
         for labels in (250, 4000)
         for blocks in range(5)
     ),
-    only=FIND,
+    only=WORLDS,
 )
 
 
@@ -1323,6 +1352,7 @@ STUDIES = {
         LABEL_CURVES,
         LONGER_LABEL_CURVES,
         TWINS_BY_DEPTH,
+        SIZES,
         LOCALITY,
         DISTILLATION,
         FAMILY,
