@@ -128,9 +128,8 @@ def annotated_precision(
     truth: dict[str, Any] = {"info": {}, "images": [], "annotations": []}
     detections: list[dict] = []
     for number, (predicted, true) in enumerate(images):
-        both = (*true, *predicted)
-        sizes_of_masks = (one["segmentation"]["size"] for one in both if "segmentation" in one)
-        height, width = next(sizes_of_masks, (0, 0))
+        packed = (one["segmentation"]["size"] for one in (*true, *predicted) if "segmentation" in one)
+        height, width = next(packed, (0, 0))
         truth["images"].append({"id": number, "height": height, "width": width})
         for annotation in true:
             identified = {"id": len(truth["annotations"]) + 1, "image_id": number}
