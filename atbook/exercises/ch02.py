@@ -29,13 +29,6 @@ def to_maps(heard: Tensor, heads: int) -> Tensor:
     return p[:, None].expand(-1, heads, -1, -1)
 
 
-def first_of_the_hue(hue, key, heads):
-    """You took the first cell in the key's hue, and where the key comes first, that is the key. Leave its
-    cell out before you search."""
-    cell = (hue == hue[torch.arange(len(hue)), key][:, None]).int().argmax(1)
-    return to_maps(one_hot(cell, hue.shape[1]), heads)
-
-
 def token_before(hue, key, heads):
     """The class token listens to the token before the glyph's. Token 0 is the class token, so cell c is token
     c + 1."""
@@ -144,7 +137,12 @@ EXERCISES = (
             "The class token listens to the key, which has no shape"
             " to name. The second look is missing: go on to the other"
             " cell in the key's hue.": lambda hue, key, heads: to_maps(one_hot(key, hue.shape[1]), heads),
-            **told(first_of_the_hue, token_before, row_of_two),
+            "You took the first cell in the key's hue, and where the key comes"
+            " first, that is the key. Leave its cell out before you search.": lambda hue, key, heads: to_maps(
+                one_hot((hue == hue[torch.arange(len(hue)), key][:, None]).int().argmax(1), hue.shape[1]),
+                heads,
+            ),
+            **told(token_before, row_of_two),
         },
         see="An oracle",
     ),

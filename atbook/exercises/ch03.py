@@ -120,24 +120,11 @@ def from_the_first_on(teacher, student, images, layers):
     return copied_by_walking(teacher, student, images, later)
 
 
-def the_others(teacher, student, images, layers):
-    """You copied the layers that are not in `layers`, and left those that are to the student."""
-    unnamed = [i for i in range(len(student.blocks)) if i not in layers]
-    return copied_by_walking(teacher, student, images, unnamed)
-
-
 def at_the_students_scale(teacher, student, images, layers):
     """The teacher's scores were divided by the student's √d. The wider teacher has wider heads: take the
     scale of its own attention."""
     seen = seen_by(teacher, images)
     return walk(student, images, replace={i: Instead(q=seen[i].q, k=seen[i].k) for i in layers}).logits
-
-
-def teacher_learns(teacher, student, images, layers):
-    """The logits are right, but a gradient reaches the teacher through its maps. They are constants:
-    torch.no_grad() or .detach()."""
-    seen = walk(teacher, images).layers
-    return walk(student, images, replace={i: Instead(map=seen[i].map) for i in layers}).logits
 
 
 def pictures(number: int, seed: int) -> Tensor:
@@ -178,27 +165,6 @@ def by_patterns(
         elif re.match(last, name):
             factors[name] = decay
     return factors
-
-
-def one_layer_too_high(names, depth, decay):
-    """The last block has the head's full rate, and all below it one factor too many. The last block has γ,
-    the embedding γ^(depth + 1)."""
-    right = rate_factors(names, depth, decay)
-    return {name: min(1.0, factor / decay) for name, factor in right.items()}
-
-
-def upside_down(names, depth, decay):
-    """The embedding learns fastest and the head slowest. It is the reverse: what is general, at the bottom,
-    is to change least."""
-    right = rate_factors(names, depth, decay)
-    return {name: decay ** (depth + 1) / factor for name, factor in right.items()}
-
-
-def pooled_norm_below(names, depth, decay):
-    """fc_norm has the embedding's rate. It normalises the average of the last tokens, right below the head,
-    and goes with the head."""
-    slowest = {name: decay ** (depth + 1) for name in names if name.startswith("fc_norm")}
-    return rate_factors(names, depth, decay) | slowest
 
 
 TWELVE_BLOCKS = [
@@ -255,14 +221,19 @@ EXERCISES = (
             "no layer": lambda: (vit(6), vit(7), pictures(1, seed=8), []),
         },
         also_right=(copied_by_walking, copied_as_queries_and_keys),
-        wrong=told(
-            of_the_students_tokens,
-            values_too,
-            from_the_first_on,
-            the_others,
-            at_the_students_scale,
-            teacher_learns,
-        ),
+        wrong={
+            "You copied the layers that are not in `layers`,"
+            " and left those that are to the student.": lambda t, s, images, layers: copied_by_walking(
+                t, s, images, [i for i in range(len(s.blocks)) if i not in layers]
+            ),
+            "The logits are right, but a gradient reaches the teacher through"
+            " its maps. They are constants: torch.no_grad() or .detach().": lambda t, s, images, layers: (
+                walk(
+                    s, images, replace={i: Instead(map=walk(t, images).layers[i].map) for i in layers}
+                ).logits
+            ),
+            **told(of_the_students_tokens, values_too, from_the_first_on, at_the_students_scale),
+        },
         see="Copy, in the library's own lines",
         grads=("teacher", "student"),
     ),
@@ -281,7 +252,22 @@ EXERCISES = (
             "norm_pre has the last block's rate, because its name begins with 'norm'. It"
             " stands before the first block and belongs to the embedding. (timm 1.0.20"
             " did so, too.)": lambda names, depth, decay: by_patterns(names, depth, decay, last="norm"),
-            **told(one_layer_too_high, upside_down, pooled_norm_below),
+            "The last block has the head's full rate, and all below it one factor"
+            " too many. The last block has γ, the embedding γ^(depth + 1).": lambda names, depth, decay: (
+                {name: min(1.0, factor / decay) for name, factor in rate_factors(names, depth, decay).items()}
+            ),
+            "The embedding learns fastest and the head slowest. It is the"
+            " reverse: what is general, at the bottom, is to change least.": lambda names, depth, decay: (
+                {
+                    name: decay ** (depth + 1) / factor
+                    for name, factor in rate_factors(names, depth, decay).items()
+                }
+            ),
+            "fc_norm has the embedding's rate. It normalises the average of"
+            " the last tokens, right below the head, and goes with the head.": lambda names, depth, decay: (
+                rate_factors(names, depth, decay)
+                | {name: decay ** (depth + 1) for name in names if name.startswith("fc_norm")}
+            ),
         },
         see="The ruler: scratch and fine-tuning",
     ),

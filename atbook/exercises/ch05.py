@@ -25,13 +25,6 @@ def by_filling(images: Tensor, grey: float) -> Tensor:
     return pairs
 
 
-def its_own_mean(images, grey):
-    """Your blank image has the photograph's own mean colour, which says something about the photograph (the
-    sea is blue). It has to be the same image each time."""
-    means = images.mean((2, 3), keepdim=True).expand_as(images)
-    return torch.stack([means, images], 1)
-
-
 # --- 5.2 ---
 
 Seeds = list[float]  # accuracies of one method, one for each seed
@@ -109,13 +102,6 @@ def as_if_unrelated(scratch, blank, copy, t):
     part, whole = _gains(scratch, blank, copy)
     of_means = np.diag(np.diag(np.cov(part, whole, ddof=1))) / len(part)
     return _fieller(part.mean(), whole.mean(), of_means, t)
-
-
-def of_accuracies(scratch, blank, copy, t):
-    """You divided accuracies. What a student reaches without any map is no gain: take scratch away, seed by
-    seed."""
-    nothing = [0.0] * len(scratch)
-    return share_with_interval(nothing, blank, copy, t)
 
 
 # --- 5.3 ---
@@ -199,7 +185,10 @@ EXERCISES = (
             " with the grey that is given.": lambda images, grey: torch.stack([images.roll(1, 0), images], 1),
             "You put blank images behind photographs, (2B, 3, height, width). An entry is a pair: stack"
             " along a new axis 1.": lambda images, grey: torch.cat([torch.full_like(images, grey), images]),
-            **told(its_own_mean),
+            "Your blank image has the photograph's own mean colour, which says something about the"
+            " photograph (the sea is blue). It has to be the same image each time.": lambda images, grey: (
+                torch.stack([images.mean((2, 3), keepdim=True).expand_as(images), images], 1)
+            ),
         },
         see="A student that never sees the photograph",
     ),
@@ -228,14 +217,13 @@ EXERCISES = (
             ),
         },
         also_right=(by_search,),
-        wrong=told(
-            gain_taken_as_known,
-            shares_averaged,
-            spread_of_seeds,
-            divided_by_seeds,
-            as_if_unrelated,
-            of_accuracies,
-        ),
+        wrong={
+            "You divided accuracies. What a student reaches without"
+            " any map is no gain: take scratch away, seed by seed.": lambda scratch, blank, copy, t: (
+                share_with_interval([0.0] * len(scratch), blank, copy, t)
+            ),
+            **told(gain_taken_as_known, shares_averaged, spread_of_seeds, divided_by_seeds, as_if_unrelated),
+        },
         see="A student that never sees the photograph",
     ),
     Exercise(

@@ -6,6 +6,7 @@ import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 from torch.nn.functional import kl_div, one_hot
+from torch.special import entr
 
 from atbook.exercises.inputs import maps, normal, vit
 from atbook.exercises.judging import Exercise, told
@@ -25,31 +26,12 @@ def map_loss(s0: Tensor, s1: Tensor, t0: Tensor, t1: Tensor) -> Tensor:
 
 def excess(students: list[Tensor], teachers: list[Tensor]) -> Tensor:
     """The loss minus its floor, the teacher's entropy."""
-    return sum(
-        (-torch.special.entr(t).sum(-1) - torch.xlogy(t, s).sum(-1)).mean()
-        for s, t in zip(students, teachers)
-    )
+    return sum((-entr(t).sum(-1) - torch.xlogy(t, s).sum(-1)).mean() for s, t in zip(students, teachers))
 
 
 def by_ratio(students: list[Tensor], teachers: list[Tensor]) -> Tensor:
     """The same as a Kullback-Leibler divergence."""
     return sum(torch.where(t > 0, t * (t / s).log(), 0).sum(-1).mean() for s, t in zip(students, teachers))
-
-
-def students_floor(students, teachers):
-    """The student's entropy was taken away. The floor is the teacher's: it is reached when the maps are
-    equal, whatever the student."""
-    return sum(
-        (-torch.special.entr(s).sum(-1) - torch.xlogy(t, s).sum(-1)).mean()
-        for s, t in zip(students, teachers)
-    )
-
-
-def floor_added(students, teachers):
-    """The teacher's entropy was added instead of taken away (Σ p log p is negative)."""
-    return sum(
-        (torch.special.entr(t).sum(-1) - torch.xlogy(t, s).sum(-1)).mean() for s, t in zip(students, teachers)
-    )
 
 
 def layers(number: int, *shape: int, seed: int = 0) -> list[Tensor]:
@@ -132,13 +114,6 @@ def branch_by_branch(
         dropped(model, images, [(attention[i], mlp[i]) for attention, mlp in of_branches])
         for i, model in enumerate((teacher, student))
     )
-
-
-def whole_teacher(teacher, student, images, rates, draw):
-    """The teacher drops nothing, so its maps are those of a deeper network than the one that learns from
-    them. It drops what the student drops."""
-    _, s = drop_both(teacher, student, images, rates, draw)
-    return dropped(teacher, images, None), s
 
 
 def both_branches(teacher, student, images, rates, draw):
@@ -240,7 +215,14 @@ EXERCISES = (
             " entropy, its floor, is still in it.": lambda students, teachers: sum(
                 (-torch.xlogy(t, s).sum(-1).mean() for s, t in zip(students, teachers))
             ),
-            **told(students_floor, floor_added),
+            "The student's entropy was taken away. The floor is the teacher's:"
+            " it is reached when the maps are equal, whatever the student.": lambda students, teachers: sum(
+                (-entr(s).sum(-1) - torch.xlogy(t, s).sum(-1)).mean() for s, t in zip(students, teachers)
+            ),
+            "The teacher's entropy was added instead"
+            " of taken away (Σ p log p is negative).": lambda students, teachers: sum(
+                (entr(t).sum(-1) - torch.xlogy(t, s).sum(-1)).mean() for s, t in zip(students, teachers)
+            ),
         },
     ),
     Exercise(
@@ -271,7 +253,11 @@ EXERCISES = (
             " A branch is kept with probability 1 - rate.": lambda teacher, student, images, rates, draw: (
                 drop_both(teacher, student, images, rates, lambda keep, number: draw(1 - keep, number))
             ),
-            **told(whole_teacher, both_branches),
+            "The teacher drops nothing, so its maps are those of a deeper network than the one"
+            " that learns from them. It drops what the student drops.": lambda t, s, images, rates, draw: (
+                (dropped(t, images, None), drop_both(t, s, images, rates, draw)[1])
+            ),
+            **told(both_branches),
         },
     ),
 )

@@ -37,19 +37,6 @@ def by_singular_values(q_s: Tensor, q_t: Tensor) -> Tensor:
     return (squares - 2 * torch.linalg.svdvals(products).sum()) / q_s.numel()
 
 
-def across_heads(q_s, q_t):
-    """One matrix mixes the channels of all heads. A map is made inside a head: each has a matrix of its own,
-    and none may mix them."""
-    wide = (q.transpose(1, 2).flatten(2).unsqueeze(1) for q in (q_s, q_t))  # (B, 1, N, H·d)
-    return blind_error(*wide)
-
-
-def for_every_image(q_s, q_t):
-    """Every image got a matrix of its own, which fits too well. Coordinates come from weights, and those are
-    the same for all images: one matrix a head for the whole batch."""
-    return torch.stack([blind_error(source[None], target[None]) for source, target in zip(q_s, q_t)]).mean()
-
-
 def turned_back(q_s, q_t):
     """The best matrix was used transposed, so queries are turned the wrong way. For q_sᵀ q_t = U S Vᵀ it is U
     Vᵀ, from the right."""
@@ -134,7 +121,15 @@ EXERCISES = (
             " cost.": lambda q_s, q_t: blind_error(*(q - q.mean((0, 2), keepdim=True) for q in (q_s, q_t))),
             "That is the plain squared error, which sees every rotation. Turn q_s first,"
             " by the matrix that brings it nearest to q_t.": lambda q_s, q_t: (q_s - q_t).square().mean(),
-            **told(across_heads, for_every_image, turned_back, other_order, any_matrix),
+            "One matrix mixes the channels of all heads. A map is made inside"
+            " a head: each has a matrix of its own, and none may mix them.": lambda *queries: blind_error(
+                *(q.transpose(1, 2).flatten(2).unsqueeze(1) for q in queries)
+            ),
+            "Every image got a matrix of its own, which fits too well. Coordinates come from weights, and"
+            " those are the same for all images: one matrix a head for the whole batch.": lambda *queries: (
+                torch.stack([blind_error(a[None], b[None]) for a, b in zip(*queries)]).mean()
+            ),
+            **told(turned_back, other_order, any_matrix),
         },
         see="Distill Q",
         atol=1e-8,

@@ -86,13 +86,6 @@ def renamed(block: Block, order: Tensor, hidden: Tensor) -> Block:
     return new
 
 
-def norms_left(block, order, hidden):
-    """Weights and biases of the norms stayed in the old order. They are one number a channel and move with
-    it."""
-    new = renamed(block, order, hidden)
-    return new | {name: w for name, w in block.items() if name.startswith("norm")}
-
-
 def read_by_the_inverse(block, order, hidden):
     """The columns of qkv and fc1 have the inverse order. The new channel j is the old order[j] for a matrix
     that reads it, too: w[:, order]."""
@@ -108,13 +101,6 @@ def rows_of_qkv(block, order, hidden):
     for name in ("attn.qkv.weight", "attn.qkv.bias"):
         new[name] = torch.cat([part[order] for part in new[name].chunk(3)])
     return new
-
-
-def columns_of_proj(block, order, hidden):
-    """The columns of proj moved as well. It reads the heads' outputs, which stayed; only its rows are the
-    stream's channels."""
-    new = renamed(block, order, hidden)
-    return new | {"attn.proj.weight": new["attn.proj.weight"][:, order]}
 
 
 def nothing_written(block, order, hidden):
@@ -220,7 +206,16 @@ EXERCISES = (
             " reads them in the old one: its columns move along.": lambda block, order, hidden: (
                 renamed(block, order, hidden) | {"mlp.fc2.weight": block["mlp.fc2.weight"][order]}
             ),
-            **told(norms_left, read_by_the_inverse, rows_of_qkv, columns_of_proj, nothing_written),
+            "Weights and biases of the norms stayed in the old"
+            " order. They are one number a channel and move with it.": lambda block, *order: (
+                renamed(block, *order) | {name: w for name, w in block.items() if name.startswith("norm")}
+            ),
+            "The columns of proj moved as well. It reads the heads' outputs,"
+            " which stayed; only its rows are the stream's channels.": lambda block, order, hidden: (
+                renamed(block, order, hidden)
+                | {"attn.proj.weight": renamed(block, order, hidden)["attn.proj.weight"][:, order]}
+            ),
+            **told(read_by_the_inverse, rows_of_qkv, nothing_written),
         },
         see="The drawers relabelled",
     ),

@@ -1,6 +1,6 @@
 """Exercises of chapter 9, When the images change."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import log
 
 import numpy as np
@@ -61,11 +61,6 @@ def one_axis(ordinary, shifted, classes):
     return line([(a, b) for a, b in zip(ordinary, above) if b > 0])
 
 
-def not_rescaled(ordinary, shifted, classes):
-    """Chance was subtracted and the rest not rescaled: a perfect model has to stay at 1."""
-    return line([(a - 1 / classes, b - 1 / classes) for a, b in zip(ordinary, shifted) if b > 1 / classes])
-
-
 # --- 9.3 ---
 
 
@@ -79,33 +74,16 @@ def with_maps(vit: VisionTransformer, images: Tensor, maps: dict[int, Tensor]) -
     return walk(vit, images, replace={i: Instead(map=p) for i, p in maps.items()}).logits
 
 
+def by_layer(vit: VisionTransformer, clean: Tensor, shifted: Tensor, chosen: Callable) -> list[Tensor]:
+    """For each layer, the logits of shifted images with maps chosen from {layer: map} of both."""
+    old, new = (dict(enumerate(maps_of(vit, images))) for images in (clean, shifted))
+    return [with_maps(vit, shifted, chosen(old, new, i)) for i in new]
+
+
 def repaired(vit: VisionTransformer, clean: Tensor, shifted: Tensor) -> list[Tensor]:
     """The logits of shifted images with one layer's map from the clean images and all other maps held: a list
     over layers."""
-    old, new = (dict(enumerate(maps_of(vit, images))) for images in (clean, shifted))
-    return [with_maps(vit, shifted, new | {i: old[i]}) for i in new]
-
-
-def one_more(vit, clean, shifted):
-    """Entry i has the clean maps of all layers up to i. Repair one layer at a time, or the last entry says
-    nothing about the last layer."""
-    old, new = (dict(enumerate(maps_of(vit, images))) for images in (clean, shifted))
-    return [with_maps(vit, shifted, new | {j: old[j] for j in range(i + 1)}) for i in new]
-
-
-def all_but_one(vit, clean, shifted):
-    """You repaired all layers but one. That tells which layer's damage is enough by itself; the task asks
-    which repair is."""
-    old, new = (dict(enumerate(maps_of(vit, images))) for images in (clean, shifted))
-    return [with_maps(vit, shifted, old | {i: new[i]}) for i in old]
-
-
-def mean_maps(vit, clean, shifted):
-    """The clean maps were averaged over the batch. Scene b's map belongs to scene b: the mean is a different
-    intervention."""
-    old, new = (dict(enumerate(maps_of(vit, images))) for images in (clean, shifted))
-    means = [p.mean(0, keepdim=True).expand_as(p) for p in old.values()]
-    return [with_maps(vit, shifted, new | {i: p}) for i, p in enumerate(means)]
+    return by_layer(vit, clean, shifted, lambda old, new, i: new | {i: old[i]})
 
 
 # --- 9.4 ---
@@ -131,13 +109,6 @@ def by_leverage(ordinary: Pool, shifted: Pool) -> np.ndarray:
     return 100 * (expit(y) - expit(y - (y - slope * x - intercept) / (1 - leverage)))
 
 
-def itself_in_pool(ordinary, shifted):
-    """One line for all: each member helps to draw the line that it is judged by, which pulls its own verdict
-    towards 0. Fit again without it."""
-    fitted = fit_line(ordinary, shifted)
-    return [100 * (b - fitted.expected(a)) for a, b in zip(ordinary, shifted)]
-
-
 def lines_of_others(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """The value that the line of the others expects of each member, on the given axes."""
     expected = []
@@ -145,20 +116,6 @@ def lines_of_others(x: np.ndarray, y: np.ndarray) -> np.ndarray:
         slope, intercept = np.polyfit(np.delete(x, i), np.delete(y, i), 1)
         expected.append(intercept + slope * x[i])
     return np.array(expected)
-
-
-def raw_accuracies(ordinary, shifted):
-    """The lines were fitted to accuracies as they are. A point near 95 % is not a point near 60 %: fit on
-    logit axes."""
-    x, y = np.array(ordinary), np.array(shifted)
-    return 100 * (y - lines_of_others(x, y))
-
-
-def left_in_logits(ordinary, shifted):
-    """The difference was taken on the logit axis. Bring the expected value back to an accuracy first; the
-    answer is in points."""
-    x, y = logit(ordinary), logit(shifted)
-    return y - lines_of_others(x, y)
 
 
 def axes_exchanged(ordinary, shifted):
@@ -218,7 +175,11 @@ EXERCISES = (
             " guessing has to be at 0, whose logit is minus infinity.": lambda ordinary, shifted, classes: (
                 line([(a, b) for a, b in zip(ordinary, shifted) if b > 1 / classes])
             ),
-            **told(clipped, one_axis, not_rescaled),
+            "Chance was subtracted and the rest not"
+            " rescaled: a perfect model has to stay at 1.": lambda ordinary, shifted, C: line(
+                [(a - 1 / C, b - 1 / C) for a, b in zip(ordinary, shifted) if b > 1 / C]
+            ),
+            **told(clipped, one_axis),
         },
         see="Worse than what?",
     ),
@@ -242,7 +203,16 @@ EXERCISES = (
             "Clean images were read with one map of the shifted"
             " ones: that breaks a layer. Start from the *shifted*"
             " images and put in a clean map.": lambda vit, clean, shifted: repaired(vit, shifted, clean),
-            **told(one_more, all_but_one, mean_maps),
+            "Entry i has the clean maps of all layers up to i. Repair one layer"
+            " at a time, or the last entry says nothing about the last layer.": lambda *given: by_layer(
+                *given, lambda old, new, i: new | {j: old[j] for j in range(i + 1)}
+            ),
+            "You repaired all layers but one. That tells which layer's damage is enough by itself; the task"
+            " asks which repair is.": lambda *given: by_layer(*given, lambda old, new, i: old | {i: new[i]}),
+            "The clean maps were averaged over the batch. Scene b's map"
+            " belongs to scene b: the mean is a different intervention.": lambda *given: by_layer(
+                *given, lambda old, new, i: new | {i: old[i].mean(0, keepdim=True).expand_as(old[i])}
+            ),
         },
         see="Wrong place, or misread?",
         view=list,
@@ -264,7 +234,19 @@ EXERCISES = (
             " as much.": lambda ordinary, shifted: [points / 100 for points in left_out(ordinary, shifted)],
             "The sign is turned round: above the line is more robust, so it is found"
             " less expected.": lambda ordinary, shifted: [-points for points in left_out(ordinary, shifted)],
-            **told(itself_in_pool, raw_accuracies, left_in_logits, axes_exchanged),
+            "One line for all: each member helps to draw the line that it is judged"
+            " by, which pulls its own verdict towards 0. Fit again without it.": lambda ordinary, shifted: (
+                [100 * (b - fit_line(ordinary, shifted).expected(a)) for a, b in zip(ordinary, shifted)]
+            ),
+            "The lines were fitted to accuracies as they are. A point"
+            " near 95 % is not a point near 60 %: fit on logit axes.": lambda ordinary, shifted: (
+                100 * (shifted - lines_of_others(np.array(ordinary), np.array(shifted)))
+            ),
+            "The difference was taken on the logit axis. Bring the expected"
+            " value back to an accuracy first; the answer is in points.": lambda ordinary, shifted: (
+                logit(shifted) - lines_of_others(logit(ordinary), logit(shifted))
+            ),
+            **told(axes_exchanged),
         },
         see="Worse than what?",
         view=lambda result: torch.as_tensor(result, dtype=torch.float64),

@@ -30,36 +30,21 @@ def _scores(N: int, D: int) -> int:
     return 2 * product(N, D, D) + product(N, D, N)
 
 
+def _teacher(N: int, L: int, D: int) -> int:
+    """A teacher up to the scores of its last layer."""
+    return (L - 1) * _block(N, D) + _scores(N, D)
+
+
 def at_inference(N: int, L: int, D: int, teacher_D: int) -> Costs:
     """What the blocks of a distilled and of a copying student take an image."""
-    teacher = (L - 1) * _block(N, teacher_D) + _scores(N, teacher_D)
-    return {"distill": L * _block(N, D), "copy": teacher + L * (_block(N, D) - _scores(N, D))}
+    student = L * (_block(N, D) - _scores(N, D))
+    return {"distill": L * _block(N, D), "copy": _teacher(N, L, teacher_D) + student}
 
 
 def by_accounting(N: int, L: int, D: int, teacher_D: int) -> Costs:
     """The same with atlib's count."""
     own, teacher = (accounting.Shape(N, 0, L, width, 4 * width, 0, 0) for width in (D, teacher_D))
     return {"distill": accounting.plain(own), "copy": accounting.copy_inference(own, L, teacher)}
-
-
-def teacher_to_the_end(N, L, D, teacher_D):
-    """The teacher ran to its end. Nobody reads what comes after the map of its last layer: stop it there."""
-    student = L * (_block(N, D) - _scores(N, D))
-    return at_inference(N, L, D, teacher_D) | {"copy": L * _block(N, teacher_D) + student}
-
-
-def student_keeps_scores(N, L, D, teacher_D):
-    """The copying student still makes its own queries, keys and scores, which its map, the teacher's, does
-    not need. Take them away."""
-    teacher = (L - 1) * _block(N, teacher_D) + _scores(N, teacher_D)
-    return at_inference(N, L, D, teacher_D) | {"copy": teacher + L * _block(N, D)}
-
-
-def distill_with_teacher(N, L, D, teacher_D):
-    """Distill has a teacher in your count. It has one in training only: at inference the student makes its
-    own maps."""
-    costs = at_inference(N, L, D, teacher_D)
-    return costs | {"distill": costs["distill"] + (L - 1) * _block(N, teacher_D) + _scores(N, teacher_D)}
 
 
 # --- 10.2 ---
@@ -140,7 +125,19 @@ EXERCISES = (
             ),
             "The teacher is counted with the student's width. Its own is `teacher_D`, and the cost of its"
             " projections grows with the square of it.": lambda N, L, D, teacher_D: at_inference(N, L, D, D),
-            **told(teacher_to_the_end, student_keeps_scores, distill_with_teacher),
+            "The teacher ran to its end. Nobody reads what comes"
+            " after the map of its last layer: stop it there.": lambda N, L, D, teacher_D: (
+                at_inference(N, L, D, teacher_D)
+                | {"copy": L * (_block(N, teacher_D) + _block(N, D) - _scores(N, D))}
+            ),
+            "The copying student still makes its own queries, keys and scores,"
+            " which its map, the teacher's, does not need. Take them away.": lambda N, L, D, teacher_D: (
+                at_inference(N, L, D, teacher_D) | {"copy": _teacher(N, L, teacher_D) + L * _block(N, D)}
+            ),
+            "Distill has a teacher in your count. It has one in training"
+            " only: at inference the student makes its own maps.": lambda N, L, D, teacher_D: (
+                at_inference(N, L, D, teacher_D) | {"distill": L * _block(N, D) + _teacher(N, L, teacher_D)}
+            ),
         },
         see="What does it cost?",
     ),

@@ -33,9 +33,24 @@ def by_jacobian(p: Tensor, grad: Tensor) -> Tensor:
 
 def maps_of(x: Tensor, W_qkv: Tensor, b_qkv: Tensor, heads: int) -> Tensor:
     """The maps of all images and heads."""
-    B, N, D = x.shape
-    q, k, _ = (x @ W_qkv.T + b_qkv).reshape(B, N, 3, heads, D // heads).permute(2, 0, 3, 1, 4)
-    return (q @ k.mT / (D // heads) ** 0.5).softmax(-1)
+    return maps_by(x, W_qkv, b_qkv, heads)
+
+
+def maps_by(
+    x: Tensor,
+    W_qkv: Tensor,
+    b_qkv: Tensor,
+    heads: int,
+    order: str = "phd",
+    width: int | None = None,
+    axis: int = -1,
+) -> Tensor:
+    """Maps, where a token's numbers are in the order of parts (q, k, v), heads and d channels, the scores are
+    divided by the root of `width`, and the softmax runs over `axis`."""
+    sizes = {"p": 3, "h": heads, "d": x.shape[-1] // heads}
+    parts = (x @ W_qkv.T + b_qkv).unflatten(-1, [sizes[name] for name in order])
+    q, k, _ = torch.einsum(f"bn{order}->pbhnd", parts)
+    return (q @ k.mT / (width or sizes["d"]) ** 0.5).softmax(axis)
 
 
 @torch.no_grad()
@@ -47,49 +62,12 @@ def by_timm(x: Tensor, W_qkv: Tensor, b_qkv: Tensor, heads: int) -> Tensor:
     return walk(attn, x).layers[0].map
 
 
-def heads_first(x, W_qkv, b_qkv, heads):
-    """You split into heads first, and inside of each into q, k and v. timm keeps all of q, then all of k,
-    then all of v: reshape to (B, N, 3, heads, d)."""
-    B, N, D = x.shape
-    q, k, _ = (x @ W_qkv.T + b_qkv).reshape(B, N, heads, 3, D // heads).permute(3, 0, 2, 1, 4)
-    return (q @ k.mT / (D // heads) ** 0.5).softmax(-1)
-
-
-def interleaved(x, W_qkv, b_qkv, heads):
-    """You gave each head every `heads`-th channel. A head's channels lie side by side: (heads, d), not (d,
-    heads)."""
-    B, N, D = x.shape
-    q, k, _ = (x @ W_qkv.T + b_qkv).reshape(B, N, 3, D // heads, heads).permute(2, 0, 4, 1, 3)
-    return (q @ k.mT / (D // heads) ** 0.5).softmax(-1)
-
-
-def models_width(x, W_qkv, b_qkv, heads):
-    """Scores are divided by √D, the model's width. A head's q · k has d = D / heads terms, so it is √d."""
-    B, N, D = x.shape
-    q, k, _ = (x @ W_qkv.T + b_qkv).reshape(B, N, 3, heads, D // heads).permute(2, 0, 3, 1, 4)
-    return (q @ k.mT / D**0.5).softmax(-1)
-
-
-def over_queries(x, W_qkv, b_qkv, heads):
-    """Columns sum to 1 instead of rows. The softmax runs over keys, the last axis."""
-    B, N, D = x.shape
-    q, k, _ = (x @ W_qkv.T + b_qkv).reshape(B, N, 3, heads, D // heads).permute(2, 0, 3, 1, 4)
-    return (q @ k.mT / (D // heads) ** 0.5).softmax(-2)
-
-
 def not_permuted(x, W_qkv, b_qkv, heads):
     """Heads were cut by reshape(B, heads, N, d), which mixes tokens and channels. Make (B, N, heads, d)
     first, and then exchange axes."""
     B, N, D = x.shape
     q, k, _ = ((x @ W_qkv.T + b_qkv)[..., i * D : (i + 1) * D].reshape(B, heads, N, -1) for i in range(3))
     return (q @ k.mT / (D // heads) ** 0.5).softmax(-1)
-
-
-def not_scaled(x, W_qkv, b_qkv, heads):
-    """Scores are not divided by √d, so maps are too sharp."""
-    B, N, D = x.shape
-    q, k, _ = (x @ W_qkv.T + b_qkv).reshape(B, N, 3, heads, D // heads).permute(2, 0, 3, 1, 4)
-    return (q @ k.mT).softmax(-1)
 
 
 def keys_ask(x, W_qkv, b_qkv, heads):
@@ -138,7 +116,17 @@ EXERCISES = (
         wrong={
             "The bias is missing: q, k and v are x Wᵀ + b. A bias on q changes"
             " which keys a token likes.": lambda x, W_qkv, b_qkv, heads: maps_of(x, W_qkv, 0 * b_qkv, heads),
-            **told(heads_first, interleaved, not_permuted, models_width, not_scaled, keys_ask, over_queries),
+            "You split into heads first, and inside of each into q, k and v. timm keeps all of q, then all of"
+            " k, then all of v: reshape to (B, N, 3, heads, d).": lambda *layer: maps_by(*layer, order="hpd"),
+            "You gave each head every `heads`-th channel. A head's channels"
+            " lie side by side: (heads, d), not (d, heads).": lambda *layer: maps_by(*layer, order="pdh"),
+            "Scores are divided by √D, the model's width. A head's q · k"
+            " has d = D / heads terms, so it is √d.": lambda x, *layer: maps_by(x, *layer, width=x.shape[-1]),
+            "Scores are not divided by √d, so maps are too sharp.": lambda *layer: maps_by(*layer, width=1),
+            "Columns sum to 1 instead of rows. The softmax runs over keys, the last axis.": lambda *layer: (
+                maps_by(*layer, axis=-2)
+            ),
+            **told(not_permuted, keys_ask),
         },
         see="Tokens that listen to each other",
     ),

@@ -46,20 +46,6 @@ def under_the_useful(accuracy):
     return corner_effects(accuracy) | {"features": features, "routing": routing}
 
 
-def halved(accuracy):
-    """The interaction is halved. The task asks for the whole difference: how many points more features add
-    under useful routing than under useless."""
-    effects = corner_effects(accuracy)
-    return effects | {"interaction": effects["interaction"] / 2}
-
-
-def added(accuracy):
-    """You added what features do in the two columns. An interaction is how much the two *differ*; it is 0
-    where features are worth the same everywhere."""
-    effects = corner_effects(accuracy)
-    return effects | {"interaction": 2 * effects["features"]}
-
-
 # --- D2.2 ---
 
 Seeds = dict[int, float]
@@ -80,10 +66,15 @@ def interval(difference: float, parts: list[tuple[float, int]]) -> dict[str, flo
     return {"mean": difference, "low": difference - reach, "high": difference + reach}
 
 
+def compared_means(find: World, match: World, squared_error: Callable) -> dict[str, float]:
+    """How much more a message adds in Find than in Match, with this squared error of a mean."""
+    a, b = what_a_message_adds(find), what_a_message_adds(match)
+    return interval(mean(a) - mean(b), [(squared_error(sample), len(sample)) for sample in (a, b)])
+
+
 def more_of_a_message(find: World, match: World) -> dict[str, float]:
     """How much more a message adds in Find than in Match."""
-    a, b = what_a_message_adds(find), what_a_message_adds(match)
-    return interval(mean(a) - mean(b), [(variance(sample) / len(sample), len(sample)) for sample in (a, b)])
+    return compared_means(find, match, lambda sample: variance(sample) / len(sample))
 
 
 def by_scipy(find: World, match: World) -> dict[str, float]:
@@ -117,19 +108,6 @@ def normals_interval(find, match):
     reach = student.ppf(0.975, 1e9) * sqrt(variance(a) / len(a) + variance(b) / len(b))
     difference = mean(a) - mean(b)
     return {"mean": difference, "low": difference - reach, "high": difference + reach}
-
-
-def spread_for_error(find, match):
-    """You took the variance of single seeds. A mean of n seeds has that variance divided by n."""
-    a, b = what_a_message_adds(find), what_a_message_adds(match)
-    return interval(mean(a) - mean(b), [(variance(sample), len(sample)) for sample in (a, b)])
-
-
-def divided_by_n(find, match):
-    """The squared deviations were divided by n. They are taken from the seeds' own mean, which lies too near
-    to them: divide by n - 1 (statistics.variance)."""
-    a, b = what_a_message_adds(find), what_a_message_adds(match)
-    return interval(mean(a) - mean(b), [(pvariance(sample) / len(sample), len(sample)) for sample in (a, b)])
 
 
 def numbered(*accuracies: float, first: int = 0) -> Seeds:
@@ -242,7 +220,15 @@ EXERCISES = (
             " code the two levels as -1/2 and +1/2.": lambda accuracy: regressed(accuracy, (0.0, 1.0)),
             "Features and routing are exchanged. accuracy[s,"
             " f, r]: features are axis 1, routing is axis 2.": lambda accuracy: corner_effects(accuracy.mT),
-            **told(under_the_useful, halved, added),
+            "The interaction is halved. The task asks for the whole difference: how"
+            " many points more features add under useful routing than under useless.": lambda accuracy: (
+                corner_effects(accuracy) | {"interaction": corner_effects(accuracy)["interaction"] / 2}
+            ),
+            "You added what features do in the two columns. An interaction is how much"
+            " the two *differ*; it is 0 where features are worth the same everywhere.": lambda accuracy: (
+                corner_effects(accuracy) | {"interaction": 2 * corner_effects(accuracy)["features"]}
+            ),
+            **told(under_the_useful),
         },
     ),
     Exercise(
@@ -272,7 +258,13 @@ EXERCISES = (
         wrong={
             "The sign is turned: the task asks how much *more*"
             " a message adds in Find than in Match.": lambda find, match: more_of_a_message(match, find),
-            **told(nothing_paired, worlds_paired, normals_interval, spread_for_error, divided_by_n),
+            "You took the variance of single seeds. A mean of n seeds"
+            " has that variance divided by n.": lambda find, match: compared_means(find, match, variance),
+            "The squared deviations were divided by n. They are taken from the seeds' own mean,"
+            " which lies too near to them: divide by n - 1 (statistics.variance).": lambda find, match: (
+                compared_means(find, match, lambda sample: pvariance(sample) / len(sample))
+            ),
+            **told(nothing_paired, worlds_paired, normals_interval),
         },
         see="What do features add to maps?",
         rtol=1e-6,

@@ -148,9 +148,9 @@ def in_batches(p: int, q: int, *sizes: int, seed: int = 0) -> tuple[list[Tensor]
 Pairs = dict[str, float | list[int]]
 
 
-def divergences(a: Tensor, b: Tensor) -> Tensor:
+def divergences(a: Tensor, b: Tensor, divergence: Callable = jensen_shannon) -> Tensor:
     """The divergence of every head of a from every head of b, mean over images and queries: (H, H)."""
-    return torch.stack([jensen_shannon(p[:, None].expand_as(b), b).mean((0, 2)) for p in a.unbind(1)])
+    return torch.stack([divergence(p[:, None].expand_as(b), b).mean((0, 2)) for p in a.unbind(1)])
 
 
 def assigned(cost: Tensor, largest: bool = False) -> Pairs:
@@ -199,32 +199,11 @@ def one_after_the_other(a, b):
     return {"divergence": cost[range(len(cost)), partners].mean().item(), "partner": partners}
 
 
-def turned_round(a, b):
-    """The mean is right, but the list is turned round: the task asks for the head of b for each head of a."""
-    paired = pair_heads(a, b)
-    return paired | {"partner": torch.tensor(paired["partner"]).argsort().tolist()}
-
-
 def averaged_first(a, b):
     """Maps were averaged over images and queries before they were compared, and two heads that look elsewhere
     in every image may have the same mean. Compare row by row, then average."""
     p, q = a.mean((0, 2)), b.mean((0, 2))
     return assigned(torch.stack([jensen_shannon(row.expand_as(q), q) for row in p]))
-
-
-def distances(a, b):
-    """You took the Jensen-Shannon *distance*, the root of the divergence, as
-    scipy.spatial.distance.jensenshannon does. Square it before you average."""
-    return assigned(
-        torch.stack([jensen_shannon(p[:, None].expand_as(b), b).sqrt().mean((0, 2)) for p in a.unbind(1)])
-    )
-
-
-def one_sided(a, b):
-    """That is the Kullback-Leibler divergence of a's rows from b's, which depends on the order of the two.
-    Jensen-Shannon compares both with their mean."""
-    p = a[:, :, None]
-    return assigned((p * (p / b[:, None]).log()).sum(-1).mean((0, 3)))
 
 
 def other_order(heads: int, order: list[int], seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -270,12 +249,6 @@ def echo_by_cases(accuracy: float, copied: float, classes: int) -> Echo:
     return {"accuracy": second[0].item(), "different": different.item(), "place": place.item()}
 
 
-def guesses_always_differ(accuracy, copied, classes):
-    """You let every guess differ from a's answer. Whatever a says, one of C guesses says the same."""
-    b = copied * accuracy + (1 - copied) / classes
-    return placed(accuracy, b, 1 - copied, classes)
-
-
 def never_wrong_alike(accuracy, copied, classes):
     """Your independent models agree only where both are right. Two mistakes agree as well, one time in C -
     1."""
@@ -310,31 +283,6 @@ def by_counting_up(accuracy_a: float, accuracy_b: float, changed: float, z: floa
     while gain < z * (spread / images) ** 0.5:
         images += 1
     return images
-
-
-def not_paired(accuracy_a, accuracy_b, changed, z):
-    """You treated the two accuracies as measured on different images. On the same ones an image that both
-    know, or neither, says nothing: the variance is changed - gain²."""
-    spread = accuracy_a * (1 - accuracy_a) + accuracy_b * (1 - accuracy_b)
-    return ceil(z**2 * spread / (accuracy_a - accuracy_b) ** 2)
-
-
-def rounded_down(accuracy_a, accuracy_b, changed, z):
-    """Rounded down, n is an image too small: the gain falls just short of z errors. Round up."""
-    gain = accuracy_a - accuracy_b
-    return floor(z**2 * (changed - gain**2) / gain**2)
-
-
-def z_not_squared(accuracy_a, accuracy_b, changed, z):
-    """z has to be squared: the standard error falls with the root of n."""
-    gain = accuracy_a - accuracy_b
-    return ceil(z * (changed - gain**2) / gain**2)
-
-
-def gain_not_squared(accuracy_a, accuracy_b, changed, z):
-    """A variance is the mean of squares minus the *square* of the mean: changed - gain²."""
-    gain = abs(accuracy_a - accuracy_b)
-    return ceil(z**2 * (changed - gain) / gain**2)
 
 
 EXERCISES = (
@@ -399,7 +347,17 @@ EXERCISES = (
             "You found the pairing with the *largest* divergence. A divergence is a cost.": lambda a, b: (
                 assigned(divergences(a, b), largest=True)
             ),
-            **told(each_the_nearest, one_after_the_other, turned_round, averaged_first, distances, one_sided),
+            "The mean is right, but the list is turned round:"
+            " the task asks for the head of b for each head of a.": lambda a, b: (
+                pair_heads(a, b) | {"partner": torch.tensor(pair_heads(a, b)["partner"]).argsort().tolist()}
+            ),
+            "You took the Jensen-Shannon *distance*, the root of the divergence,"
+            " as scipy.spatial.distance.jensenshannon does. Square it before you"
+            " average.": lambda a, b: assigned(divergences(a, b, lambda p, q: jensen_shannon(p, q).sqrt())),
+            "That is the Kullback-Leibler divergence of a's rows from b's, which"
+            " depends on the order of the two. Jensen-Shannon compares both with their"
+            " mean.": lambda a, b: assigned(divergences(a, b, lambda p, q: (p * (p / q).log()).sum(-1))),
+            **told(each_the_nearest, one_after_the_other, averaged_first),
         },
     ),
     Exercise(
@@ -421,7 +379,11 @@ EXERCISES = (
             " and most of the disagreement is due to that alone.": lambda accuracy, copied, classes: (
                 half_an_echo(accuracy, copied, classes) | {"place": 1 - copied}
             ),
-            **told(guesses_always_differ, never_wrong_alike, from_no_disagreement),
+            "You let every guess differ from a's answer."
+            " Whatever a says, one of C guesses says the same.": lambda a, copied, classes: placed(
+                a, copied * a + (1 - copied) / classes, 1 - copied, classes
+            ),
+            **told(never_wrong_alike, from_no_disagreement),
         },
         see="The same mistakes?",
     ),
@@ -440,7 +402,16 @@ EXERCISES = (
             " is 0 wherever both are right or both are wrong.": lambda accuracy_a, accuracy_b, changed, z: (
                 ceil(z**2 * accuracy_a * (1 - accuracy_a) / (accuracy_a - accuracy_b) ** 2)
             ),
-            **told(not_paired, z_not_squared, gain_not_squared, rounded_down),
+            "You treated the two accuracies as measured on different images. On the same"
+            " ones an image that both know, or neither, says nothing: the variance is changed"
+            " - gain².": lambda a, b, changed, z: ceil(z**2 * (a * (1 - a) + b * (1 - b)) / (a - b) ** 2),
+            "z has to be squared: the standard error falls with the root of n.": lambda a, b, changed, z: (
+                ceil(z * (changed - (a - b) ** 2) / (a - b) ** 2)
+            ),
+            "A variance is the mean of squares minus the *square* of the mean:"
+            " changed - gain².": lambda a, b, changed, z: ceil(z**2 * (changed - abs(a - b)) / (a - b) ** 2),
+            "Rounded down, n is an image too small: the gain falls just short of z errors."
+            " Round up.": lambda a, b, changed, z: floor(z**2 * (changed - (a - b) ** 2) / (a - b) ** 2),
         },
         see="The same mistakes?",
         rtol=0,

@@ -35,13 +35,6 @@ def weighed_by_atlib(p: Tensor, q: Tensor, weight: Tensor) -> Tensor:
     return (normalize(weight, p=1, dim=0) * rows.mean(1)).sum()
 
 
-def to_each_other(p, q, weight):
-    """You took how far p is from q and q from p. Jensen-Shannon takes how far each is from their mean: it
-    stays finite where one of them is 0."""
-    by_row = ((p - q) * (p.log() - q.log())).sum(-1) / 2
-    return by_row.mean((0, 1)) @ weight / weight.sum()
-
-
 def keys_weighed(p, q, weight):
     """The weights went to keys, the last axis. They belong to queries: a row's divergence is the sum over all
     of its keys, and the row has a weight."""
@@ -122,13 +115,6 @@ def back(order: list[int]) -> list[int]:
     return torch.tensor(order).argsort().tolist()
 
 
-def bias_left(qkv, bias, proj, order):
-    """qkv's bias was left where it was. It has a number for each row of the weight, which moves with the
-    row."""
-    rows, _, columns = reorder(qkv, bias, proj, order)
-    return [rows, bias, columns]
-
-
 def heads_outside(qkv, bias, proj, order):
     """qkv was read as (heads, 3, d). timm's order is (3, heads, d): all queries, all keys, all values."""
     H, d = len(order), proj.shape[1] // len(order)
@@ -169,7 +155,11 @@ EXERCISES = (
             " first.": lambda p, q, weight: divergence(p.mean(1), q.mean(1)).mean(0) @ weight / weight.sum(),
             "That is in bits, with logarithms to base 2. The"
             " chapter counts in nats: natural logarithms.": lambda *inputs: weighed(*inputs) / log(2),
-            **told(to_each_other, keys_weighed, with_nan),
+            "You took how far p is from q and q from p. Jensen-Shannon takes how"
+            " far each is from their mean: it stays finite where one of them is 0.": lambda p, q, weight: (
+                ((p - q) * (p.log() - q.log())).sum(-1).mean((0, 1)) / 2 @ weight / weight.sum()
+            ),
+            **told(keys_weighed, with_nan),
         },
         see="How far are two maps apart?",
     ),
@@ -222,7 +212,11 @@ EXERCISES = (
             "The layer computes the same, but in the inverse order: you"
             " moved old head h to place order[h]. In the task, new head"
             " h is old head order[h].": lambda qkv, bias, proj, order: reorder(qkv, bias, proj, back(order)),
-            **told(bias_left, heads_outside),
+            "qkv's bias was left where it was. It has a number for"
+            " each row of the weight, which moves with the row.": lambda qkv, bias, proj, order: (
+                [reorder(qkv, bias, proj, order)[0], bias, reorder(qkv, bias, proj, order)[2]]
+            ),
+            **told(heads_outside),
         },
         see="Same operation, other maps",
         view=list,

@@ -18,10 +18,14 @@ def among(p: Tensor, kept: list[int]) -> Tensor:
     return p[:, :, kept][..., kept]
 
 
+def rescaled(p: Tensor) -> Tensor:
+    """Rows divided by their sums."""
+    return p / p.sum(-1, keepdim=True)
+
+
 def without_registers(p: Tensor, registers: int) -> Tensor:
     """The map of the tokens that are left."""
-    rest = among(p, tokens_left(p, registers))
-    return rest / rest.sum(-1, keepdim=True)
+    return rescaled(among(p, tokens_left(p, registers)))
 
 
 def tokens_left(p: Tensor, registers: int) -> list[int]:
@@ -39,13 +43,6 @@ def one_factor(p, registers):
     of its own."""
     rest = not_rescaled(p, registers)
     return rest * rest.shape[-1] / rest.sum((-2, -1), keepdim=True)
-
-
-def queries_left(p, registers):
-    """The registers are gone as keys, and still there as queries: a map loses their rows as well as their
-    columns."""
-    rest = p[..., tokens_left(p, registers)]
-    return rest / rest.sum(-1, keepdim=True)
 
 
 # --- D6.2 ---
@@ -85,16 +82,6 @@ def registers_read(depth, prefix, patches, pool):
     rows = read_rows(depth, prefix, patches, pool)
     rows[-1, 1:prefix] = True
     return rows
-
-
-def mean_of_all_tokens(depth, prefix, patches, pool):
-    """You let the average run over all tokens. It is the mean of the patches: class token and registers are
-    not in it."""
-    return (
-        all_of_the_last(depth, prefix, patches, pool)
-        if pool == "avg"
-        else read_rows(depth, prefix, patches, pool)
-    )
 
 
 # --- D6.3 ---
@@ -140,13 +127,6 @@ def own_key_alone(q, k, v, scale, grad):
     grad_q, grad_k = through_one_row(q, k, v, scale, grad)
     grad_k[:, :, 1:] = 0
     return [grad_q, grad_k]
-
-
-def with_their_own_queries(q, k, v, scale, grad):
-    """Each key moved along its own token's query. The score is that of the class token's query with the key,
-    so all keys move along q of token 0."""
-    grad_scores = scores_and_map(q, k, v, scale, grad)[1]
-    return [through_one_row(q, k, v, scale, grad)[0], scale * grad_scores.mT * q]
 
 
 def not_centred(q, k, v, scale, grad):
@@ -197,13 +177,6 @@ def without_gains(q, k, gain_q, gain_k):
     return scaled(*(rms_norm(x, x.shape[-1:]) for x in (q, k)))
 
 
-def centred(q, k, gain_q, gain_k):
-    """The mean was subtracted, too: that is a layer norm. An RMS norm divides by the root of the mean square,
-    and that is all."""
-    q, k = (layer_norm(x, x.shape[-1:]) for x in (q, k))
-    return scaled(q * gain_q, k * gain_k)
-
-
 def without_scale(q, k, gain_q, gain_k):
     """1/√d is missing. Normed vectors have length √d, so their product grows with d as ever."""
     q, k = (rms_norm(x, x.shape[-1:]) for x in (q, k))
@@ -234,7 +207,9 @@ EXERCISES = (
             " among the tokens that are left.": lambda p, registers: not_rescaled(p, registers).softmax(-1),
             "You dropped the first tokens, the class token among them. It is token 0; the"
             " registers come after it.": lambda p, registers: keep_tokens(p, range(registers, p.shape[-1])),
-            **told(not_rescaled, one_factor, queries_left),
+            "The registers are gone as keys, and still there as queries: a map loses their rows"
+            " as well as their columns.": lambda p, registers: rescaled(p[..., tokens_left(p, registers)]),
+            **told(not_rescaled, one_factor),
         },
         see="Which parts are these?",
     ),
@@ -256,7 +231,10 @@ EXERCISES = (
             ),
             "The layers are in the other order: line 0 of the answer is"
             " layer 0.": lambda depth, prefix, patches, pool: read_rows(depth, prefix, patches, pool).flip(0),
-            **told(all_of_the_last, registers_read, mean_of_all_tokens),
+            "You let the average run over all tokens. It is the"
+            " mean of the patches: class token and registers"
+            " are not in it.": lambda *vit: (all_of_the_last if vit[3] == "avg" else read_rows)(*vit),
+            **told(all_of_the_last, registers_read),
         },
         see="Is it the pooling?",
     ),
@@ -274,7 +252,14 @@ EXERCISES = (
             " k.": lambda q, k, v, scale, grad: [x / scale for x in through_one_row(q, k, v, scale, grad)],
             "The two gradients are exchanged: first that by"
             " q, then that by k.": lambda q, k, v, scale, grad: through_one_row(q, k, v, scale, grad)[::-1],
-            **told(all_rows_read, own_key_alone, with_their_own_queries, not_centred),
+            "Each key moved along its own token's query. The score is that of the class token's"
+            " query with the key, so all keys move along q of token 0.": lambda q, k, v, scale, grad: (
+                [
+                    through_one_row(q, k, v, scale, grad)[0],
+                    scale * scores_and_map(q, k, v, scale, grad)[1].mT * q,
+                ]
+            ),
+            **told(all_rows_read, own_key_alone, not_centred),
         },
         see="Is it the pooling?",
         view=list,
@@ -298,7 +283,11 @@ EXERCISES = (
             " to length √d, so these scores are d times too small.": lambda q, k, gain_q, gain_k: scaled(
                 normalize(q, dim=-1) * gain_q, normalize(k, dim=-1) * gain_k
             ),
-            **told(across_heads, without_gains, centred, without_scale),
+            "The mean was subtracted, too: that is a layer norm. An RMS"
+            " norm divides by the root of the mean square, and that is all.": lambda q, k, gain_q, gain_k: (
+                scaled(layer_norm(q, q.shape[-1:]) * gain_q, layer_norm(k, k.shape[-1:]) * gain_k)
+            ),
+            **told(across_heads, without_gains, without_scale),
         },
         see="Which parts are these?",
     ),

@@ -35,12 +35,6 @@ def by_matrices(seen: Tensor, kept: Tensor, P: int) -> Tensor:
     return carry.mT @ seen @ carry
 
 
-def no_class_token(seen, kept, P):
-    """The patches stand one place too early. Token 0 is the class token: patch p is token p + 1."""
-    places = F.pad(kept, (1, 0))
-    return put(seen, places, places, P)
-
-
 def shown(B: int, H: int, P: int, visible: int, seed: int = 0) -> tuple[Tensor, Tensor, int]:
     """Maps of a class token and visible patches, and their places, in a shuffled order that differs from
     image to image. The first patch is never among them: a class token that is forgotten would fall on its
@@ -76,23 +70,10 @@ def by_logits(q: Tensor, k: Tensor, qkv_bias: Tensor) -> dict[str, Tensor]:
     return {"row means": means, "of the bias": means - without, "keys": k - k.mean(2, keepdim=True)}
 
 
-def column_means(q, k, qkv_bias):
-    """The means were taken down the columns, over queries. A row is one query with all keys: the last
-    axis."""
-    logits = q @ k.mT / q.shape[-1] ** 0.5
-    return rows_and_keys(q, k, qkv_bias) | {"row means": logits.mean(-2)}
-
-
 def unscaled(q, k, qkv_bias):
     """These are means of q·k. A logit is q·k/√d, and so both means are √d times smaller."""
     right, root = rows_and_keys(q, k, qkv_bias), q.shape[-1] ** 0.5
     return right | {name: root * right[name] for name in ("row means", "of the bias")}
-
-
-def less_the_bias(q, k, qkv_bias):
-    """Keys without their bias still have an average, and rows a mean. Take the whole average key away."""
-    bias = third(qkv_bias, q, 1)
-    return parts(q, k, bias) | {"keys": k - bias[:, None]}
 
 
 def with_bias(B: int, H: int, N: int, d: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
@@ -125,7 +106,8 @@ EXERCISES = (
             " a row for each image.": lambda seen, kept, P: at_home(seen, kept[:1].expand(len(kept), -1), P),
             "Rows and columns are exchanged. A row is what"
             " one token asks; it still has to sum to 1.": lambda seen, kept, P: at_home(seen.mT, kept, P),
-            **told(no_class_token),
+            "The patches stand one place too early. Token 0 is the class token: patch p"
+            " is token p + 1.": lambda seen, kept, P: put(seen, F.pad(kept, (1, 0)), F.pad(kept, (1, 0)), P),
         },
     ),
     Exercise(
@@ -152,7 +134,13 @@ EXERCISES = (
             " queries of a head meet that head's keys alone.": lambda q, k, qkv_bias: (
                 rows_and_keys(q, k, qkv_bias) | {"keys": k - k.mean((1, 2), keepdim=True)}
             ),
-            **told(column_means, unscaled, less_the_bias),
+            "The means were taken down the columns, over queries."
+            " A row is one query with all keys: the last axis.": lambda q, k, bias: (
+                rows_and_keys(q, k, bias) | {"row means": (q @ k.mT / q.shape[-1] ** 0.5).mean(-2)}
+            ),
+            "Keys without their bias still have an average, and rows a mean. Take the whole average key"
+            " away.": lambda q, k, bias: rows_and_keys(q, k, bias) | {"keys": k - third(bias, q, 1)[:, None]},
+            **told(unscaled),
         },
     ),
 )

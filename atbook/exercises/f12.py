@@ -36,25 +36,12 @@ def target_first(pairs, M, N):
     return p / p.sum(1, keepdim=True).clamp(min=1)
 
 
-def nothing_divided_by_nothing(pairs, M, N):
-    """A target word without a source word got a row of NaN: 0 divided by 0. Divide it by 1
-    (`clamp(min=1)`)."""
-    p = marked(pairs, M, N)
-    return p / p.sum(1, keepdim=True)
-
-
 def even_where_nothing_is_known(pairs, M, N):
     """A target word without a source word got an even row, and a student would be pulled to it. Asked for is
     a row of zeros, which a loss can leave out."""
     p = marked(pairs, M, N)
     p[p.sum(1) == 0] = 1
     return p / p.sum(1, keepdim=True)
-
-
-def columns_shared(pairs, M, N):
-    """You divided each column by its sum. A map's rows sum to 1: one row is what one target word reads."""
-    p = marked(pairs, M, N)
-    return p / p.sum(0, keepdim=True).clamp(min=1)
 
 
 def counted_twice(pairs, M, N):
@@ -93,14 +80,15 @@ EXERCISES = (
             " target word's attention: divide each row by its sum.": lambda pairs, M, N: marked(pairs, M, N),
             "A softmax leaves weight on words that no"
             " pair names. Divide each row by its sum.": lambda pairs, M, N: marked(pairs, M, N).softmax(1),
-            **told(
-                target_first,
-                nothing_divided_by_nothing,
-                even_where_nothing_is_known,
-                columns_shared,
-                counted_twice,
-                last_alone,
+            "A target word without a source word got a row of NaN:"
+            " 0 divided by 0. Divide it by 1 (`clamp(min=1)`).": lambda pairs, M, N: (
+                marked(pairs, M, N) / marked(pairs, M, N).sum(1, keepdim=True)
             ),
+            "You divided each column by its sum. A map's rows"
+            " sum to 1: one row is what one target word reads.": lambda pairs, M, N: (
+                marked(pairs, M, N) / marked(pairs, M, N).sum(0, keepdim=True).clamp(min=1)
+            ),
+            **told(target_first, even_where_nothing_is_known, counted_twice, last_alone),
         },
     ),
 )

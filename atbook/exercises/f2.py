@@ -22,13 +22,6 @@ def keep_low(teacher: Weights, student: Weights, n: int) -> Weights:
     return chosen(teacher, student, EMBEDDING + tuple(f"blocks.{number}." for number in range(n)))
 
 
-def final_norm_too(teacher, student, n):
-    """The last norm is the teacher's. It comes after the blocks that are drawn again."""
-    return keep_low(teacher, student, n) | {
-        name: teacher[name] for name in student if name.startswith("norm.")
-    }
-
-
 def high_blocks(teacher, student, n):
     """The *last* n blocks were kept. The task asks for the first, next to the image."""
     depth = 1 + max(int(name.split(".")[1]) for name in student if name.startswith("blocks."))
@@ -75,7 +68,12 @@ EXERCISES = (
             " the teacher's tokens: its patches, places and class token.": lambda teacher, student, n: chosen(
                 teacher, student, tuple(f"blocks.{number}." for number in range(n))
             ),
-            **told(final_norm_too, high_blocks, exchanged),
+            "The last norm is the teacher's. It comes"
+            " after the blocks that are drawn again.": lambda teacher, student, n: (
+                keep_low(teacher, student, n)
+                | {name: teacher[name] for name in student if name.startswith("norm.")}
+            ),
+            **told(high_blocks, exchanged),
         },
     ),
 )

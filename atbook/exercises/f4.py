@@ -29,30 +29,6 @@ def geometric(of_class: Tensor, of_token: Tensor) -> dict[str, Tensor]:
     return joined(root / root.sum(-1, keepdim=True), (p + q) / 2)
 
 
-def not_halved(of_class, of_token):
-    """The two softmaxes are added, so that rows sum to 2. Halve them; it changes no answer, but the task asks
-    for probabilities."""
-    right = two_answers(of_class, of_token)
-    return right | {"mean of softmaxes": 2 * right["mean of softmaxes"]}
-
-
-def over_images(of_class, of_token):
-    """The softmax runs along the images. Classes are the last axis: softmax(-1)."""
-    return joined(((of_class + of_token) / 2).softmax(0), (of_class.softmax(0) + of_token.softmax(0)) / 2)
-
-
-def softmax_again(of_class, of_token):
-    """You took a softmax of probabilities. The mean of two softmaxes sums to 1 already."""
-    right = two_answers(of_class, of_token)
-    return right | {"mean of softmaxes": right["mean of softmaxes"].softmax(-1)}
-
-
-def other_names(of_class, of_token):
-    """Each answer stands under the other's name."""
-    right = two_answers(of_class, of_token)
-    return joined(right["mean of softmaxes"], right["mean of logits"])
-
-
 def a_sure_and_an_unsure_head() -> tuple[Tensor, Tensor]:
     """One head rules a class out that the other is sure of: the two ways name different classes."""
     return (
@@ -114,13 +90,6 @@ def labels_filled_in(of_class, of_token, z_t, labels):
     return (cross_entropy(of_class, filled) + cross_entropy(of_token, top)) / 2
 
 
-def one_head(of_class, of_token, z_t, labels):
-    """Both parts are of the averaged logits. That is how the student answers after training; while it learns,
-    each head has a loss of its own."""
-    both = (of_class + of_token) / 2
-    return partly_labelled(both, both, z_t, labels)
-
-
 def teachers_probabilities(of_class, of_token, z_t, labels):
     """The token learns the teacher's probabilities. The task asks for the hard loss: its top class."""
     hard = cross_entropy(of_token, z_t.argmax(-1))
@@ -165,13 +134,6 @@ def not_shrunk(p_t, p_s, own):
     made = p_s.clone()
     made[..., common[:, None], common] = p_t
     return made
-
-
-def divided_by_the_sum(p_t, p_s, own):
-    """You put both side by side and divided by the sum, so the own tokens get s / (1 + s). The student gave
-    them s: keep that, and shrink the teacher's part by 1 - s."""
-    made = not_shrunk(p_t, p_s, own)
-    return made / made.sum(-1, keepdim=True)
 
 
 def own_rows_are_empty(p_t, p_s, own):
@@ -235,7 +197,19 @@ EXERCISES = (
             " softmax: the task asks for probabilities.": lambda of_class, of_token: (
                 two_answers(of_class, of_token) | {"mean of logits": (of_class + of_token) / 2}
             ),
-            **told(not_halved, over_images, softmax_again, other_names),
+            "The two softmaxes are added, so that rows sum to 2. Halve them;"
+            " it changes no answer, but the task asks for probabilities.": lambda *z: (
+                two_answers(*z) | {"mean of softmaxes": 2 * two_answers(*z)["mean of softmaxes"]}
+            ),
+            "The softmax runs along the images. Classes are the last axis: softmax(-1).": lambda a, b: joined(
+                ((a + b) / 2).softmax(0), (a.softmax(0) + b.softmax(0)) / 2
+            ),
+            "You took a softmax of probabilities. The mean of two softmaxes sums to 1 already.": lambda *z: (
+                two_answers(*z) | {"mean of softmaxes": two_answers(*z)["mean of softmaxes"].softmax(-1)}
+            ),
+            "Each answer stands under the other's name.": lambda *z: dict(
+                zip(two_answers(*z), reversed(two_answers(*z).values()))
+            ),
         },
         see="What it changes",
     ),
@@ -254,12 +228,14 @@ EXERCISES = (
             " head, the teacher's answers to the token's.": lambda of_class, of_token, z_t, labels: (
                 partly_labelled(of_token, of_class, z_t, labels)
             ),
+            "Both parts are of the averaged logits. That is how the student"
+            " answers after training; while it learns, each head has a loss"
+            " of its own.": lambda a, b, z_t, labels: partly_labelled((a + b) / 2, (a + b) / 2, z_t, labels),
             **told(
                 over_all_images,
                 teacher_on_labelled,
                 teacher_on_the_others,
                 labels_filled_in,
-                one_head,
                 teachers_probabilities,
             ),
         },
@@ -276,14 +252,10 @@ EXERCISES = (
         wrong={
             "The share was taken from a column. A row says which tokens its token listens to, so s is the sum"
             " of row i over the own columns.": lambda p_t, p_s, own: with_own_tokens(p_t.mT, p_s.mT, own).mT,
-            **told(
-                not_shrunk,
-                divided_by_the_sum,
-                own_rows_are_empty,
-                nobody_listens,
-                first_come,
-                one_share_for_all,
-            ),
+            "You put both side by side and divided by the sum, so the own tokens get s"
+            " / (1 + s). The student gave them s: keep that, and shrink the teacher's"
+            " part by 1 - s.": lambda *maps: not_shrunk(*maps) / not_shrunk(*maps).sum(-1, keepdim=True),
+            **told(not_shrunk, own_rows_are_empty, nobody_listens, first_come, one_share_for_all),
         },
         see="What can be handed over",
     ),

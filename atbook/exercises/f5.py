@@ -40,56 +40,20 @@ def heads(B: int, H: int, N: int, d: int, seed: int = 0) -> tuple[Tensor, Tensor
 # --- F5.2 ---
 
 
+def mixed(row: Tensor, v: Tensor) -> dict[str, Tensor]:
+    """A row, and what it makes of the values."""
+    return {"row": row, "output": row @ v}
+
+
 def without_itself(p: Tensor, v: Tensor) -> dict[str, Tensor]:
     """Row and output as if the class token had never been a key."""
-    row = p[..., 1:] / p[..., 1:].sum(-1, keepdim=True)
-    return {"row": row, "output": row @ v[:, :, 1:]}
+    return mixed(p[..., 1:] / p[..., 1:].sum(-1, keepdim=True), v[:, :, 1:])
 
 
 def by_subtraction(p: Tensor, v: Tensor) -> dict[str, Tensor]:
     """The same: take the class token's part out of the output, and scale what is left."""
     share = p[..., :1]
     return {"row": p[..., 1:] / (1 - share), "output": (p @ v - share * v[:, :, :1]) / (1 - share)}
-
-
-def left_as_it_is(p, v):
-    """The row no longer sums to 1: the class token's share is missing. A softmax over the patches alone
-    divides by their sum."""
-    row = p[..., 1:]
-    return {"row": row, "output": row @ v[:, :, 1:]}
-
-
-def spread_evenly(p, v):
-    """Each patch got an equal part of the class token's share. The ratios between patches have to stay: scale
-    the row."""
-    row = p[..., 1:] + p[..., :1] / (p.shape[-1] - 1)
-    return {"row": row, "output": row @ v[:, :, 1:]}
-
-
-def softmax_again(p, v):
-    """You took a softmax of shares. They are past the softmax; what is left of them only has to be scaled to
-    sum to 1."""
-    row = p[..., 1:].softmax(-1)
-    return {"row": row, "output": row @ v[:, :, 1:]}
-
-
-def last_one_out(p, v):
-    """The last patch was left out. The class token is the *first* key."""
-    row = p[..., :-1] / p[..., :-1].sum(-1, keepdim=True)
-    return {"row": row, "output": row @ v[:, :, :-1]}
-
-
-def values_one_off(p, v):
-    """The row is right and the output is not: row and values are off by one. The class token's value has to
-    go, too."""
-    row = without_itself(p, v)["row"]
-    return {"row": row, "output": row @ v[:, :, :-1]}
-
-
-def one_for_all_heads(p, v):
-    """All heads were scaled alike. Each head has a share of its own on the class token."""
-    row = p[..., 1:] / (1 - p[..., :1].mean(1, keepdim=True))
-    return {"row": row, "output": row @ v[:, :, 1:]}
 
 
 def class_row(B: int, H: int, N: int, d: int, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -128,8 +92,21 @@ EXERCISES = (
             "three heads": lambda: class_row(1, 3, 6, 2, seed=5),
         },
         also_right=(by_subtraction,),
-        wrong=told(
-            left_as_it_is, spread_evenly, softmax_again, last_one_out, values_one_off, one_for_all_heads
-        ),
+        wrong={
+            "The row no longer sums to 1: the class token's share is missing. A softmax"
+            " over the patches alone divides by their sum.": lambda p, v: mixed(p[..., 1:], v[:, :, 1:]),
+            "Each patch got an equal part of the class token's"
+            " share. The ratios between patches have to stay:"
+            " scale the row.": lambda p, v: mixed(p[..., 1:] + p[..., :1] / (p.shape[-1] - 1), v[:, :, 1:]),
+            "You took a softmax of shares. They are past the softmax; what is left of them"
+            " only has to be scaled to sum to 1.": lambda p, v: mixed(p[..., 1:].softmax(-1), v[:, :, 1:]),
+            "The last patch was left out. The class token is the *first* key.": lambda p, v: mixed(
+                p[..., :-1] / p[..., :-1].sum(-1, keepdim=True), v[:, :, :-1]
+            ),
+            "The row is right and the output is not: row and values are off by one. The class"
+            " token's value has to go, too.": lambda p, v: mixed(without_itself(p, v)["row"], v[:, :, :-1]),
+            "All heads were scaled alike. Each head has a share of its own on the class"
+            " token.": lambda p, v: mixed(p[..., 1:] / (1 - p[..., :1].mean(1, keepdim=True)), v[:, :, 1:]),
+        },
     ),
 )

@@ -128,30 +128,15 @@ def belonging(grid: Grid, factor: int, prefix: int) -> Tensor:
     return F.one_hot(torch.cat([torch.arange(prefix), prefix + patch])).double()
 
 
+def averaging(grid: Grid, factor: int, prefix: int) -> Tensor:
+    """The same table, with columns that sum to 1."""
+    parts = belonging(grid, factor, prefix)
+    return parts / parts.sum(0)
+
+
 def pooled_map(p: Tensor, grid: Grid, factor: int, prefix: int) -> Tensor:
     """The map of large patches: their shares as keys add up, and their rows as queries are averaged."""
-    parts = belonging(grid, factor, prefix)
-    return (parts / parts.sum(0)).mT @ p @ parts
-
-
-def keys_averaged(p, grid, factor, prefix):
-    """The shares of a large patch's parts were averaged, and most of the attention is gone. What is listened
-    to adds up."""
-    parts = belonging(grid, factor, prefix)
-    return (parts / parts.sum(0)).mT @ p @ (parts / parts.sum(0))
-
-
-def queries_summed(p, grid, factor, prefix):
-    """The rows of a large patch's parts were added up, so they sum to their number. Rows that listen are
-    averaged."""
-    parts = belonging(grid, factor, prefix)
-    return parts.mT @ p @ parts
-
-
-def exchanged(p, grid, factor, prefix):
-    """Turn it round: keys, the last axis, add up; queries, the axis before it, average."""
-    parts = belonging(grid, factor, prefix)
-    return parts.mT @ p @ (parts / parts.sum(0))
+    return averaging(grid, factor, prefix).mT @ p @ belonging(grid, factor, prefix)
 
 
 def one_part_each(p, grid, factor, prefix):
@@ -263,7 +248,13 @@ EXERCISES = (
         wrong={
             "The sides of the grid are exchanged: it is (patches down,"
             " patches across).": lambda p, grid, factor, prefix: pooled_map(p, grid[::-1], factor, prefix),
-            **told(keys_averaged, queries_summed, exchanged, one_part_each, neighbours_in_the_row),
+            "The shares of a large patch's parts were averaged, and most of the attention is"
+            " gone. What is listened to adds up.": lambda p, *how: averaging(*how).mT @ p @ averaging(*how),
+            "The rows of a large patch's parts were added up, so they sum to their number."
+            " Rows that listen are averaged.": lambda p, *how: belonging(*how).mT @ p @ belonging(*how),
+            "Turn it round: keys, the last axis, add up; queries,"
+            " the axis before it, average.": lambda p, *how: belonging(*how).mT @ p @ averaging(*how),
+            **told(one_part_each, neighbours_in_the_row),
         },
         see="Smaller patches",
     ),

@@ -1,5 +1,6 @@
 """Exercises of how-to H2, Never store a map."""
 
+from collections.abc import Callable
 from math import isqrt
 
 import torch
@@ -49,6 +50,13 @@ def onward(grad_z: Tensor, q: Tensor, k: Tensor, scale: float) -> tuple[Tensor, 
     return scale / rows * grad_z @ k, scale / rows * grad_z.mT @ q
 
 
+def taught(
+    q: Tensor, k: Tensor, q_t: Tensor, k_t: Tensor, scale: float, by_scores: Callable
+) -> tuple[Tensor, Tensor]:
+    """Gradients by q and k, from a function of both log maps that gives the gradient by the scores."""
+    return onward(by_scores(*log_maps(q, k, q_t, k_t, scale)), q, k, scale)
+
+
 def reverse_gradients(q: Tensor, k: Tensor, q_t: Tensor, k_t: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     """Gradients of the reverse divergence by q and k."""
     log_p_s, log_p_t = log_maps(q, k, q_t, k_t, scale)
@@ -63,27 +71,6 @@ def by_autograd(q: Tensor, k: Tensor, q_t: Tensor, k_t: Tensor, scale: float) ->
     log_p_s, log_p_t = log_maps(q, k, q_t, k_t, scale)
     loss = F.kl_div(log_p_t, log_p_s, reduction="none", log_target=True).sum(-1).mean()
     return torch.autograd.grad(loss, (q, k))
-
-
-def forward_gradients(q, k, q_t, k_t, scale):
-    """p_s - p_t belongs to the forward cross-entropy, where the weights p_t are constants. In Σ p_s log(p_s /
-    p_t) the weights p_s move as well."""
-    log_p_s, log_p_t = log_maps(q, k, q_t, k_t, scale)
-    return onward(log_p_s.exp() - log_p_t.exp(), q, k, scale)
-
-
-def weights_held_fast(q, k, q_t, k_t, scale):
-    """p_s log(p_s / p_t) alone does not sum to 0 along a row, as the gradient of a softmax must. Subtract the
-    row's own divergence from the logarithm."""
-    log_p_s, log_p_t = log_maps(q, k, q_t, k_t, scale)
-    return onward(log_p_s.exp() * (log_p_s - log_p_t), q, k, scale)
-
-
-def only_by_shares(q, k, q_t, k_t, scale):
-    """You have log(p_s / p_t) + 1, the derivative by a *share*, times p_s. A score moves all shares of its
-    row: take away the row's mean of that, weighted by p_s. The 1 cancels."""
-    log_p_s, log_p_t = log_maps(q, k, q_t, k_t, scale)
-    return onward(log_p_s.exp() * (log_p_s - log_p_t + 1), q, k, scale)
 
 
 def not_transposed(q, k, q_t, k_t, scale):
@@ -219,7 +206,17 @@ EXERCISES = (
             " more factor, `scale`: z = scale · q kᵀ.": lambda q, k, q_t, k_t, scale: tuple(
                 gradient / scale for gradient in reverse_gradients(q, k, q_t, k_t, scale)
             ),
-            **told(forward_gradients, weights_held_fast, only_by_shares, not_transposed),
+            "p_s - p_t belongs to the forward cross-entropy, where the weights"
+            " p_t are constants. In Σ p_s log(p_s / p_t) the weights p_s"
+            " move as well.": lambda *layer: taught(*layer, lambda log_s, log_t: log_s.exp() - log_t.exp()),
+            "p_s log(p_s / p_t) alone does not sum to 0 along a row, as the"
+            " gradient of a softmax must. Subtract the row's own divergence from the"
+            " logarithm.": lambda *layer: taught(*layer, lambda log_s, log_t: log_s.exp() * (log_s - log_t)),
+            "You have log(p_s / p_t) + 1, the derivative by a *share*, times p_s. A score moves all shares"
+            " of its row: take away the row's mean of that, weighted by p_s. The 1 cancels.": lambda *layer: (
+                taught(*layer, lambda log_s, log_t: log_s.exp() * (log_s - log_t + 1))
+            ),
+            **told(not_transposed),
         },
         see="Step 2: the gradient is the difference of the maps",
     ),

@@ -181,19 +181,21 @@ def blocks_as_large_as_the_first(step, processes):
 
 def step_flops(N: int, D: int, hidden: int, depth: int, layers: int, how: str) -> int:
     """FLOPs of one training step on one image."""
-    projection, mixing = 2 * N * D * D, 2 * N * D * N
-    block = 4 * projection + 2 * mixing + 2 * (2 * N * D * hidden)
-    teacher = (layers - 1) * block + 2 * projection + mixing
-    student = 3 * depth * block
+    teacher = (layers - 1) * block(N, D, hidden) + asking(N, D)
+    student = 3 * depth * block(N, D, hidden)
     if how == "copy":  # no q, k, scores, three times; and no gradient of a map
-        student -= layers * (3 * (2 * projection + mixing) + mixing)
+        student -= layers * (3 * asking(N, D) + 2 * N * D * N)
     return teacher + student
 
 
-def parts_of(N: int, D: int, hidden: int) -> tuple[int, int]:
-    """Forward FLOPs of a block, and of its q, k and scores."""
-    asking = 2 * (2 * N * D * D) + 2 * N * D * N
-    return 2 * (2 * N * D * D) + 2 * N * D * N + 2 * (2 * N * D * hidden) + asking, asking
+def asking(N: int, D: int) -> int:
+    """Forward FLOPs of q, k and scores."""
+    return 2 * (2 * N * D * D) + 2 * N * D * N
+
+
+def block(N: int, D: int, hidden: int) -> int:
+    """Forward FLOPs of a block: as many again for v, output and mixing, and the MLP."""
+    return 2 * asking(N, D) + 2 * (2 * N * D * hidden)
 
 
 def by_accounting(N: int, D: int, hidden: int, depth: int, layers: int, how: str) -> int:
@@ -202,38 +204,18 @@ def by_accounting(N: int, D: int, hidden: int, depth: int, layers: int, how: str
     return {"copy": accounting.copy, "distill": accounting.distill}[how](shape, layers)
 
 
-def teacher_trained(N, D, hidden, depth, layers, how):
-    """The teacher was charged for a backward pass. It is frozen: one forward pass, as far as it is needed."""
-    block, asking = parts_of(N, D, hidden)
-    return step_flops(N, D, hidden, depth, layers, how) + 2 * ((layers - 1) * block + asking)
-
-
-def whole_teacher(N, D, hidden, depth, layers, how):
-    """The whole teacher was charged. It stops at the scores of the last transferred layer."""
-    block, asking = parts_of(N, D, hidden)
-    return step_flops(N, D, hidden, depth, layers, how) + (depth - layers + 1) * block - asking
-
-
-def whole_last_block(N, D, hidden, depth, layers, how):
-    """The teacher's last needed block was charged whole. Its q, its k and their scores are enough: no values,
-    no output projection, no MLP."""
-    block, asking = parts_of(N, D, hidden)
-    return step_flops(N, D, hidden, depth, layers, how) + block - asking
-
-
 def backward_once(N, D, hidden, depth, layers, how):
     """The backward pass of a product is *two* products of its size, one for each factor that needs a
     gradient: 3 × forward in all, not 2."""
-    block, asking = parts_of(N, D, hidden)
-    saved = layers * asking if how == "copy" else 0
-    return (layers - 1) * block + asking + 2 * (depth * block - saved)
+    saved = layers * asking(N, D) if how == "copy" else 0
+    teacher = (layers - 1) * block(N, D, hidden) + asking(N, D)
+    return teacher + 2 * (depth * block(N, D, hidden) - saved)
 
 
 def saved_once(N, D, hidden, depth, layers, how):
     """What Copy does not compute it does not differentiate either: q, k and scores are saved three times, not
     once."""
-    _, asking = parts_of(N, D, hidden)
-    saved = layers * asking if how == "copy" else 0
+    saved = layers * asking(N, D) if how == "copy" else 0
     return step_flops(N, D, hidden, depth, layers, "distill") - saved
 
 
@@ -251,6 +233,11 @@ def gradient_of(W: Tensor, x: Tensor, y: Tensor) -> Tensor:
     """The gradient of the mean squared error of x W."""
     W = W.clone().requires_grad_()
     return torch.autograd.grad(F.mse_loss(x @ W, y), W)[0]
+
+
+def of_parts(W: Tensor, x: Tensor, y: Tensor, sizes: list[int]) -> list[Tensor]:
+    """The gradient of each part."""
+    return [gradient_of(W, *part) for part in zip(x.split(sizes), y.split(sizes))]
 
 
 def clipped(gradient: Tensor, longest: float) -> Tensor:
@@ -273,20 +260,6 @@ def by_backward(W: Tensor, x: Tensor, y: Tensor, sizes: list[int], longest: floa
         (len(some_x) / len(x) * F.mse_loss(some_x @ W, some_y)).backward()
     nn.utils.clip_grad_norm_([W], longest)
     return W.grad
-
-
-def parts_weigh_the_same(W, x, y, sizes, longest):
-    """All parts weigh the same, though the last has fewer images. Multiply each part's gradient by its share
-    of the images."""
-    gradients = [gradient_of(W, *part) for part in zip(x.split(sizes), y.split(sizes))]
-    return clipped(torch.stack(gradients).mean(0), longest)
-
-
-def parts_summed(W, x, y, sizes, longest):
-    """The parts' gradients were added up as they are. Each is a mean over its own images: multiply it by the
-    part's share of the images first."""
-    gradients = [gradient_of(W, *part) for part in zip(x.split(sizes), y.split(sizes))]
-    return clipped(torch.stack(gradients).sum(0), longest)
 
 
 def each_clipped(W, x, y, sizes, longest):
@@ -388,14 +361,19 @@ EXERCISES = (
             " its copied layers: less than Distill, not the same.": lambda N, D, hidden, depth, layers, how: (
                 step_flops(N, D, hidden, depth, layers, "distill")
             ),
-            **told(
-                teacher_trained,
-                whole_teacher,
-                whole_last_block,
-                backward_once,
-                saved_once,
-                gradient_of_a_copied_map,
+            "The teacher was charged for a backward pass. It is"
+            " frozen: one forward pass, as far as it is needed.": lambda N, D, M, depth, n, how: (
+                step_flops(N, D, M, depth, n, how) + 2 * ((n - 1) * block(N, D, M) + asking(N, D))
             ),
+            "The whole teacher was charged. It stops at"
+            " the scores of the last transferred layer.": lambda N, D, M, depth, n, how: (
+                step_flops(N, D, M, depth, n, how) + (depth - n + 1) * block(N, D, M) - asking(N, D)
+            ),
+            "The teacher's last needed block was charged whole. Its q, its k and their"
+            " scores are enough: no values, no output projection, no MLP.": lambda N, D, M, depth, n, how: (
+                step_flops(N, D, M, depth, n, how) + block(N, D, M) - asking(N, D)
+            ),
+            **told(backward_once, saved_once, gradient_of_a_copied_map),
         },
         see="Computed: 8 to 64 GPUs",
         rtol=1e-9,
@@ -416,7 +394,14 @@ EXERCISES = (
             "The gradient of the step is right, and it was not clipped.": lambda *inputs: accumulated(
                 *inputs[:4], longest=float("inf")
             ),
-            **told(parts_weigh_the_same, parts_summed, each_clipped, sum_clipped_on_the_way),
+            "All parts weigh the same, though the last has fewer images."
+            " Multiply each part's gradient by its share of the images.": lambda W, x, y, sizes, longest: (
+                clipped(torch.stack(of_parts(W, x, y, sizes)).mean(0), longest)
+            ),
+            "The parts' gradients were added up as they are. Each is a mean"
+            " over its own images: multiply it by the part's share of the"
+            " images first.": lambda W, x, y, sizes, longest: clipped(sum(of_parts(W, x, y, sizes)), longest),
+            **told(each_clipped, sum_clipped_on_the_way),
         },
         see="What fits on a GPU",
         largest=200,

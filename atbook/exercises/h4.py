@@ -33,12 +33,6 @@ def all_but_biases(model):
     return [name for name in names if not name.endswith("bias") and name not in exempt]
 
 
-def the_others(model):
-    """These are the parameters that decay leaves alone. Return those that it pulls at."""
-    pulled = decayed(model)
-    return [name for name, _ in model.named_parameters() if name not in pulled]
-
-
 # --- H4.2 ---
 
 
@@ -62,13 +56,6 @@ def among_the_others(logits, labels, eps):
     hot = one_hot(labels, classes)
     targets = (1 - eps) * hot + eps / (classes - 1) * (1 - hot)
     return (logits.softmax(-1) - targets) / len(logits)
-
-
-def more_than_one(logits, labels, eps):
-    """Your targets sum to 1 + ε. What all classes get is taken from the label first: it keeps 1 - ε and gets
-    ε/C."""
-    classes = logits.shape[1]
-    return (logits.softmax(-1) - one_hot(labels, classes) - eps / classes) / len(logits)
 
 
 def no_softmax(logits, labels, eps):
@@ -95,7 +82,11 @@ EXERCISES = (
             " names.": lambda model: [name for name, p in model.named_parameters() if p.ndim > 1],
             "The patch embedding is missing. It is a convolution, with four axes, but it mixes inputs like"
             " any other matrix.": lambda model: [name for name, p in model.named_parameters() if p.ndim == 2],
-            **told(all_but_biases, the_others),
+            "These are the parameters that decay leaves"
+            " alone. Return those that it pulls at.": lambda model: (
+                [name for name, _ in model.named_parameters() if name not in decayed(model)]
+            ),
+            **told(all_but_biases),
         },
         see="The training loop",
         view=sorted,
@@ -120,7 +111,11 @@ EXERCISES = (
             "ε and 1 - ε are exchanged: the label keeps 1 - ε.": lambda logits, labels, eps: (
                 smoothing_gradient(logits, labels, 1 - eps)
             ),
-            **told(among_the_others, more_than_one, no_softmax),
+            "Your targets sum to 1 + ε. What all classes get is taken"
+            " from the label first: it keeps 1 - ε and gets ε/C.": lambda logits, labels, eps: (
+                (logits.softmax(-1) - one_hot(labels, logits.shape[1]) - eps / logits.shape[1]) / len(logits)
+            ),
+            **told(among_the_others, no_softmax),
         },
         see="The training loop",
     ),
