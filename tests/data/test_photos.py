@@ -25,7 +25,6 @@ from tests.picture_files import (
     SMALL,
     all_batches,
     annotate,
-    check_every_image_once,
     encoded,
     index_of,
     picture,
@@ -98,46 +97,6 @@ def test_every_form_gives_the_same_images(tmp_path, form):
     assert photos.classes == (("0", "1", "2") if form == "bytes" else tuple(CLASSES))
 
 
-@pytest.mark.parametrize("count", [20, 23, 4])
-@pytest.mark.parametrize("world", [1, 2, 3])
-def test_every_image_once_over_all_processes(pictures, world, count):
-    photos = pictures(count=count)
-    check_every_image_once(photos, world, count)
-    for batch in all_batches(photos, world=world, rank=world - 1):
-        assert [index_of(image) for image in batch.images] == batch.indices
-
-
-def test_an_epoch_hangs_on_seed_epoch_and_index_alone(pictures):
-    """Not on workers, processes, where it is taken up again, or what was drawn elsewhere; and no generator of
-    others moves."""
-    photos = pictures(augmentation=SMALL, train=True)
-    whole = all_batches(photos)
-    one = {index: image for batch in whole for index, image in zip(batch.indices, batch.images)}
-    torch.manual_seed(5)
-    before = torch.get_rng_state()
-    for batches in (all_batches(photos), all_batches(photos, workers=2)):
-        assert [batch.indices for batch in batches] == [batch.indices for batch in whole]
-        assert all(
-            torch.equal(a.images, b.images) and torch.equal(a.targets, b.targets)
-            for a, b in zip(batches, whole, strict=True)
-        )
-    later = all_batches(photos, start=2, workers=1)
-    assert all(
-        torch.equal(a.images, b.images) and a.indices == b.indices
-        for a, b in zip(later, whole[2:], strict=True)
-    )
-    for batch in all_batches(photos, world=2, rank=1):
-        assert all(torch.equal(image, one[index]) for index, image in zip(batch.indices, batch.images))
-    assert torch.equal(torch.get_rng_state(), before)
-    for other in (all_batches(photos, epoch=2), all_batches(photos, seed=4)):
-        assert [batch.indices for batch in other] != [batch.indices for batch in whole]
-        assert not any(
-            torch.equal(image, one[index])
-            for batch in other
-            for index, image in zip(batch.indices, batch.images)
-        )
-
-
 def test_evaluation_sees_the_middle_in_order_and_never_augmentation(pictures):
     photos = pictures(augmentation=SMALL, train=True, workers=1)
     assert all(
@@ -205,14 +164,12 @@ def test_training_counts_the_gaps_and_does_not_hang_on_workers(pictures, small_v
 
 
 def test_a_share_without_any_readable_image_counts_nothing(pictures):
-    for options in ({"augmentation": SMALL, "train": True}, {}):
-        photos = pictures(corrupt=(1, 2), count=4, on_corrupt="skip", **options)
-        batches = all_batches(photos, batch_size=1)
-        assert sorted(index for batch in batches for index in batch.indices) == [0, 3]
-        assert sorted(batch.weight for batch in batches) == [0, 0, 1, 1]
-        assert len({batch.images.shape for batch in batches}) == 1 and all(
-            len(batch.targets) == 1 for batch in batches
-        )
+    photos = pictures(corrupt=(1, 2), count=4, on_corrupt="skip", augmentation=SMALL, train=True)
+    batches = all_batches(photos, batch_size=1)
+    assert sorted(index for batch in batches for index in batch.indices) == [0, 3]
+    assert sorted(batch.weight for batch in batches) == [0, 0, 1, 1]
+    assert len({batch.images.shape for batch in batches}) == 1
+    assert all(len(batch.targets) == 1 for batch in batches)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
