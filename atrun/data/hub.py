@@ -120,7 +120,7 @@ def _from_files(name: str, path: Path, labelled: bool = True) -> Mapping[str, da
     for builder in ("parquet", "arrow"):
         if files := _files_of(path, builder):
             return {split: _read(several, builder) for split, several in files.items()}
-    if _saved(path):
+    if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
         try:
             saved = datasets.load_from_disk(str(path))
         except Exception as error:
@@ -144,11 +144,6 @@ def _files_of(path: Path, suffix: str) -> dict[str, list[str]]:
         if files:
             found[split] = [str(file) for file in files]
     return found
-
-
-def _saved(path: Path) -> bool:
-    """Whether `Dataset.save_to_disk` or `DatasetDict.save_to_disk` wrote this folder."""
-    return (path / "dataset_dict.json").is_file() or (path / "state.json").is_file()
 
 
 def _annotated(path: Path) -> dict[str, Path]:

@@ -91,24 +91,20 @@ class Rows(NamedTuple):
 
     def content(self) -> dict:
         """As JSON, the numbers in base64, the lowest byte of a float32 first."""
-        panels = {name: values for name, values in self.panels._asdict().items() if values is not None}
-        if (coarse := self.coarse) is not None:
-            parts = {"levels": _text(coarse.levels), "largest": _text(coarse.largest)}
-            panels["coarse"] = {"side": coarse.side, **parts}
-        return {
+        numbers = {"levels": self.levels, "largest": self.largest, **self.panels._asdict()}
+        content = {
             "prefix": self.tokens.prefix,
             "grid": self.tokens.grid,
             "layers": [{"layer": layer, "heads": heads} for layer, heads in self.layers],
             "down": self.down,
             "across": self.across,
             "beside": self.beside,
-            "levels": _text(self.levels),
-            "largest": _text(self.largest),
-            **{
-                name: _text(values) if isinstance(values, Tensor) else values
-                for name, values in panels.items()
-            },
+            **{name: _text(values) for name, values in numbers.items() if values is not None},
         }
+        if (coarse := self.coarse) is not None:
+            parts = {"levels": _text(coarse.levels), "largest": _text(coarse.largest)}
+            content["coarse"] = {"side": coarse.side, **parts}
+        return content
 
 
 def _text(values: Tensor) -> str:

@@ -17,6 +17,7 @@ from atlib.train import train
 from atrun.data.decoding import as_stored
 from atrun.data.loading import CorruptImage
 from atrun.data.photos import open_photos
+from atrun.data.stream import open_stream
 from atrun.data.transforms import Augmentation
 from tests.helpers import same, shared
 from tests.picture_files import (
@@ -28,7 +29,9 @@ from tests.picture_files import (
     encoded,
     index_of,
     picture,
+    pictures_in,
     rows,
+    write_arrow,
     write_folders,
     write_parquet,
 )
@@ -125,24 +128,36 @@ class ByColour(torch.nn.Module):
         return torch.nn.functional.one_hot(labels.masked_fill(labels == 2, 0), 3).float() + self.weight
 
 
+def streamed(here, corrupt, **options):
+    folder = write_arrow(here, "train", range(23), parts=4, corrupt=corrupt)
+    return open_stream(folder, split="train+validation", augmentation=PLAIN, train=False, **options)
+
+
+def by_index(here, corrupt, **options):
+    folder = write_parquet(here, "train", range(23), corrupt=corrupt)
+    return open_photos(folder, split="train+validation", augmentation=PLAIN, train=False, **options)
+
+
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_corrupt_image_is_named_or_skipped_and_counted(pictures, workers):
-    photos = pictures(corrupt=(4, 11, 12), augmentation=SMALL, train=True, on_corrupt="skip")
-    healthy = pictures(augmentation=SMALL, train=True)
+@pytest.mark.parametrize("open_them", [streamed, by_index])
+def test_a_corrupt_image_is_named_or_skipped_and_counted(tmp_path, open_them, workers):
+    photos = open_them(tmp_path / "skip", (4, 11, 12), on_corrupt="skip")
     batches = all_batches(photos, workers)
-    assert sorted(photos.corrupt) == [4, 11, 12] and all("picture" in why for why in photos.corrupt.values())
-    for batch, whole in zip(batches, all_batches(healthy), strict=True):
-        kept = [place for place, index in enumerate(whole.indices) if index not in (4, 11, 12)]
-        assert batch.indices == [whole.indices[place] for place in kept]
-        assert torch.equal(batch.images, whole.images[kept]) and torch.equal(
-            batch.targets, whole.targets[kept]
-        )
-        assert batch.weight == len(kept) / len(whole.indices)
-    fatal = pictures(corrupt=(4,), on_corrupt="raise", augmentation=SMALL)
+    assert sorted(pictures_in(batches)) == [i for i in range(23) if i not in (4, 11, 12)]
+    names = {why.split()[-1] for why in photos.corrupt.values()}
+    assert names == {"picture4.png", "picture11.png", "picture12.png"}
+    whole = all_batches(open_them(tmp_path / "whole", ()))
+    for batch, healthy in zip(batches, whole, strict=True):
+        kept = [place for place, index in enumerate(healthy.indices) if index not in photos.corrupt]
+        assert batch.indices == [healthy.indices[place] for place in kept]
+        assert torch.equal(batch.images, healthy.images[kept])
+        assert torch.equal(batch.targets, healthy.targets[kept])
+        assert batch.weight == len(kept) / len(healthy.indices)
+    all_batches(photos, workers, start=5)
+    assert photos.corrupt == {}, "of the epoch before"
     with pytest.raises(CorruptImage) as caught:
-        all_batches(fatal, workers)
+        all_batches(open_them(tmp_path / "raise", (4,)), workers)
     clear_frames(caught.tb)  # which hold the workers, and torch waits 5 seconds for those that it collects
-    assert list(fatal.corrupt) == [4]
 
 
 def test_training_counts_the_gaps_and_does_not_hang_on_workers(pictures, small_vit):

@@ -2,7 +2,6 @@
 middle, and with gaps."""
 
 import json
-from traceback import clear_frames
 
 import datasets
 import pytest
@@ -11,7 +10,6 @@ from atlib.checkpoint_manager import CheckpointManager
 from atlib.loading import ShardSpec
 from atlib.recipe import Recipe
 from atlib.train import train
-from atrun.data.loading import CorruptImage
 from atrun.data.photos import open_photos
 from atrun.data.stream import open_stream
 from atrun.data.transforms import Augmentation
@@ -49,24 +47,6 @@ def test_order_is_drawn_anew_by_seed_and_epoch_and_comes_again(stream):
         order != list(range(40)) for order in orders.values()
     )
     assert pictures_in(all_batches(photos, seed=1, epoch=2)) == orders[1, 2]
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_corrupt_images_are_named_or_skipped_and_counted(stream, workers):
-    photos = stream(corrupt=(4, 11), on_corrupt="skip")
-    batches = all_batches(photos, workers)
-    assert sorted(pictures_in(batches)) == [i for i in range(23) if i not in (4, 11)]
-    assert sorted(why.split()[-1] for why in photos.corrupt.values()) == ["picture11.png", "picture4.png"]
-    assert not {place for batch in batches for place in batch.indices} & set(photos.corrupt)
-    planned = [5, 5, 5, 5, 3]
-    assert [batch.weight for batch in batches] == [
-        len(batch.indices) / whole for batch, whole in zip(batches, planned)
-    ]
-    all_batches(photos, workers, start=5)
-    assert photos.corrupt == {}, "of the epoch before"
-    with pytest.raises(CorruptImage) as caught:
-        all_batches(stream(corrupt=(4, 11)), workers)
-    clear_frames(caught.tb)  # as in test_photos
 
 
 def test_corrupt_images_are_counted_over_a_pass_that_was_interrupted(stream, small_vit, tmp_path):
