@@ -10,10 +10,10 @@ from torch import Tensor
 
 from atfamily.measures.predictions import Interval, paired_bootstrap
 from atlib.evaluate import predict, score
+from atrun.build import held_out
 from atrun.config import TRUST_DATA, RunConfig, read_config
 from atrun.measure import decoded, same_images
-from atrun.parts import Classify
-from atrun.runner import held_out, load_result, weights_of
+from atrun.runner import load_result, weights_of
 
 
 class Comparison(NamedTuple):
@@ -53,12 +53,14 @@ def compare_runs(
     `read_config`. Raises `ValueError` for runs on other images, and for other than classifiers."""
     configs = [read_config(folder, trust_data) for folder in (first, second)]
     for folder, config in zip((first, second), configs):
-        if not isinstance(config.task, Classify):
-            raise ValueError(f"{folder} is a run of {config.task.says}: compare runs that classify")
+        if not config.classifies:
+            raise ValueError(
+                f"{folder} is a run of {config.method} on {config.data}: compare runs that classify"
+            )
         if averaged and config.recipe.ema is None:
             raise ValueError(f"the run in {folder} has no averaged weights: its recipe has no ema")
-    splits = [split or config.task.evaluation_split for config in configs]
-    sets = [held_out(config.changed(evaluation_split=name)) for config, name in zip(configs, splits)]
+    splits = [split or config.evaluation_split for config in configs]
+    sets = [held_out(config, name) for config, name in zip(configs, splits)]
     if not same_images(*sets):
         data = [_place(config) for config in configs]
         said = " and ".join(f"{place}, {name}" for place, name in zip(data, splits))
@@ -75,9 +77,8 @@ def compare_runs(
 
 def _place(config: RunConfig) -> str:
     """Where a run's images are, in words."""
-    read, of = config.flat(), config.data
-    of += f" in {read['data_path']}" if read.get("data_path") else ""
-    return of + (f", column {read['image_column']}" if read.get("image_column") else "")
+    of = config.data + (f" in {config.data_path}" if config.data_path else "")
+    return of + (f", column {config.image_column}" if config.image_column else "")
 
 
 def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:

@@ -42,9 +42,14 @@ class Method(StrEnum):
         return self in (Method.DMAE, Method.ATTNDISTILL) or self.is_unlabelled
 
     @property
+    def contrasts(self) -> bool:
+        """Whether views of images are compared."""
+        return self in (Method.MOCO, Method.DINO)
+
+    @property
     def pretrains(self) -> bool:
         """Whether it makes a teacher, without labels."""
-        return self in (Method.MAE, Method.MOCO, Method.DINO, Method.SIMMIM) or self.is_taught_unlabelled
+        return self in (Method.MAE, Method.SIMMIM) or self.contrasts or self.is_taught_unlabelled
 
     @property
     def transfers(self) -> bool:

@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import signal
+from dataclasses import replace
 
 import datasets
 import numpy as np
@@ -368,7 +369,7 @@ def test_a_task_makes_a_teacher(task, tmp_path):
     if task == "simmim":
         assert (built.unit, built.hidden) == (2, 3), "0.6 of 2 x 2 squares"
         return
-    assert read_config(out).task.momentum == (0.99 if task == "moco" else 0.996)
+    assert read_config(out).momentum == (0.99 if task == "moco" else 0.996)
     first, last = built.vit.patch_embed.proj.weight, teacher.patch_embed.proj.weight
     assert torch.equal(first, last) is (task == "moco"), "frozen"
 
@@ -483,7 +484,7 @@ def test_a_corrupt_image_of_the_evaluation_does_not_end_a_run_for_good(tmp_path,
     assert command.main(["resume", str(out)]) == 2
     assert read_config(out) == started and not (out / "record.json").exists()
     assert command.main(["resume", str(out), "--on-corrupt", "skip"]) == 0
-    assert read_config(out) == started.changed(on_corrupt="skip")
+    assert read_config(out) == replace(started, on_corrupt="skip")
     results = read_record(out / "record.json").results
     assert "validation_accuracy" in results and results["validation_images"] == 2
     request = photographs.asked(folder_of_images, whole, "save_every=2")
@@ -492,7 +493,7 @@ def test_a_corrupt_image_of_the_evaluation_does_not_end_a_run_for_good(tmp_path,
     capsys.readouterr()
     assert command.main(["resume", str(out), "--on-corrupt", "raise"]) == 0
     assert "is finished" in capsys.readouterr().out
-    assert read_config(out).reading.on_corrupt == "skip", "a finished run is not touched"
+    assert read_config(out).on_corrupt == "skip", "a finished run is not touched"
 
 
 def test_a_stream_is_trained_on_stopped_and_gone_on_with(tmp_path, capsys, monkeypatch):
@@ -514,7 +515,7 @@ def test_a_stream_is_trained_on_stopped_and_gone_on_with(tmp_path, capsys, monke
         assert command.main(request("stopped")) == 75
     assert command.main(["resume", str(tmp_path / "stopped")]) == 0
     stopped, whole = tmp_path / "stopped", tmp_path / "whole"
-    assert logged(stopped) == [1, 2, 3, 4, 5, 6] and read_config(stopped).reading.streaming
+    assert logged(stopped) == [1, 2, 3, 4, 5, 6] and read_config(stopped).streaming
     assert same(weights(stopped), weights(whole))
     assert read_record(stopped / "record.json").results == read_record(whole / "record.json").results
     capsys.readouterr()

@@ -165,7 +165,7 @@ def test_settings_replace_rules_and_others_follow():
     assert run.recipe.lr == pytest.approx(1e-3 * 0.25 * 0.75), "the rate follows the batch"
     run = configure("distill", "imagenet-1k", LARGE, {"steps": "20020", "plan.layers": "[0,1]"})
     assert (run.recipe.steps, run.recipe.epochs, run.recipe.ema) == (20020, None, None)
-    assert run.task.evaluate_every == 1, "four passes"
+    assert run.evaluate_every == 1, "four passes"
     assert run.plan.layers == (0, 1)
     run = configure("distill", "imagenet-1k", LARGE, {"base_lr": "1e-3"})
     assert run.on(1_281_167).recipe.lr == pytest.approx(1e-3), "256 images a step"
@@ -196,7 +196,7 @@ def test_a_run_of_each(tmp_path, photographs, capsys, recipe):
     assert "--batch_size 16: " in said and "--epochs" not in said and "--lr" not in said
     config = read_config(out)
     assert config.recipe_name == config.method == recipe and config.recipe.steps == 4
-    assert config.recipe.lr == 1e-4 and config.task.evaluate_every == 1
+    assert config.recipe.lr == 1e-4 and config.evaluate_every == 1
     assert len([*(out / "maps").iterdir()]) == 2 and (out / "student.safetensors").exists()
 
 
