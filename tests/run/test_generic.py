@@ -260,7 +260,7 @@ TEACHER = "vit_small_patch16_224"  # 12 layers, 384 wide, 6 heads
     ],
 )
 def test_a_student_of_another_size(student, width, heads, depth, layers, unequal):
-    settings = generic.student_settings(student, TEACHER, {})
+    settings = generic.with_student(student, TEACHER, {})
     run = configure("distill", "cifar10", TEACHER, settings)
     vit = run.skeleton(10)
     assert (vit.embed_dim, vit.blocks[0].attn.num_heads, len(vit.blocks)) == (width, heads, depth)
@@ -270,9 +270,9 @@ def test_a_student_of_another_size(student, width, heads, depth, layers, unequal
 
 def test_copy_pairs_all_layers_and_patches_of_another_size_are_resampled():
     student = "vit_tiny_patch16_224"
-    run = configure("copy", "cifar10", "vit_base_patch32_224", generic.student_settings(student, TEACHER, {}))
+    run = configure("copy", "cifar10", "vit_base_patch32_224", generic.with_student(student, TEACHER, {}))
     assert run.plan == Plan(how="copy", unequal_heads="aggregate", unequal_grid="resample")
-    half = generic.student_settings("half", TEACHER, {})
+    half = generic.with_student("half", TEACHER, {})
     pairs = {0: 1, 1: 3, 2: 5, 3: 7, 4: 9, 5: 11}
     assert configure("copy", "cifar10", TEACHER, half).plan.layers == Plan(layers=pairs).layers
 
@@ -280,11 +280,11 @@ def test_copy_pairs_all_layers_and_patches_of_another_size_are_resampled():
 @pytest.mark.parametrize("student, teacher", [("tinyy", TEACHER), ("half", None), ("half", "untrained")])
 def test_a_size_needs_a_teacher_and_a_known_name(student, teacher):
     with pytest.raises(ValueError, match=student):
-        generic.student_settings(student, teacher, {})
+        generic.with_student(student, teacher, {})
 
 
 def test_features_of_a_smaller_student_are_paired_as_maps_are(tmp_path):
-    settings = generic.student_settings("half", TEACHER, {})
+    settings = generic.with_student("half", TEACHER, {})
     run = configure("features", "cifar10", TEACHER, settings)
     assert run.feature_layers == ((0, 1), (1, 3), (2, 5), (3, 7))
     write_config(tmp_path, run)
