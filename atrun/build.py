@@ -22,7 +22,7 @@ from atlib.objectives import Loss, student_loss, unlabelled_loss
 from atlib.pair import IMAGENET, Normalisation, Pair, attach, student_of
 from atlib.plan import Plan
 from atlib.vit import Architecture
-from atrun.config import COCO, RunConfig, built_for
+from atrun.config import COCO, RunConfig, built_for, is_run, read_config
 from atrun.data.catalogue import CATALOGUE
 from atrun.data.generated import is_generated, maker
 from atrun.data.transforms import Augmentation
@@ -182,16 +182,18 @@ def image_size(config: RunConfig) -> int:
     return taken[0]
 
 
-def preparation_of(path: str | Path) -> tuple[bool, Augmentation | None]:
-    """Whether a file of weights says how images are prepared for it, and how: None where they are taken as
-    they are.
+def preparation_of(path: Path) -> tuple[bool, Augmentation | None]:
+    """Whether it is known how images are prepared for a file of weights, and how (None: taken as they are):
+    as the file says, else as the run does in whose folder it lies.
 
     Raises `OSError` naming a file that cannot be read, or that says something else.
     """
     header = read_header(path)
-    said = header.get("augmentation")
+    if "augmentation" not in header:
+        known = is_run(path.parent)
+        return known, read_config(path.parent, trust_data=True).augmentation if known else None
     try:
-        return "augmentation" in header, None if said is None else Augmentation(**said)
+        return True, None if header["augmentation"] is None else Augmentation(**header["augmentation"])
     except (TypeError, ValueError) as error:
         raise OSError(f"{path} does not say how its images are prepared ({error})") from error
 

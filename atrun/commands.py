@@ -8,13 +8,13 @@ from pathlib import Path
 
 from atlib._util import INTERRUPTED, STOPPED, memory_message, out_of_memory, require_known
 from atlib.train import NonFiniteLoss, Preempted
-from atrun import generic, recipes
+from atrun import recipes
 from atrun.build import known_size, outputs_for, training_images
 from atrun.config import COCO, TRUST_DATA, RunConfig, config_path, read_config, settings
 from atrun.configure import TASKS_OF_OUR_OWN, config_diff, configure_again, configured, oddities, teacher_name
 from atrun.data.loading import ON_CORRUPT
 from atrun.log import as_line
-from atrun.method import Method
+from atrun.method import DERIVED, Method
 from atrun.overrides import help_text, pairs
 from atrun.record import Record
 from atrun.runner import (
@@ -133,8 +133,10 @@ def train_command(arguments: argparse.Namespace) -> int:
         raise ValueError("--data NAME|PATH is missing: what shall the student learn from?")
     else:
         if student := getattr(arguments, "student", None):
-            if recipe not in generic.NAMES:
+            if recipe not in DERIVED:
                 raise ValueError(f"--student {student}: the recipe {recipe!r} names its own")
+            from atrun import generic  # as in `configured`
+
             teacher = None if arguments.teacher is None else teacher_name(arguments.teacher)
             changes = generic.with_student(student, teacher, changes)
         config, rules = configured(recipe, arguments.data, arguments.teacher, changes, arguments.seed or 0)

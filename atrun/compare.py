@@ -11,7 +11,7 @@ from torch import Tensor
 from atfamily.measures.predictions import Interval, paired_bootstrap
 from atlib.evaluate import predict, score
 from atrun.build import held_out
-from atrun.config import TRUST_DATA, RunConfig, read_config
+from atrun.config import TRUST_DATA, read_config
 from atrun.measure import decoded, same_images
 from atrun.runner import load_result, weights_of
 
@@ -54,31 +54,16 @@ def compare_runs(
     configs = [read_config(folder, trust_data) for folder in (first, second)]
     for folder, config in zip((first, second), configs):
         if not config.classifies:
-            raise ValueError(
-                f"{folder} is a run of {config.method} on {config.data}: compare runs that classify"
-            )
-        if averaged and config.recipe.ema is None:
-            raise ValueError(f"the run in {folder} has no averaged weights: its recipe has no ema")
-    splits = [split or config.evaluation_split for config in configs]
-    sets = [held_out(config, name) for config, name in zip(configs, splits)]
+            raise ValueError(f"{folder} trains no classifier, but by {config.method} on {config.data}")
+    weights = [weights_of(folder, averaged) for folder in (first, second)]
+    sets = [held_out(config, split) for config in configs]
     if not same_images(*sets):
-        data = [_place(config) for config in configs]
-        said = " and ".join(f"{place}, {name}" for place, name in zip(data, splits))
-        way_out = "name one --split" if data[0] == data[1] else "compare runs on the same data"
-        raise ValueError(f"the runs are evaluated on different images ({said}): {way_out}")
+        raise ValueError(f"{first} and {second} are evaluated on different images: name one --split")
     if tuple(sets[0].classes) != tuple(sets[1].classes) or not torch.equal(sets[0].targets, sets[1].targets):
         raise ValueError(f"the runs read different labels from {configs[0].data}: look at --label_column")
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    logits = []
-    for folder, images in zip((first, second), sets):
-        logits.append(predict(load_result(weights_of(folder, averaged)).to(device), images))
+    logits = [predict(load_result(path).to(device), images) for path, images in zip(weights, sets)]
     return compared(*logits, sets[0].targets[decoded(sets[0])])
-
-
-def _place(config: RunConfig) -> str:
-    """Where a run's images are, in words."""
-    of = config.data + (f" in {config.data_path}" if config.data_path else "")
-    return of + (f", column {config.image_column}" if config.image_column else "")
 
 
 def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:

@@ -12,7 +12,6 @@ import torch
 from atlib import recipe as recipes
 from atlib._util import require_known
 from atlib.vit import PRESETS, Architecture, check_activation, create_vit, weights_file
-from atrun import generic
 from atrun.build import check_fits
 from atrun.config import (
     COCO,
@@ -28,7 +27,7 @@ from atrun.data.catalogue import CATALOGUE, find
 from atrun.data.generated import is_generated, maker
 from atrun.data.transforms import Augmentation
 from atrun.log import require_tracker
-from atrun.method import Method
+from atrun.method import DERIVED, Method
 from atrun.recipes import FOR_PYTHON, Published, names, published
 from atrun.runner import result_path
 from atrun.untrained import UNTRAINED
@@ -66,7 +65,7 @@ def configure(
 ) -> RunConfig:
     """The run that was asked for, its recipe in epochs where it is published so (`RunConfig.on`).
 
-    recipe: a published recipe's name, a pre-training task, or one of `generic.NAMES`, which counts images and
+    recipe: a published recipe's name, a pre-training task, or one of `DERIVED`, which counts images and
     looks at the teacher; data: a name, a path or a function; changes: some of `settings()`, as texts. Raises
     `ValueError` or `FileNotFoundError`, with the way out, for everything that can be found wrong without
     reading data or weights."""
@@ -84,14 +83,16 @@ def configured(
     data = data_name(data, changes.get("data_path"))
     if recipe in FOR_PYTHON:
         raise ValueError(f"the recipe {recipe!r} is for Python: no command trains its network")
-    require_known("recipe", recipe, (*generic.NAMES, *TASKS_OF_OUR_OWN, *names()))
+    require_known("recipe", recipe, (*DERIVED, *TASKS_OF_OUR_OWN, *names()))
     if teacher is None and recipe in names():
         teacher = published(recipe).teacher
     teacher, rules = None if teacher is None else teacher_name(teacher), ""
     if recipe in TASKS_OF_OUR_OWN:
         of_recipe = {"method": Method(recipe), "model": Architecture("cifar"), "teacher": teacher}
         of_recipe |= TASKS_OF_OUR_OWN[recipe]
-    elif recipe in generic.NAMES:
+    elif recipe in DERIVED:
+        from atrun import generic  # other recipes look at no image and read no teacher
+
         derived = generic.derive(recipe, data, teacher, changes, seed)
         of_recipe, rules = derived.values, derived.text(changes)
     else:
@@ -140,13 +141,13 @@ def configure_again(
 
 def oddities(recipe: str) -> tuple[str, ...]:
     """What is odd about a published recipe; nothing of others."""
-    return () if recipe in (*TASKS_OF_OUR_OWN, *generic.NAMES) else published(recipe).oddities
+    return () if recipe in (*TASKS_OF_OUR_OWN, *DERIVED) else published(recipe).oddities
 
 
 def config_diff(config: RunConfig, images: int) -> list[str]:
     """How a run differs on so many images from the published one, apart from its teacher: "lr 0.001 instead
     of 0.008", "drop_path 0.1 instead of 0.2"."""
-    if config.recipe_name in (*TASKS_OF_OUR_OWN, *generic.NAMES):
+    if config.recipe_name in (*TASKS_OF_OUR_OWN, *DERIVED):
         return []
     then = _as_published(published(config.recipe_name))
     now = {name: value for name, value in config.flat().items() if name in then}

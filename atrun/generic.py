@@ -27,17 +27,6 @@ from atrun.recipes import shared
 from atrun.teachers.load import is_file, load_teacher
 from atrun.untrained import NOTHING_TO_TUNE, UNTRAINED
 
-NAMES = (
-    Method.SCRATCH,
-    Method.FINE_TUNE,
-    Method.COPY,
-    Method.DISTILL,
-    Method.FEATURES,
-    Method.LOGITS,
-    Method.HARD_LOGITS,
-    Method.DISTILL_UNLABELLED,
-    Method.FEATURES_UNLABELLED,
-)
 # What the rules start from, and their sources.
 WIDTH, BATCH, RATE = 768, 1024, 1e-3  # DeiT's ViT-B (arXiv 2012.12877, table 9): 5e-4 per 512 images
 PASSES = {Method.COPY: 100, Method.FINE_TUNE: 50}  # of others 200
@@ -99,8 +88,8 @@ class Model(NamedTuple):
 
 
 def derive(name: str, data: str, teacher: str | None, changes: Mapping[str, str], seed: int = 0) -> Derived:
-    """The recipe `name`, one of `NAMES`, for these data and this teacher; of `changes`, settings as texts,
-    those that other values hang on are taken into account.
+    """The recipe `name`, one of `atrun.method.DERIVED`, for these data and this teacher; of `changes`,
+    settings as texts, those that other values hang on are taken into account.
 
     The images are counted, and the sizes of some are looked at; of a teacher in a file the weights are read.
     A student from scratch is built like its teacher, whose weights are not used. An untrained teacher is

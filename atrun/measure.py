@@ -122,7 +122,7 @@ def _test_of(
     """A model with the images that it is tested on, prepared as it wants them."""
     model, note = load_result(path), ""
     if arguments.shifted is not None:
-        return shifted_test(path, model, arguments.shifted, *_preparation(path, config, model), reading)
+        return shifted_test(path, model, arguments.shifted, *_preparation(path, model), reading)
     if arguments.data is None:
         require_use(reading, config.method, config.data)
         name, split = config.data, arguments.split or config.evaluation_split
@@ -133,7 +133,7 @@ def _test_of(
         data = data_name(name, reading.get("data_path"))
         split, augmentation = arguments.split or evaluated_split(data), None
         if not is_generated(data):
-            augmentation, note = _preparation(path, config, model)
+            augmentation, note = _preparation(path, model)
         elif reading:
             raise ValueError(f"--{next(iter(reading))} would change nothing: {data} are generated")
         images = held_out_images(data, split, augmentation, **reading)
@@ -155,18 +155,16 @@ def _tested_anew(path: Path, config: RunConfig, split: str, images) -> str:
     )
 
 
-def _preparation(path: Path, config: RunConfig | None, model: nn.Module) -> tuple[Augmentation | None, str]:
-    """How images are prepared for a file's weights: as it says, else as its run does, else a guess, noted."""
-    says, augmentation = preparation_of(path)
-    if says:
+def _preparation(path: Path, model: nn.Module) -> tuple[Augmentation | None, str]:
+    """How images are prepared for a file's weights, or a guess, noted."""
+    known, augmentation = preparation_of(path)
+    if known:
         return augmentation, ""
-    if config is not None:
-        return config.augmentation, ""
     size = built_for(student_of(model))
     guess = Augmentation() if size is None else Augmentation(size[0])
-    known = model.normalisation if isinstance(model, Pair) else Normalisation.of(model)
-    if known is not None:
-        guess = replace(guess, mean=known.mean, std=known.std)
+    normalisation = model.normalisation if isinstance(model, Pair) else Normalisation.of(model)
+    if normalisation is not None:
+        guess = replace(guess, mean=normalisation.mean, std=normalisation.std)
     return guess, (
         f"\n{path} does not say how images were prepared for it; here they were taken at"
         f" {guess.image_size} pixels, crop {guess.crop_pct}, mean {guess.mean} and std {guess.std}"

@@ -83,6 +83,20 @@ class Method(StrEnum):
         return self.keeps_weights_apart or self is Method.FINE_TUNE or self.is_taught_unlabelled
 
 
+# Those whose recipe needs no name of a model: `atrun.generic` derives it.
+DERIVED = (
+    Method.SCRATCH,
+    Method.FINE_TUNE,
+    Method.COPY,
+    Method.DISTILL,
+    Method.FEATURES,
+    Method.LOGITS,
+    Method.HARD_LOGITS,
+    Method.DISTILL_UNLABELLED,
+    Method.FEATURES_UNLABELLED,
+)
+
+
 def method_of_run(name: str) -> Method:
     """The method of that name. Raises `ValueError` where there is none."""
     require_known("method", name, list(Method))

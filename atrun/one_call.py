@@ -28,14 +28,14 @@ from atrun.configure import configured, data_name, teacher_name
 from atrun.data.folders import pictures_below
 from atrun.data.splits import SPLIT_NAMES
 from atrun.measure import decoded
-from atrun.method import Method, method_of_run
+from atrun.method import DERIVED, Method, method_of_run
 from atrun.record import Record
 from atrun.report import Asked, run_report, table_report
 from atrun.runner import load_result, note, resume, start, weights_of
 from atrun.teachers.load import load_teacher
 from atrun.untrained import UNTRAINED
 
-METHODS = tuple(name.value for name in generic.NAMES if not name.is_unlabelled)
+METHODS = tuple(name.value for name in DERIVED if not name.is_unlabelled)
 
 
 class Trained(NamedTuple):

@@ -28,33 +28,18 @@ from atrun.config import FREE, RunConfig, config_path, read_config, require_use,
 from atrun.log import RunLog, require_tracker
 from atrun.method import Method
 from atrun.record import Record, about, peak_memory_mb, read_record, write_record
-from atrun.untrained import UNTRAINED, store_untrained
+from atrun.untrained import UNTRAINED, stored_path
 
 WEIGHTS = tuple(f"{name}.safetensors" for name in ("student", "teacher", "averaged", "detector"))
 LEFT_BEHIND = ("checkpoints/step-*", "record.json", *WEIGHTS, "log.jsonl")  # by a run, besides its config
 
 
 def check_folder(folder: Path) -> None:
-    """Raise `ValueError` where a folder holds a run already, or what one has left, or where it cannot be made
-    and written to. Nothing stays written."""
+    """Raise `ValueError` where a folder holds a run already, or what one has left."""
     if config_path(folder).exists():
         raise ValueError(f"{folder} holds a run already: `python -m atlib resume {folder}`, or another --out")
     if left := [path for pattern in LEFT_BEHIND for path in sorted(folder.glob(pattern))]:
         raise ValueError(f"{folder} holds {left[0].relative_to(folder)} of a run without its config.json")
-    made = []  # what is not there is made, and taken away again
-    try:
-        for parent in (*reversed(folder.parents), folder):
-            if not parent.is_dir():
-                parent.mkdir()
-                made.append(parent)
-        probe = folder / f".written-{os.getpid()}"
-        probe.write_bytes(b"")
-        probe.unlink()
-    except OSError as error:
-        raise ValueError(f"--out {folder} cannot be written to ({error})") from error
-    finally:
-        for parent in reversed(made):
-            parent.rmdir()
 
 
 def start(config: RunConfig, folder: Path, images=None, log: Callable[[dict], None] | None = None) -> Record:
@@ -259,8 +244,9 @@ def _carry_out(
     split = "none" if config.method.pretrains else config.evaluation_split
     if built.untrained is not None:
         same["teacher's sha256"] = digest_of_weights(built.untrained)
-        if is_main_process():
-            store_untrained(folder, built.untrained, built.teacher)
+        if is_main_process() and not stored_path(folder).exists():
+            # kept: another version of torch may draw other numbers from the seed
+            save_vit(stored_path(folder), built.untrained, built.teacher)
     for name in ("teacher", "student_weights"):
         weights = getattr(config, name)
         if weights not in (None, UNTRAINED):
@@ -362,7 +348,7 @@ def _locked(folder: Path) -> Iterator[None]:
         except OSError:
             pass  # a shared file system without locks: better unguarded than not at all
         for left in (path for place in (folder, folder / "checkpoints") for path in place.glob(".*")):
-            if left.is_file() and re.fullmatch(r"\..+\.\d+\.tmp|\.written-\d+", left.name):
+            if left.is_file() and re.fullmatch(r"\..+\.\d+\.tmp", left.name):
                 left.unlink(missing_ok=True)
         yield
 

@@ -289,7 +289,6 @@ def test_a_damaged_checkpoint_is_a_sentence_said_once(tmp_path, capsys):
     err = capsys.readouterr().err
     assert err.count("damaged (") == err.count(f"{newest} is damaged (") == 1 and "UserWarning" not in err
     assert err.count("log.jsonl, line 2") == 1 and logged(out) == [1, 2, 3, 4, 5]
-    assert (out / "log.jsonl.damaged").read_text().count("nonsense") == 1
 
 
 def test_what_was_changed_against_the_recipe_is_said_when_training_starts(tmp_path, capsys):
@@ -310,14 +309,6 @@ def test_what_is_left_of_a_run_without_its_config_is_not_written_over(tmp_path, 
     with pytest.raises(ValueError, match="/".join(left.split("/")[:2])):
         runner.check_folder(tmp_path)
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == [tmp_path / left]
-
-
-@pytest.mark.parametrize("place", ["file", "file/run", "/proc/nope", "/proc/nope/deeper"])
-def test_a_folder_that_cannot_be_made_is_named(tmp_path, place):
-    (tmp_path / "file").write_text("here")
-    with pytest.raises(ValueError, match=place):
-        runner.check_folder(tmp_path / place)
-    assert (tmp_path / "file").read_text() == "here" and list(tmp_path.iterdir()) == [tmp_path / "file"]
 
 
 def test_a_folder_with_a_run_is_left_alone(tmp_path, capsys, monkeypatch):

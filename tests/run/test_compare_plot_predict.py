@@ -119,7 +119,7 @@ CLASSIFYING = ("evaluation_split", "evaluate_every", "maps_every")  # what a run
 
 def test_runs_on_other_images_are_refused(runs, tmp_path, capsys):
     code, _, wrong = said(capsys, "compare", runs / "distill", runs / "read")
-    assert code == 2 and "different images" in wrong and "marked_glyphs, test" in wrong
+    assert code == 2 and "different images" in wrong
     for changes, named in (
         ({"evaluation_split": "validation"}, "--split"),
         ({"method": "mae"}, "auto-encoding"),
@@ -152,7 +152,7 @@ def test_runs_on_one_folder_and_its_copy_are_compared_and_on_another_refused(run
     found = compare_runs(runs / "read", tmp_path / "run-copy")
     assert found.only_first == found.only_second == 0
     code, _, wrong = said(capsys, "compare", runs / "read", tmp_path / "run-other")
-    assert code == 2 and "different images" in wrong and str(tmp_path / "other") in wrong
+    assert code == 2 and "different images" in wrong
 
 
 # --- plot ---

@@ -24,6 +24,7 @@ from atrun.config import read_config, write_config
 from atrun.configure import configure
 from atrun.data.loading import CorruptImage
 from atrun.log import read_log
+from atrun.method import DERIVED
 from atrun.record import read_record
 from atrun.runner import start
 from tests.helpers import random_images, randomise
@@ -186,7 +187,7 @@ def test_an_untrained_teacher_is_built_like_the_model():
         configure("fine-tune", "cifar10", "untrained")
 
 
-@pytest.mark.parametrize("recipe", [name for name in generic.NAMES if not name.is_unlabelled])
+@pytest.mark.parametrize("recipe", [name for name in DERIVED if not name.is_unlabelled])
 def test_a_run_of_each(tmp_path, photographs, capsys, recipe):
     teacher = teacher_file(tmp_path / "teacher.safetensors", Normalisation(0.5, 0.25), CLASSES)
     out = tmp_path / "run"
