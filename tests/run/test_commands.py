@@ -228,7 +228,7 @@ def test_out_of_memory_says_what_takes_less(tmp_path, capsys, error):
     def run():
         raise error
 
-    assert commands._until_stopped(tmp_path, run) == 1
+    assert commands.until_stopped(run, str) == 1
     (line,) = capsys.readouterr().err.splitlines()
     ways_out = ("out of memory", "--accumulate", "--checkpoint_activations true", "--batch_size")
     assert all(part in line for part in (str(error).split(".")[0], *ways_out))
@@ -239,7 +239,7 @@ def test_what_is_an_error_of_ours_is_not_hidden(tmp_path):
         raise RuntimeError("a shape is wrong")
 
     with pytest.raises(RuntimeError, match="a shape is wrong"):
-        commands._until_stopped(tmp_path, run)
+        commands.until_stopped(run, str)
 
 
 @pytest.mark.parametrize("checkpoints", [True, False], ids=["with checkpoints", "without"])

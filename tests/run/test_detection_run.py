@@ -20,8 +20,9 @@ from atlib.plan import Plan
 from atlib.train import train
 from atlib.vit import Architecture
 from atrun import __main__ as command
+from atrun import config as of_runs
 from atrun import estimate as dry_run
-from atrun import parts, runner
+from atrun import runner
 from atrun.config import read_config
 from atrun.configure import configure
 from atrun.data.coco import CocoObjects
@@ -210,7 +211,7 @@ def test_what_is_missing_is_named(coco, tmp_path, capsys):
 
 
 def test_names_are_those_of_the_detectors():
-    assert set(parts.DETECTORS) == set(DETECTORS) and set(parts.DETECTOR_SIZES) == set(SIZES)
+    assert set(of_runs.DETECTORS) == set(DETECTORS) and set(of_runs.DETECTOR_SIZES) == set(SIZES)
 
 
 @pytest.fixture

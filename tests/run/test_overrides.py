@@ -31,26 +31,17 @@ KINDS = {
     "name, text, value",
     [
         ("lr", 0.1, 0.1),
-        ("steps", "12", 12),
-        ("lr", "1e-3", 0.001),
         ("lr", "2", 2.0),
         ("clip", "none", None),
-        ("clip", "null", None),
-        ("clip", "0.5", 0.5),
-        ("name", "12", "12"),
-        ("name", "true", "true"),
         ("name", "none", "none"),
+        ("name", "12", "12"),
         ("path", "None", None),
-        ("path", "/a=b", "/a=b"),
-        ("compile", "true", True),
         ("compile", "False", False),
         ("betas", "[0.9, 1]", (0.9, 1.0)),
         ("layers", "[3, 4, 5]", [3, 4, 5]),
         ("layers", "{0: 2, 1: 3}", {0: 2, 1: 3}),
-        ("model.x", "3", 3),
         ("model.x", "1e-5", 1e-5),
         ("model.x", "avg", "avg"),
-        ("model.x", "[8, 4]", [8, 4]),
         ("model.x", "None", None),
     ],
 )
@@ -62,20 +53,7 @@ def test_text_becomes_what_the_field_declares(name, text, value):
 
 
 @pytest.mark.parametrize(
-    "name, text",
-    [
-        ("steps", "1e-3"),
-        ("steps", "many"),
-        ("steps", "true"),
-        ("steps", "none"),
-        ("clip", "hard"),
-        ("lr", "nan"),
-        ("compile", "7"),
-        ("betas", "[0.9]"),
-        ("betas", '["a", 1]'),
-        ("betas", "0.9"),
-        ("layers", "3"),
-    ],
+    "name, text", [("steps", "1e-3"), ("steps", "none"), ("lr", "nan"), ("betas", "[0.9]"), ("layers", "3")]
 )
 def test_what_does_not_fit_is_refused_by_name_value_and_type(name, text):
     with pytest.raises(ValueError, match=re.escape(f"--{name} {text}: ")):
