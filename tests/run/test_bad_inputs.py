@@ -3,7 +3,6 @@ trained, with the value that is wrong and the way out."""
 
 import re
 
-import datasets
 import numpy as np
 import pytest
 import torch
@@ -25,12 +24,6 @@ from tests.run.photographs import SMALL
 TINY = {"img_size": 16, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 2}
 PIXELS = torch.randint(256, (8, 3, 16, 16), dtype=torch.uint8)
 LABELS = torch.arange(8) % 4
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path_factory, monkeypatch):
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
-    datasets.disable_progress_bars()
 
 
 def vit(**options):

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 import atlib
-from atbook.worlds import glyphs, marked_glyphs
+from atbook.worlds import marked_glyphs
 from atlib.attention_transfer import AttentionTransfer
 from atlib.checkpoint import load_bundle, load_vit, save_vit
 from atlib.evaluate import evaluate
@@ -33,12 +33,8 @@ from tests import stopped_runs
 from tests.helpers import in_a_fork, made_once, randomise, same, state_of
 from tests.picture_files import write_parquet
 from tests.run import photographs
-from tests.stopped_runs import HELD_OUT, asked, sets
-
-
-@pytest.fixture(autouse=True)
-def few_images(monkeypatch):
-    monkeypatch.setattr(glyphs, "SIZES", glyphs.SIZES | HELD_OUT)
+from tests.stopped_runs import asked, sets
+from tests.stopped_runs import few_held_out as few_held_out  # a fixture
 
 
 @pytest.fixture

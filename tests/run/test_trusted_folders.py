@@ -17,12 +17,8 @@ from atrun.data.photos import open_photos
 from atrun.record import read_record
 from atrun.runner import is_finished, is_main_process, resume
 from tests.run import photographs
-from tests.stopped_runs import HELD_OUT, asked
-
-
-@pytest.fixture(autouse=True)
-def few_images(monkeypatch):
-    monkeypatch.setattr(glyphs, "SIZES", glyphs.SIZES | HELD_OUT)
+from tests.stopped_runs import asked
+from tests.stopped_runs import few_held_out as few_held_out  # a fixture
 
 
 @pytest.fixture
