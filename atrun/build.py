@@ -310,7 +310,10 @@ def joined(
             plan = plan_for(config, teacher, student)
             return AttentionTransfer(teacher, student, plan, normalisation=images)
         case Method.FEATURES | Method.FEATURES_UNLABELLED:
-            return FeatureDistillation(teacher, student, feature_layers(config), normalisation=images)
+            layers = config.feature_layers
+            if layers and isinstance(layers[0], tuple):
+                layers = dict(layers)
+            return FeatureDistillation(teacher, student, layers, normalisation=images)
         case Method.LOGITS | Method.HARD_LOGITS:
             hard = config.method is Method.HARD_LOGITS
             return LogitDistillation(teacher, student, hard=hard, normalisation=images)
@@ -414,12 +417,6 @@ def _teacher_size(config: RunConfig) -> int | None:
     """Pixels a side of the teacher's images; None: of images that come as they are, its own."""
     known = config.augmentation is not None or config.detects
     return config.teacher_image_size or (image_size(config) if known else None)
-
-
-def feature_layers(config: RunConfig) -> tuple[int, ...] | dict[int, int] | None:
-    """The layers whose features are distilled, pairs of them as a mapping."""
-    layers = config.feature_layers
-    return dict(layers) if layers and isinstance(layers[0], tuple) else layers
 
 
 def says_classes(teacher: str) -> bool:

@@ -273,7 +273,7 @@ class RunConfig:
 
     def __post_init__(self):
         object.__setattr__(self, "method", method_of_run(self.method))
-        object.__setattr__(self, "feature_layers", _normal(self.feature_layers))
+        object.__setattr__(self, "feature_layers", Plan(layers=self.feature_layers).layers)
         detectors = (Method.SCRATCH, Method.FINE_TUNE, Method.COPY, Method.DISTILL)
         if self.detects and self.method not in detectors:
             raise ValueError(f"{self.method} trains no detector, as data {COCO!r} need: choose other data")
@@ -553,13 +553,6 @@ def as_plain(value: object) -> object:
     if is_dataclass(value):
         return {field.name: as_plain(getattr(value, field.name)) for field in fields(value)}
     return [as_plain(item) for item in value] if isinstance(value, (tuple, list)) else value
-
-
-def _normal(layers: Iterable[int] | Mapping[int, int] | None) -> tuple | None:
-    """Layers as the command line, Python or JSON give them, in one form."""
-    if layers is None or isinstance(layers, Mapping):
-        return layers and Plan(layers=layers).layers
-    return tuple(tuple(layer) if isinstance(layer, (list, tuple)) else layer for layer in layers)
 
 
 def _tuples(values: Mapping[str, Any]) -> dict[str, Any]:

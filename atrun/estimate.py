@@ -25,7 +25,6 @@ from atlib.train import train
 from atlib.vit import VITS
 from atrun.build import (
     SMALL_SCALE,
-    feature_layers,
     image_size,
     joined,
     looks_of,
@@ -287,7 +286,7 @@ def flops_of(config: RunConfig, skeleton: nn.Module) -> int | None:
             teacher = shape_of(on_meta(headless(native, size)))
     except ValueError:  # it has products that are not counted
         return None
-    pairs = (config.plan or Plan(layers=feature_layers(config))).pairs_of(shape.depth, None)
+    pairs = (config.plan or Plan(layers=config.feature_layers)).pairs_of(shape.depth, None)
     last = 1 + max(layer for _, layer in pairs)  # the teacher runs up to it, whichever layers are transferred
     if features:
         projectors = 0 if shape.width == teacher.width else len(pairs)

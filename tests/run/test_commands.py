@@ -14,7 +14,6 @@ import timm
 import torch
 from safetensors.torch import load_file
 
-import atlib
 from atbook.worlds import marked_glyphs
 from atlib.attention_transfer import AttentionTransfer
 from atlib.checkpoint import load_bundle, load_vit, save_vit
@@ -523,9 +522,3 @@ def test_another_teacher_in_the_same_place_is_refused(tmp_path, teacher, capsys,
     assert "teacher's sha256" in capsys.readouterr().err
     path.write_bytes(good)
     assert command.main(["resume", str(out)]) == 0
-
-
-def test_version(capsys):
-    with pytest.raises(SystemExit) as ended:
-        command.main(["--version"])
-    assert ended.value.code == 0 and capsys.readouterr().out == f"python -m atlib {atlib.__version__}\n"
