@@ -379,10 +379,10 @@ def plan_for(config: RunConfig, teacher: VisionTransformer | Eva, student: Visio
 def teacher_architecture(config: RunConfig) -> Architecture | None:
     """What a run's teacher is built like, where that is known without its weights: of a timm name, and of a
     file that atlib wrote."""
-    from atrun.teachers.load import is_file
-
     if config.teacher in (None, UNTRAINED):
         return None
+    from atrun.teachers.load import is_file  # runs without a teacher do not need its room
+
     if not is_file(config.teacher):
         return Architecture(config.teacher)
     path = Path(config.teacher)
@@ -395,13 +395,13 @@ def teacher_architecture(config: RunConfig) -> Architecture | None:
 def check_fits(config: RunConfig) -> None:
     """Raise what `build` would for a teacher that cannot teach the student of a run, or that it cannot start
     from, as far as that is known without weights: of a timm name, and of a file that atlib wrote."""
-    from atrun.teachers.build import check_image_size, headless, on_meta
-
     if config.method.reads_logits and not says_classes(config.teacher):
         raise ValueError(f"{config.method} needs a teacher of these classes: a run of fine-tune")
     native = teacher_architecture(config)
     if native is None or config.method.reads_logits:  # any two classifiers fit
         return
+    from atrun.teachers.build import check_image_size, headless, on_meta
+
     check_image_size(native, size := _teacher_size(config))
     teacher, student = on_meta(headless(native, size)), config.skeleton(2)
     if config.method.transfers:

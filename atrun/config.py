@@ -46,7 +46,11 @@ _ANY = _WHOLE | {COCO}
 PARTS = {
     "Training with labels": ("evaluation_split evaluate_every task_weight", _LABELLED, _ANY),
     "Classifying whole images": (" ".join(("maps_every", *OF_CLASSIFYING)), _LABELLED, _WHOLE),
-    "Detection": ("detector detector_sizes jitter", _METHODS, {COCO}),
+    "Detection": (
+        "detector detector_sizes jitter",
+        {Method.SCRATCH, Method.FINE_TUNE, Method.COPY, Method.DISTILL},
+        {COCO},
+    ),
     "The methods that hide patches": ("mask_ratio", {Method.MAE, Method.DMAE, Method.SIMMIM}, _ANY),
     "Masked auto-encoding": ("decoder_width decoder_depth decoder_heads", {Method.MAE, Method.DMAE}, _ANY),
     "AttnDistill (`atfamily.attndistill`)": (
@@ -274,9 +278,6 @@ class RunConfig:
     def __post_init__(self):
         object.__setattr__(self, "method", method_of_run(self.method))
         object.__setattr__(self, "feature_layers", Plan(layers=self.feature_layers).layers)
-        detectors = (Method.SCRATCH, Method.FINE_TUNE, Method.COPY, Method.DISTILL)
-        if self.detects and self.method not in detectors:
-            raise ValueError(f"{self.method} trains no detector, as data {COCO!r} need: choose other data")
         if self.detects != (self.detector is not None):
             given = f"data {self.data!r}, detector {self.detector!r}"
             raise ValueError(f"{given}: a detector, and nothing else, learns from {COCO!r}")

@@ -39,13 +39,14 @@ def pairs(arguments: Sequence[str]) -> dict[str, str]:
 
 def read(texts: Mapping[str, str], kinds: Mapping[str, Any]) -> dict[str, Any]:
     """The values of some settings, {name: value} for {name: text}; `kinds` has the type of every one there
-    is, but for arguments of the model, `model.NAME`, of which any is taken.
+    is. With "model" among them any argument of the model, `model.NAME`, is taken.
 
     Raises `ValueError` for an unknown name, with the close ones, and for a text that is no value of its type.
     """
     values = {}
     for name, text in texts.items():
-        kind = Any if name.startswith("model.") else kinds.get(name, MISSING)
+        is_models = "model" in kinds and name.startswith("model.")
+        kind = Any if is_models else kinds.get(name, MISSING)
         if kind is MISSING:
             close = difflib.get_close_matches(name, kinds)
             meant = f" Did you mean {' or '.join(f'--{other}' for other in close)}?" if close else ""
