@@ -4,7 +4,6 @@ was left out is said."""
 import re
 import shutil
 
-import datasets
 import pytest
 
 from atlib.checkpoint import load_vit, read_header, save_vit
@@ -23,12 +22,6 @@ from tests.picture_files import write_folders, write_parquet
 from tests.run.photographs import asked
 
 PREPARED = ("augmentation.mean=[0.3,0.4,0.5]", "augmentation.crop_pct=1")
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path_factory, monkeypatch):
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
-    datasets.disable_progress_bars()
 
 
 def sets(*changes):
