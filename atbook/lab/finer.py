@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from atbook.lab.scales import GlyphScale
-from atbook.lab.study import CENTRAL, Measure, Sources, Study, Variant
+from atbook.lab.study import Measure, Sources, Variant, by, fine_tune, scratch, study
 from atbook.lab.tuning import Ladder
 from atbook.worlds.coarse import TOGETHER, another_view, classes, coarse
 from atbook.worlds.glyphs import SHAPES
@@ -74,8 +74,8 @@ def finer(model: nn.Module, images: Images, together: int = TOGETHER) -> dict[st
 _RATE = Ladder("lr", (1e-3, 2e-3, 4e-3))
 
 
-def _by(
-    label: str,
+def _variant(
+    name: str,
     build: Callable[[Sources], nn.Module],
     like: str,
     loss: Loss = student_loss,
@@ -85,7 +85,7 @@ def _by(
 ) -> Variant:
     by_number = loss in (grafit_loss, snca_loss)
     return Variant(
-        label,
+        name,
         build,
         like,
         changes,
@@ -106,35 +106,27 @@ def _with_classes(together: int) -> tuple[Variant, ...]:
     """Other granularities than four classes: from labels alone, and by Grafit. Of one class there is nothing
     to learn from labels."""
     labels = "one class" if together == len(SHAPES) else f"{len(classes(together))} classes"
-    grafit = _by(
+    grafit = _variant(
         f"Grafit, {labels}", partial(_grafit, False), "scratch", grafit_loss, _BOTH, together=together
     )
     if together == len(SHAPES):
         return (grafit,)
-    plain = _by(f"scratch, {labels}", CENTRAL.variant("scratch").build, "scratch", together=together)
+    plain = _variant(f"scratch, {labels}", scratch, "scratch", together=together)
     return plain, grafit
 
 
-FINER_STUDY = Study(
+FINER_STUDY = study(
     "finer",
-    "trained on four classes, asked for eight: from scratch, with a teacher's maps copied, with those of a"
-    " routing twin, fine-tuned; by neighbours of the same label (SNCA+), and by views too (Grafit), with and"
-    " without copied maps; from scratch and by Grafit also with eight classes, two and one",
-    "not in the paper; Grafit (arXiv 2011.12982), mean average precision on ImageNet from 127 classes to"
-    " 1,000: cross-entropy 22.7, SNCA+ 31.8, Grafit 42.9",
-    (
-        _by("scratch", CENTRAL.variant("scratch").build, "scratch"),
-        _by("scratch, views", CENTRAL.variant("scratch").build, "scratch", loss_of_views),
-        _by("copy", CENTRAL.variant("copy").build, "copy"),
-        _by("copy, views", CENTRAL.variant("copy").build, "copy", loss_of_views),
-        _by("copy, routing twin", CENTRAL.variant("copy").build, "copy-routing-twin", twin="routing"),
-        _by("fine-tune", CENTRAL.variant("fine-tune").build, "fine-tune"),
-        _by("SNCA+", partial(_grafit, False), "scratch", snca_loss),
-        _by("Grafit", partial(_grafit, False), "scratch", grafit_loss, _BOTH),
-        _by("Grafit, copy", partial(_grafit, True), "copy", grafit_loss, _BOTH),
-        *_with_classes(1),
-        *_with_classes(4),
-        *_with_classes(8),
-    ),
-    only=("find", "match"),
+    _variant("scratch", scratch, "scratch"),
+    _variant("scratch, views", scratch, "scratch", loss_of_views),
+    _variant("copy", by(), "copy"),
+    _variant("copy, views", by(), "copy", loss_of_views),
+    _variant("copy, routing twin", by(), "copy-routing-twin", twin="routing"),
+    _variant("fine-tune", fine_tune, "fine-tune"),
+    _variant("SNCA+", partial(_grafit, False), "scratch", snca_loss),
+    _variant("Grafit", partial(_grafit, False), "scratch", grafit_loss, _BOTH),
+    _variant("Grafit, copy", partial(_grafit, True), "copy", grafit_loss, _BOTH),
+    *_with_classes(1),
+    *_with_classes(4),
+    *_with_classes(8),
 )
