@@ -305,7 +305,7 @@ EXERCISES = (
                 lambda students, teachers: sum(
                     -torch.xlogy(t, s).sum(-1).mean() for s, t in zip(students, teachers)
                 ),
-                "That is the cross-entropy: the teacher's entropy, its floor, is still in it.",
+                "That is the cross-entropy: the teacher's entropy, its minimum, is still in it.",
             ),
         },
     ),

@@ -304,7 +304,7 @@ EXERCISES = (
     ),
     Exercise(
         "H2.4",
-        "The floor without a map",
+        "The minimum without a map",
         stars=2,
         minutes=20,
         subject="memory",
