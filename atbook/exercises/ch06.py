@@ -212,10 +212,10 @@ EXERCISES = (
                 (kl_div(s.log(), t, reduction="batchmean") for s, t in zip(students, teachers))
             ),
             "That is the cross-entropy: the teacher's"
-            " entropy, its floor, is still in it.": lambda students, teachers: sum(
+            " entropy, its minimum, is still in it.": lambda students, teachers: sum(
                 (-torch.xlogy(t, s).sum(-1).mean() for s, t in zip(students, teachers))
             ),
-            "The student's entropy was taken away. The floor is the teacher's:"
+            "The student's entropy was taken away. The minimum is the teacher's:"
             " it is reached when the maps are equal, whatever the student.": lambda students, teachers: sum(
                 (-entr(s).sum(-1) - torch.xlogy(t, s).sum(-1)).mean() for s, t in zip(students, teachers)
             ),
