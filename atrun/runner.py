@@ -17,7 +17,6 @@ from torch import nn
 
 from atlib.baselines import load_stored_maps, save_stored_maps
 from atlib.checkpoint import load_bundle, load_vit, read_header, save_bundle, save_vit
-from atlib.checkpoint_manager import CheckpointManager, digest, digest_of_weights
 from atlib.evaluate import evaluate_together
 from atlib.pair import student_of
 from atlib.processes import require_together
@@ -35,6 +34,7 @@ from atrun.build import (
     training_images,
     with_student,
 )
+from atrun.checkpoint_manager import CheckpointManager, digest, digest_of_weights
 from atrun.config import FREE, RunConfig, config_path, read_config, write_config
 from atrun.log import RunLog, require_tracker
 from atrun.method import Method

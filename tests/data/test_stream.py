@@ -8,10 +8,10 @@ import datasets
 import pytest
 import torch
 
-from atlib.checkpoint_manager import CheckpointManager
 from atlib.loading import ShardSpec
 from atlib.recipe import Recipe
 from atlib.train import train
+from atrun.checkpoint_manager import CheckpointManager
 from atrun.data.decoding import DataError
 from atrun.data.loading import CorruptImage
 from atrun.data.photos import open_photos

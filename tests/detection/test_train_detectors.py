@@ -10,10 +10,10 @@ from atfamily.detection.objects import ObjectImages
 from atfamily.detection.precision import SCENE_SIZES
 from atfamily.detection.segment import Segmenter, pixel_images, segmentation_loss
 from atlib import AttentionTransfer, Plan, create_vit
-from atlib.checkpoint_manager import CheckpointManager
 from atlib.optim import make_optimizer
 from atlib.recipe import Recipe
 from atlib.train import train
+from atrun.checkpoint_manager import CheckpointManager
 from tests.helpers import same, state_of
 
 RECIPE = Recipe(steps=5, batch_size=4, lr=1e-2, label_smoothing=0.0)  # 10 scenes: passes of three steps
