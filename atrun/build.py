@@ -18,12 +18,13 @@ from atlib._util import require_known
 from atlib.attention_transfer import AttentionTransfer
 from atlib.baselines import FeatureDistillation, LogitDistillation, MeanMapCopy
 from atlib.checkpoint import load_vit, read_header
-from atlib.compatibility import differences, pair_up
+from atlib.compatibility import pair_up
 from atlib.data import draw
 from atlib.loading import seed_for
 from atlib.objectives import Loss, student_loss, unlabelled_loss
 from atlib.pair import IMAGENET, Normalisation, Pair, attach, student_of
 from atlib.plan import Plan
+from atlib.student import differences
 from atlib.vit import Architecture
 from atrun.config import RunConfig, built_for
 from atrun.data.catalogue import CATALOGUE

@@ -17,7 +17,8 @@ from torchvision.transforms.functional import to_pil_image
 from atfamily.measures.accounting import transferred_numbers
 from atfamily.measures.pictures import coloured, first_middle_last, image_grid, looked_at
 from atlib.attention import Unwalkable, walk
-from atlib.compatibility import STANDARD, describe, sizes_of
+from atlib.compatibility import sizes_of
+from atlib.student import STANDARD, describe
 from atrun.data.decoding import as_rgb, large_pictures
 from atrun.teachers.build import Teacher, not_finite
 
