@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from atlib.baselines import load_stored_maps, save_stored_maps
+from atfamily.stored_maps import load_stored_maps, save_stored_maps
 from atlib.checkpoint import load_bundle, load_vit, read_header, save_bundle, save_vit
 from atlib.evaluate import evaluate_together
 from atlib.pair import student_of
