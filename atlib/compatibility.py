@@ -6,10 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from atlib._util import in_eval_mode, out_of_memory
-from atlib.attention import Unwalkable, find_projections
+from atlib.attention import Projections, Unwalkable, find_projections
 from atlib.pair import usual_image_size
 from atlib.plan import Plan
-from atlib.unread import Projections
 
 MOST_PREFIX = 32  # tokens before the patches: with more, tokens are no grid of patches
 

@@ -6,10 +6,11 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from atlib._util import INTERRUPTED, STOPPED, memory_message, out_of_memory, require_known
+from atlib._util import INTERRUPTED, STOPPED, out_of_memory, require_known
 from atlib.train import NonFiniteLoss, Preempted
 from atrun import generic, recipes
 from atrun.build import known_size, outputs_for, training_images
+from atrun.checks import memory_message
 from atrun.config import TRUST_DATA, RunConfig, config_path, explained, read_config
 from atrun.configure import (
     TASKS_OF_OUR_OWN,

@@ -10,8 +10,8 @@ from timm.data import create_transform, resolve_model_data_config
 from torch import Tensor, nn
 from torchvision.transforms.functional import to_pil_image
 
-from atlib._util import check_fields
 from atlib.pair import Normalisation, usual_image_size
+from atrun.checks import check_fields
 from atrun.data.decoding import as_rgb, large_pictures
 
 SHOWN = 672  # pixels that the picture's longer side has on the page at most, where the original has so many

@@ -10,9 +10,8 @@ from atfamily.detection.objects import ObjectImages
 from atfamily.detection.precision import SCENE_SIZES
 from atfamily.detection.segment import Segmenter, pixel_images, segmentation_loss
 from atlib import AttentionTransfer, Plan, create_vit
-from atlib.optim import make_optimizer
 from atlib.recipe import Recipe
-from atlib.train import train
+from atlib.train import make_optimizer, train
 from atrun.checkpoint_manager import CheckpointManager
 from tests.helpers import same, state_of
 
