@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 
-from atlib._util import check_fields, write_atomically
+from atlib._util import write_atomically
 from atlib.pair import Normalisation
 from atlib.plan import Plan
 from atlib.recipe import Recipe
 from atlib.vit import VITS, Architecture
+from atrun.checks import check_fields
 from atrun.data.generated import is_generated, require_installed
 from atrun.data.loading import ON_CORRUPT
 from atrun.data.transforms import Augmentation

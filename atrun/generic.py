@@ -16,12 +16,13 @@ from atlib.compatibility import Sizes
 from atlib.loading import steps_per_epoch
 from atlib.pair import Normalisation
 from atlib.recipe import Recipe
-from atlib.student import SIZES, plan_of_sizes, student_sizes
+from atlib.student import SIZES, student_sizes
 from atlib.vit import VITS, Architecture, create_classifier, create_vit
 from atrun.config import COCO, built_for, read_settings
 from atrun.data.catalogue import CATALOGUE
 from atrun.data.generated import is_generated, maker
 from atrun.data.transforms import Augmentation
+from atrun.derived_plan import plan_of_sizes
 from atrun.method import Method
 from atrun.recipes import shared
 from atrun.teachers.load import is_file, load_teacher

@@ -10,10 +10,9 @@ from atfamily.detection.objects import ObjectImages
 from atfamily.detection.precision import SCENE_SIZES
 from atfamily.detection.segment import Segmenter, pixel_images
 from atlib import AttentionTransfer, Plan
-from atlib.checkpoint_manager import CheckpointManager
-from atlib.optim import make_optimizer
 from atlib.recipe import Recipe
-from atlib.train import train
+from atlib.train import make_optimizer, train
+from atrun.checkpoint_manager import CheckpointManager
 from tests.detection.knows import scene_vit
 from tests.helpers import same, state_of
 

@@ -3,10 +3,11 @@
 import pytest
 import torch
 
+from atfamily.stored_maps import load_stored_maps, save_stored_maps
 from atlib import walk
 from atlib.analysis import walks
 from atlib.attention import Instead
-from atlib.baselines import MeanMapCopy, load_stored_maps, mean_maps, one_group, save_stored_maps
+from atlib.baselines import MeanMapCopy, mean_maps, one_group
 from atlib.data import Images
 from atlib.pair import Normalisation
 from atlib.vit import Architecture

@@ -20,9 +20,10 @@ from atfamily.patch_conv import ConvStem, PatchConvNet, PoolTransfer, with_atten
 from atfamily.resmlp import StaticMapDistill, copy_static_maps, resmlp
 from atfamily.seq2seq import EncoderDecoder, Maps, walk_sequences
 from atfamily.sequence_transfer import SequenceTransfer
+from atfamily.token_distillation import TokenDistillation
 from atlib import AttentionTransfer, Plan, create_vit, walk
 from atlib.attention import Seen, Unwalkable
-from atlib.baselines import FeatureDistillation, LogitDistillation, TokenDistillation
+from atlib.baselines import FeatureDistillation, LogitDistillation
 from tests.helpers import SMALL_VIT, random_images, random_maps, randomise, same, state_of
 from tests.methods.test_seq2seq import SOURCE, TARGET
 from tests.methods.test_seq2seq import small as small_sequences
