@@ -11,6 +11,7 @@ from atbook.records import results_folder
 KNOWN = {
     # over all 14 rates: without right places nothing of the tuning seed's maps is left in Match
     ("controls", "match"): {"copy, jigsaw"},
+    ("controls", "find"): {"distill, mean map"},  # over all 14 rates: one map for all has no place
     ("linear", "match"): {"scratch"},  # over all 14 rates
     ("locality", "find"): {"local, scratch, 250 labels", "standard, scratch, 250 labels"},
     ("one-softmax", "match"): {
