@@ -12,15 +12,17 @@ from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
+from atfamily.distillation_token import DistillationToken
 from atlib.attention_transfer import AttentionTransfer
 from atlib.baselines import FeatureDistillation, LogitDistillation, MeanMapCopy
 from atlib.checkpoint import load_vit, read_header
-from atlib.compatibility import differences, pair_up
+from atlib.compatibility import pair_up
 from atlib.data import draw
 from atlib.loading import seed_for
 from atlib.objectives import Loss, student_loss, unlabelled_loss
 from atlib.pair import IMAGENET, Normalisation, Pair, attach, student_of
 from atlib.plan import Plan
+from atlib.student import differences
 from atlib.vit import Architecture
 from atrun.config import COCO, RunConfig, built_for, is_run, read_config
 from atrun.data.catalogue import CATALOGUE
@@ -317,6 +319,8 @@ def joined(
         case Method.LOGITS | Method.HARD_LOGITS:
             hard = config.method is Method.HARD_LOGITS
             return LogitDistillation(teacher, student, hard=hard, normalisation=images)
+        case Method.DISTILLATION_TOKEN:
+            return DistillationToken(teacher, student, normalisation=images)
         case Method.SCRATCH | Method.MEAN_MAPS:
             return student
     return config.pretext(student, teacher, images)

@@ -6,10 +6,11 @@ import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from atlib._util import INTERRUPTED, STOPPED, memory_message, out_of_memory, require_known
+from atlib._util import INTERRUPTED, STOPPED, out_of_memory, require_known
 from atlib.train import NonFiniteLoss, Preempted
 from atrun import recipes
 from atrun.build import known_size, outputs_for, training_images
+from atrun.checks import memory_message
 from atrun.config import COCO, TRUST_DATA, RunConfig, config_path, read_config, settings
 from atrun.configure import TASKS_OF_OUR_OWN, config_diff, configure_again, configured, oddities, teacher_name
 from atrun.data.loading import ON_CORRUPT

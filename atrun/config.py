@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 
-from atlib._util import check_fields, write_atomically
+from atlib._util import write_atomically
 from atlib.pair import Normalisation
 from atlib.plan import Plan
 from atlib.recipe import Recipe
 from atlib.vit import VITS, Architecture
+from atrun.checks import check_fields
 from atrun.data.generated import is_generated, require_installed
 from atrun.data.loading import ON_CORRUPT
 from atrun.data.transforms import Augmentation
@@ -333,6 +334,8 @@ class RunConfig:
                 raise ValueError(f"{name!r} is a {type(model).__name__}, no ViT: it can only be scratch")
             if self.maps_every:
                 raise ValueError(f"maps_every={self.maps_every}: {name!r} has no maps, set it to 0")
+        elif self.method is Method.DISTILLATION_TOKEN and not hasattr(model, "dist_token"):
+            raise ValueError(f"{name!r} has no distillation token: name a DeiT, set model.distilled to true")
         elif len(model.blocks) == 0:
             raise ValueError(f"the model {name!r} has no blocks: set model.depth to at least 1")
         if self.method.pretrains and not self.method.is_unlabelled:

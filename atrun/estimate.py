@@ -17,11 +17,10 @@ from atfamily.measures import accounting
 from atfamily.measures.accounting import Memory, shape_of, step_memory
 from atlib.baselines import StoredMaps
 from atlib.loading import Batch, ShardSpec, steps_per_epoch
-from atlib.optim import make_optimizer, schedule
 from atlib.pair import IMAGENET
 from atlib.plan import Plan
 from atlib.recipe import Recipe
-from atlib.train import train
+from atlib.train import make_optimizer, schedule, train
 from atlib.vit import VITS
 from atrun.build import (
     SMALL_SCALE,

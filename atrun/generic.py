@@ -16,12 +16,13 @@ from atlib.compatibility import Sizes
 from atlib.loading import steps_per_epoch
 from atlib.pair import Normalisation
 from atlib.recipe import Recipe
-from atlib.student import SIZES, plan_of_sizes, student_sizes
+from atlib.student import SIZES, student_sizes
 from atlib.vit import VITS, Architecture, create_classifier, create_vit
 from atrun.config import COCO, built_for, read_settings
 from atrun.data.catalogue import CATALOGUE
 from atrun.data.generated import is_generated, maker
 from atrun.data.transforms import Augmentation
+from atrun.derived_plan import plan_of_sizes
 from atrun.method import Method
 from atrun.recipes import shared
 from atrun.teachers.load import is_file, load_teacher
@@ -38,6 +39,7 @@ WEIGHTS = {
     Method.FEATURES_UNLABELLED: (1.0, 1.0, "it is the whole loss"),
     Method.LOGITS: (0.9, 0.1, "soft distillation of DeiT (2012.12877, equation 2)"),
     Method.HARD_LOGITS: (0.5, 0.5, "hard distillation of DeiT (2012.12877, equation 3)"),
+    Method.DISTILLATION_TOKEN: (0.5, 0.5, "hard distillation of DeiT, by a token (2012.12877, section 4)"),
 }
 SEEN = 500 * 512  # images, at least: the shortest schedule of the BiT-HyperRule (arXiv 1912.11370)
 SMALL = 64  # pixels a side, up to which images are treated as CIFAR's
@@ -262,6 +264,8 @@ def _model(teacher: str | None, told: Mapping[str, Any], name: str) -> Model:
         normalisation = Normalisation(told["teacher_mean"], told["teacher_std"])
     built = of_teacher if named is None else Architecture(named)
     plain = _without(built.overrides, "num_classes", "img_size")
+    if name == Method.DISTILLATION_TOKEN and "distilled" not in str(built.name):
+        asked, plain = {"distilled": True} | asked, plain | {"distilled": True}
     with torch.device("meta"):
         create = create_classifier if name == Method.SCRATCH else create_vit
         try:

@@ -15,6 +15,7 @@ class Method(StrEnum):
     FEATURES = "features"  # distils the residual stream: what attention transfer is compared with
     LOGITS = "logits"  # distils the predictions of a teacher that knows the classes
     HARD_LOGITS = "hard-logits"  # likewise, its most likely class
+    DISTILLATION_TOKEN = "distillation-token"  # likewise, by a token of the student's beside its class token
     MEAN_MAPS = "mean-maps"  # copies the teacher's mean map of some training images, the same for all
     # make a teacher, without labels
     MAE = "mae"
@@ -64,7 +65,7 @@ class Method(StrEnum):
     @property
     def reads_logits(self) -> bool:
         """Whether its teacher says classes."""
-        return self in (Method.LOGITS, Method.HARD_LOGITS)
+        return self in (Method.LOGITS, Method.HARD_LOGITS, Method.DISTILLATION_TOKEN)
 
     @property
     def keeps_weights_apart(self) -> bool:
@@ -92,6 +93,7 @@ DERIVED = (
     Method.FEATURES,
     Method.LOGITS,
     Method.HARD_LOGITS,
+    Method.DISTILLATION_TOKEN,
     Method.DISTILL_UNLABELLED,
     Method.FEATURES_UNLABELLED,
 )

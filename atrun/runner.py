@@ -16,14 +16,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from atlib.baselines import load_stored_maps, save_stored_maps
+from atfamily.stored_maps import load_stored_maps, save_stored_maps
 from atlib.checkpoint import load_bundle, load_vit, read_header, save_bundle, save_vit
-from atlib.checkpoint_manager import CheckpointManager, digest, digest_of_weights
 from atlib.evaluate import evaluate_together
 from atlib.pair import student_of
 from atlib.processes import require_together
 from atlib.train import train
 from atrun.build import Built, build, held_out, loss_of, outputs_for, result_of, training_images, with_student
+from atrun.checkpoint_manager import CheckpointManager, digest, digest_of_weights
 from atrun.config import FREE, RunConfig, config_path, read_config, require_use, write_config
 from atrun.log import RunLog, require_tracker
 from atrun.method import Method

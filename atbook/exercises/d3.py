@@ -10,7 +10,8 @@ from torch import Tensor
 
 from atbook.exercises.inputs import maps, normal
 from atbook.exercises.judging import Exercise, told
-from atlib.analysis import MinibatchCKA, StreamingDivergence, jensen_shannon
+from atfamily.measures.cka import MinibatchCKA
+from atlib.analysis import StreamingDivergence, jensen_shannon
 
 Hsic = Callable[[Tensor, Tensor], Tensor]
 

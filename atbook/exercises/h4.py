@@ -6,8 +6,8 @@ from torch.nn.functional import cross_entropy, one_hot
 
 from atbook.exercises.inputs import normal, vit
 from atbook.exercises.judging import Exercise, told
-from atlib.optim import make_optimizer
 from atlib.recipe import Recipe
+from atlib.train import make_optimizer
 
 # --- H4.1 ---
 

@@ -2,7 +2,7 @@
 up?"""
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from PIL import Image
@@ -38,11 +38,13 @@ RANDOM = (
 )
 # DeiT's (arXiv 2012.12877).
 STRENGTH, MIXUP = "rand-m9-mstd0.5-inc1", 0.8
+# AugReg's regularisation: dropout and stochastic depth, both of one tenth.
+DROPPED = {"drop_rate": 0.1, "drop_path_rate": 0.1}
 
 
-def three_augment() -> Operation:
-    """One of the operations of 3-Augment, with equal chance."""
-    operations = [AugmentOp(name, prob=1.0, magnitude=magnitude) for name, magnitude in THREE]
+def three_augment(parts: Sequence[tuple[str, int]] = THREE) -> Operation:
+    """One of the operations of 3-Augment, with equal chance; parts: of which."""
+    operations = [AugmentOp(name, prob=1.0, magnitude=magnitude) for name, magnitude in parts]
     return lambda picture: random.choice(operations)(picture)
 
 
@@ -65,9 +67,10 @@ def _variant(
     build: Callable[[Sources], nn.Module],
     make: Callable[[], Operation] | None = None,
     changes: Mapping = {},
+    student: Mapping = {},
 ) -> Variant:
     images = make and partial(_changed, make)
-    return Variant(name, build, None, changes, Range(AXES, START, {}), images=images)
+    return Variant(name, build, None, changes, Range(AXES, START, {}), student, images=images)
 
 
 AUGMENTATION = study(
@@ -76,4 +79,9 @@ AUGMENTATION = study(
     _variant("scratch, randaugment", scratch, rand_augment),
     _variant("scratch, mixup", scratch, changes={"mixup": MIXUP}),
     _variant("copy, 3-augment", by(), three_augment),
+    # 3-Augment's parts alone, and AugReg's (arXiv 2106.10270) two helps, each with and without the other
+    _variant("scratch, grey", scratch, partial(three_augment, THREE[:1])),
+    _variant("scratch, blur", scratch, partial(three_augment, THREE[1:])),
+    _variant("scratch, dropout", scratch, student=DROPPED),
+    _variant("scratch, randaugment and dropout", scratch, rand_augment, student=DROPPED),
 )

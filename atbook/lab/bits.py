@@ -13,7 +13,7 @@ from atlib.baselines import LogitDistillation
 from atlib.plan import Plan
 
 
-def _binary(rounded: bool, sources: Sources) -> BinaryViT:
+def _binary(rounded: bool, sources: Sources, **options) -> BinaryViT:
     """A binary ViT of the students' sizes, which reads from a class token, as the teacher does. Without
     pooling branches: on a grid of 4 x 4 these would be a second routing."""
     vit = sources.scale.student.build()
@@ -25,9 +25,8 @@ def _binary(rounded: bool, sources: Sources) -> BinaryViT:
         vit.embed_dim,
         len(vit.blocks),
         vit.blocks[0].attn.num_heads,
-        class_token=True,
-        branches=(),
         binary_maps=rounded,
+        **{"class_token": True, "branches": (), **options},
     )
 
 
@@ -39,6 +38,15 @@ def _with_predictions(rounded: bool, sources: Sources) -> nn.Module:
     """As BinaryViT is trained: the teacher's predictions as they are, and no labels."""
     return LogitDistillation(sources.fine_tuned(), _binary(rounded, sources), temperature=1.0)
 
+
+# The paper's steps within one stage, for students with one-bit maps and labels alone. Students of the other
+# variants have the class token and factors.
+LADDER = {
+    "class token": {"scaled": False},
+    "mean of patches": {"class_token": False, "scaled": False},
+    "mean and branches": {"class_token": False, "scaled": False, "branches": (3,)},
+    "mean, branches and factors": {"class_token": False, "branches": (3,)},
+}
 
 # Every student has a rate of its own, and with distilled maps a weight too: whether they do harm, as the
 # paper says, must not depend on a weight that was chosen for other students.
@@ -76,5 +84,9 @@ BITS = study(
     *(
         Variant(f"copied maps, {maps} maps", partial(_with_maps, "copy", rounded), trials=_RATE)
         for maps, rounded in MAPS.items()
+    ),
+    *(
+        Variant(f"ladder, {rung}", partial(_binary, True, **options), "scratch", trials=_RATE)
+        for rung, options in LADDER.items()
     ),
 )

@@ -42,6 +42,7 @@ from atbook.worlds import glyph_images, glyphs
 from atbook.worlds.shifts import all_shifts
 from atfamily.depth import branch_ratios
 from atfamily.distillation_token import token_report
+from atfamily.measures.cka import class_token, layer_cka
 from atfamily.measures.fourier import layer_profiles
 from atfamily.measures.predictions import disagreement, ensemble_accuracy, expected_calibration_error
 from atfamily.measures.probes import features, knn_accuracy, linear_probe, mlp_probe
@@ -53,7 +54,7 @@ from atfamily.measures.subsets import (
     group_accuracy,
 )
 from atlib._util import require_known
-from atlib.analysis import PAIRINGS, class_token, compare_layers, describe_layers, layer_cka, walks
+from atlib.analysis import PAIRINGS, compare_layers, describe_layers, walks
 from atlib.data import Images
 from atlib.evaluate import evaluate, predict
 from atlib.pair import Pair

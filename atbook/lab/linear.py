@@ -5,7 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from atbook.lab.scales import ALL_RATES, AXES, START, UNTIL_LEARNED, WEIGHTS
 from atbook.lab.study import ACCURACY, Measure, Sources, Variant, study
@@ -69,6 +70,36 @@ def _then_all(first: str | None, sources: Sources) -> nn.Module:
     if first is None:
         return LinearAttention(sources.fine_tuned())
     return student_of(sources.model_of(LINEAR, first)).requires_grad_(True)
+
+
+class LowRank(nn.Module):
+    """A frozen weight (out, in) plus learned products of low rank, one for each of `parts` that lie below
+    each other in it, such as those of q, k and v. They are 0 at first.
+
+    Source: LoRA, Hu et al. 2021 (arXiv 2106.09685); rank and factor are those of LoLCATs (arXiv 2410.10254).
+    """
+
+    def __init__(self, weight: Tensor, parts: int, rank: int = 8, factor: float = 2.0):
+        super().__init__()
+        rows, columns = weight.shape
+        self.up = nn.Parameter(weight.new_zeros(parts, rows // parts, rank))
+        self.down = nn.Parameter(torch.randn(parts, rank, columns) / columns**0.5)
+        self.factor = factor
+
+    def forward(self, weight: Tensor) -> Tensor:
+        """The sum."""
+        return weight + self.factor * (self.up @ self.down).flatten(0, 1)
+
+
+def _then_low_rank(first: str, sources: Sources) -> nn.Module:
+    """LoLCATs' second stage: of all that the first one left, updates of low rank alone are trained, on
+    labels; of q, k, v and of the projection behind the heads."""
+    student = student_of(sources.model_of(LINEAR, first)).requires_grad_(False)
+    sources.seed_student()
+    for block in student.model.blocks:
+        for linear, parts in ((block.attn.qkv, 3), (block.attn.proj, 1)):
+            parametrize.register_parametrization(linear, "weight", LowRank(linear.weight, parts))
+    return student
 
 
 # The published factor on the squared error of outputs, which is much smaller than a cross-entropy.
@@ -135,5 +166,12 @@ LINEAR = study(
     _twin("message"),
     *_stages("map", "maps", 1.0),
     *_stages("output", "outputs", OUTPUTS),
+    _variant(
+        "fine-tuned, outputs, then low rank",
+        partial(_then_low_rank, "fine-tuned, outputs"),
+        "fine-tune",
+        ALL_RATES,
+        needs=("fine-tuned", "fine-tuned, outputs"),
+    ),
     _variant("fine-tuned, all", partial(_then_all, None), "fine-tune", ALL_RATES, needs=("fine-tuned",)),
 )

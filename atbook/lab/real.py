@@ -15,8 +15,8 @@ from atbook.lab.study import ACCURACY, Measure, Place, Sources, Variant, scratch
 from atbook.lab.tuning import Range
 from atfamily.map_cache import MapCache, keys_of
 from atfamily.measures.controls import jigsaw, patch_order
+from atfamily.token_distillation import TokenDistillation
 from atlib.attention_transfer import AttentionTransfer, TeacherMaps
-from atlib.baselines import TokenDistillation
 from atlib.data import Images, crop_and_flip
 from atlib.loading import draw_below, seed_for
 from atlib.plan import ROWS, Plan

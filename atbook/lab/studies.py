@@ -200,6 +200,31 @@ TWINS_BY_DEPTH = study(
 )
 
 
+# --- Teachers and students of three sizes; those of the central experiment are 64 wide ---
+
+_WIDTHS = {
+    width: Schooling(f"retrieval-width-{width}", world=None, model={"embed_dim": width}, gate=GATE)
+    for width in (32, 96)
+}
+
+SIZES = study(
+    "sizes",
+    *(
+        Variant(
+            f"width {width}, {method}",
+            scratch if method == "scratch" else by(),
+            None,
+            {"weight_decay": START["weight_decay"]},
+            trials=ALL_RATES if method == "scratch" else Range(AXES, START, {}),
+            schooling=None if method == "scratch" else school,
+            student={"embed_dim": width},
+        )
+        for width, school in _WIDTHS.items()
+        for method in ("scratch", "copy")
+    ),
+)
+
+
 # --- One map for all images ---
 
 # Of other networks than ViTs, and of the ViTs they are compared with: the recipe chosen for scratch, at one
@@ -986,6 +1011,7 @@ STUDIES = {
         LABEL_CURVES,
         LONGER_LABEL_CURVES,
         TWINS_BY_DEPTH,
+        SIZES,
         LOCALITY,
         DISTILLATION,
         FAMILY,

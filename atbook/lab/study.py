@@ -41,7 +41,6 @@ from atfamily.map_cache import fingerprint
 from atlib._util import require_known, write_atomically
 from atlib.attention_transfer import AttentionTransfer
 from atlib.checkpoint import load_vit, load_weights, save_vit, save_weights
-from atlib.checkpoint_manager import CheckpointManager
 from atlib.data import Images
 from atlib.evaluate import predict, score
 from atlib.loading import seed_for
@@ -50,6 +49,7 @@ from atlib.pair import Pair, student_of
 from atlib.plan import Plan
 from atlib.recipe import Recipe
 from atlib.train import Preempted, train
+from atrun.checkpoint_manager import CheckpointManager
 from atrun.record import Record, about, peak_memory_mb
 
 

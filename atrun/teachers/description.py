@@ -9,7 +9,8 @@ from timm.models.vision_transformer import VisionTransformer
 
 from atfamily.measures.accounting import transferred_numbers
 from atlib.attention import Unwalkable
-from atlib.compatibility import STANDARD, describe, sizes_of
+from atlib.compatibility import sizes_of
+from atlib.student import STANDARD, describe
 from atrun.teachers.build import Teacher, not_finite
 
 

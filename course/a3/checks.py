@@ -16,7 +16,7 @@ from atbook.exercises.inputs import normal
 from atbook.exercises.judging import Exercise, checker
 from atbook.exercises.own import own_seed
 from atbook.records import read_file
-from atlib.analysis import MinibatchCKA
+from atfamily.measures.cka import MinibatchCKA
 from atrun.record import Record
 
 # --- A3.1: (xs, ys, labels), lists of batches, to CKA ---

@@ -6,10 +6,10 @@ import json
 import datasets
 import pytest
 
-from atlib.checkpoint_manager import CheckpointManager
 from atlib.loading import ShardSpec
 from atlib.recipe import Recipe
 from atlib.train import train
+from atrun.checkpoint_manager import CheckpointManager
 from atrun.data.photos import open_photos
 from atrun.data.stream import open_stream
 from atrun.data.transforms import Augmentation

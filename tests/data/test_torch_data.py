@@ -12,12 +12,12 @@ from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 from atlib import AttentionTransfer, Plan
-from atlib.checkpoint_manager import CheckpointManager
 from atlib.data import TorchData, as_data, normalisation_of
 from atlib.evaluate import evaluate, predict
 from atlib.pair import IMAGENET, Normalisation, attach
 from atlib.recipe import Recipe
 from atlib.train import train
+from atrun.checkpoint_manager import CheckpointManager
 from tests.helpers import same, state_of, tiny
 from tests.picture_files import write_folders
 

@@ -22,9 +22,9 @@ from atfamily.resmlp import mean_patch_maps, static_maps
 from atlib import Plan
 from atlib.baselines import LogitDistillation
 from atlib.checkpoint import load_vit, save_weights
-from atlib.compatibility import describe
 from atlib.loading import seed_for
 from atlib.pair import student_of
+from atlib.student import describe
 from atlib.vit import Architecture
 from tests import toy
 from tests.helpers import randomise, same

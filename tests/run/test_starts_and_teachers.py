@@ -9,8 +9,9 @@ import torch
 
 from atbook.worlds import marked_glyphs
 from atfamily.measures.accounting import Memory
+from atfamily.stored_maps import load_stored_maps
 from atlib.attention_transfer import AttentionTransfer
-from atlib.baselines import FeatureDistillation, MeanMapCopy, load_stored_maps
+from atlib.baselines import FeatureDistillation, MeanMapCopy
 from atlib.checkpoint import load_bundle, load_vit, save_vit
 from atlib.data import draw
 from atlib.evaluate import evaluate

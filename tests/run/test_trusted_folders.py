@@ -8,10 +8,10 @@ import pytest
 from PIL import Image
 
 from atbook.worlds import glyphs
-from atlib.checkpoint_manager import identity_of
 from atlib.processes import require_together
 from atrun import __main__ as command
 from atrun import runner
+from atrun.checkpoint_manager import identity_of
 from atrun.config import read_config
 from atrun.data.photos import open_photos
 from atrun.record import read_record
