@@ -42,9 +42,14 @@ class Method(StrEnum):
         return self in (Method.DMAE, Method.ATTNDISTILL) or self.is_unlabelled
 
     @property
+    def contrasts(self) -> bool:
+        """Whether views of images are compared."""
+        return self in (Method.MOCO, Method.DINO)
+
+    @property
     def pretrains(self) -> bool:
         """Whether it makes a teacher, without labels."""
-        return self in (Method.MAE, Method.MOCO, Method.DINO, Method.SIMMIM) or self.is_taught_unlabelled
+        return self in (Method.MAE, Method.SIMMIM) or self.contrasts or self.is_taught_unlabelled
 
     @property
     def transfers(self) -> bool:
@@ -76,6 +81,20 @@ class Method(StrEnum):
     def needs_teacher(self) -> bool:
         """Whether a run must have a teacher; no other run has one."""
         return self.keeps_weights_apart or self is Method.FINE_TUNE or self.is_taught_unlabelled
+
+
+# Those whose recipe needs no name of a model: `atrun.generic` derives it.
+DERIVED = (
+    Method.SCRATCH,
+    Method.FINE_TUNE,
+    Method.COPY,
+    Method.DISTILL,
+    Method.FEATURES,
+    Method.LOGITS,
+    Method.HARD_LOGITS,
+    Method.DISTILL_UNLABELLED,
+    Method.FEATURES_UNLABELLED,
+)
 
 
 def method_of_run(name: str) -> Method:

@@ -11,7 +11,7 @@ from torch import nn
 
 from atbook.lab.as_pictures import as_pictures
 from atbook.lab.scales import AXES, START, GlyphScale
-from atbook.lab.study import Sources, Study, Variant, by, scratch
+from atbook.lab.study import Sources, Variant, by, scratch, study
 from atbook.lab.tuning import Range
 from atlib.data import Images
 
@@ -61,34 +61,19 @@ def _changed(make: Callable[[], Operation], scale: GlyphScale, seed: int) -> Ima
 
 
 def _variant(
-    method: str,
+    name: str,
     build: Callable[[Sources], nn.Module],
-    augmentation: str,
     make: Callable[[], Operation] | None = None,
     changes: Mapping = {},
 ) -> Variant:
-    return Variant(
-        "{method}, {augmentation}",
-        build,
-        None,
-        changes,
-        Range(AXES, START, {}),
-        images=make and partial(_changed, make),
-        differs={"method": method, "augmentation": augmentation},
-    )
+    images = make and partial(_changed, make)
+    return Variant(name, build, None, changes, Range(AXES, START, {}), images=images)
 
 
-AUGMENTATION = Study(
+AUGMENTATION = study(
     "augmentation",
-    "scratch with 3-Augment, RandAugment or mixup, and copy with 3-Augment; without augmentation both are in"
-    " the central experiment, where every method has the same search: is part of Copy's gain regularisation,"
-    " and do maps and augmentation add up?",
-    "not in the paper, which augments all of its students alike",
-    (
-        _variant("scratch", scratch, "3-augment", three_augment),
-        _variant("scratch", scratch, "randaugment", rand_augment),
-        _variant("scratch", scratch, "mixup", changes={"mixup": MIXUP}),
-        _variant("copy", by(), "3-augment", three_augment),
-    ),
-    only=("find",),
+    _variant("scratch, 3-augment", scratch, three_augment),
+    _variant("scratch, randaugment", scratch, rand_augment),
+    _variant("scratch, mixup", scratch, changes={"mixup": MIXUP}),
+    _variant("copy, 3-augment", by(), three_augment),
 )

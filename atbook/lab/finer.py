@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from atbook.lab.scales import GlyphScale
-from atbook.lab.study import CENTRAL, Measure, Sources, Study, Variant
+from atbook.lab.study import Measure, Sources, Variant, by, fine_tune, scratch, study
 from atbook.lab.tuning import Ladder
 from atbook.worlds.coarse import COARSE, TOGETHER, another_view, coarse
 from atfamily.grafit import Grafit, grafit_loss, numbered, snca_loss
@@ -74,8 +74,8 @@ FINER = Measure("map", finer)
 _RATE = Ladder("lr", (1e-3, 2e-3, 4e-3))
 
 
-def _by(
-    label: str,
+def _variant(
+    name: str,
     build: Callable[[Sources], nn.Module],
     like: str,
     loss: Loss = student_loss,
@@ -84,7 +84,7 @@ def _by(
 ) -> Variant:
     by_number = loss in (grafit_loss, snca_loss)
     return Variant(
-        label,
+        name,
         build,
         like,
         changes,
@@ -99,23 +99,15 @@ def _by(
 
 _BOTH = {"transfer_weight": 1.0}  # of the instance loss
 
-FINER_STUDY = Study(
+FINER_STUDY = study(
     "finer",
-    "trained on four classes, asked for eight: from scratch, with a teacher's maps copied, with those of a"
-    " routing twin, fine-tuned; by neighbours of the same label (SNCA+), and by views too (Grafit), with and"
-    " without copied maps",
-    "not in the paper; Grafit (arXiv 2011.12982), mean average precision on ImageNet from 127 classes to"
-    " 1,000: cross-entropy 22.7, SNCA+ 31.8, Grafit 42.9",
-    (
-        _by("scratch", CENTRAL.variant("scratch").build, "scratch"),
-        _by("scratch, views", CENTRAL.variant("scratch").build, "scratch", loss_of_views),
-        _by("copy", CENTRAL.variant("copy").build, "copy"),
-        _by("copy, views", CENTRAL.variant("copy").build, "copy", loss_of_views),
-        _by("copy, routing twin", CENTRAL.variant("copy").build, "copy-routing-twin", twin="routing"),
-        _by("fine-tune", CENTRAL.variant("fine-tune").build, "fine-tune"),
-        _by("SNCA+", partial(_grafit, False), "scratch", snca_loss),
-        _by("Grafit", partial(_grafit, False), "scratch", grafit_loss, _BOTH),
-        _by("Grafit, copy", partial(_grafit, True), "copy", grafit_loss, _BOTH),
-    ),
-    only=("find", "match"),
+    _variant("scratch", scratch, "scratch"),
+    _variant("scratch, views", scratch, "scratch", loss_of_views),
+    _variant("copy", by(), "copy"),
+    _variant("copy, views", by(), "copy", loss_of_views),
+    _variant("copy, routing twin", by(), "copy-routing-twin", twin="routing"),
+    _variant("fine-tune", fine_tune, "fine-tune"),
+    _variant("SNCA+", partial(_grafit, False), "scratch", snca_loss),
+    _variant("Grafit", partial(_grafit, False), "scratch", grafit_loss, _BOTH),
+    _variant("Grafit, copy", partial(_grafit, True), "copy", grafit_loss, _BOTH),
 )
