@@ -185,7 +185,6 @@ def test_rows_that_do_not_fit_are_those_of_patches_and_the_page_says_so(small_vi
         {"images": []},
         {"models": []},
     ],
-    ids=str,
 )
 def test_what_is_refused(small_vit, options):
     with pytest.raises(ValueError):
