@@ -109,8 +109,8 @@ class LinearTransfer(Pair):
         require_known("what", what, ("map", "output"))
         of_teacher, of_student = sizes_of(teacher), sizes_of(student.model)
         for name in ("depth", "heads", "head_width", "grid", "prefix"):
-            if (theirs := getattr(of_teacher, name)) != getattr(of_student, name):
-                raise ValueError(f"{name}: teacher {theirs}, student {getattr(of_student, name)}")
+            if (size := getattr(of_teacher, name)) != getattr(of_student, name):
+                raise ValueError(f"{name}: teacher {size}, student {getattr(of_student, name)}")
         super().__init__(student, teacher, normalisation=normalisation)
         self.what = what
 

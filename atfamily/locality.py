@@ -15,7 +15,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from atlib.attention import FORBIDDEN, attention
-from atlib.compatibility import present
+from atlib.student import present
 
 
 class ShiftedPatches(nn.Module):

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from atlib._util import in_eval_mode, require_known, write_atomically
 from atlib.attention import walk
-from atlib.compatibility import describe, sizes_of
+from atlib.compatibility import sizes_of
+from atlib.student import describe
 
 DTYPES = {"float16": np.float16, "float32": np.float32}
 KEY = 16  # bytes of an image's key

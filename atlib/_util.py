@@ -3,11 +3,10 @@ are only looked at."""
 
 import difflib
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # seconds of torch, which not every command needs
     from torch import nn
@@ -25,27 +24,6 @@ def require_known(kind: str, name: object, choices: Iterable[str]) -> None:
     close = difflib.get_close_matches(str(name), choices)
     hint = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
     raise ValueError(f"unknown {kind} {name!r}.{hint} Known: {', '.join(map(repr, choices))}.")
-
-
-def require_ranges(of: object, ranges: dict[str, tuple], whole: dict[str, tuple]) -> None:
-    """Raise `ValueError` for a field outside its range, (low, high), ends included, and for one of
-    `whole` that is no whole number."""
-    kind = type(of).__name__
-    for name, (low, high) in (ranges | whole).items():
-        value = getattr(of, name)
-        if not low <= value <= high:
-            raise ValueError(f"{kind}({name}={value!r}) is out of range: {name} goes from {low} to {high}")
-        if name in whole and not isinstance(value, Integral):
-            raise ValueError(f"{kind}({name}={value!r}): {name} is a whole number")
-
-
-def check_fields(value: object, rules: Iterable[tuple[Iterable[str], Callable[[Any], bool], str]]) -> None:
-    """Raise `ValueError` naming the first field of `value` that is not as it must be; rules: (names of
-    fields, whether a value fits, what is said of one that does not)."""
-    for names, fits, says in rules:
-        for name in names:
-            if not fits(field := getattr(value, name)):
-                raise ValueError(f"{type(value).__name__}({name}={field!r}): {name} {says}")
 
 
 def write_atomically(path: Path, content: bytes) -> Path:
@@ -70,12 +48,6 @@ def out_of_memory(error: Exception) -> bool:
     return isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)) or "can't allocate memory" in str(
         error
     )
-
-
-def memory_message(error: Exception) -> str:
-    """That memory has run out, with the first sentence of what was said about it."""
-    lines = str(error).strip().splitlines()
-    return "out of memory" + (f" ({lines[0].rstrip('.')[:200]})" if lines else "")
 
 
 @contextmanager

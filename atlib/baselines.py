@@ -4,7 +4,6 @@ over examples of arXiv 2411.09702."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -15,10 +14,9 @@ from torch import Tensor, nn
 from atlib._util import in_eval_mode
 from atlib.attention import Instead, Walk, walk
 from atlib.attention_transfer import Transferred
-from atlib.checkpoint import count, read_tensors, write_tensors
 from atlib.pair import Normalisation, Pair, View, stated
 from atlib.plan import Plan
-from atlib.vit import Architecture, check_timm
+from atlib.vit import check_timm
 
 
 class Distillation(Pair):
@@ -90,38 +88,6 @@ class FeatureDistillation(Distillation):
             streams = [project(stream) for project, stream in zip(self.projectors, streams)]
         targets = [teacher_stream[of_teacher].clone() for _, of_teacher in self.pairs]
         return Transferred(seen.logits, feature_mse(streams, targets))
-
-
-class TokenDistillation(Distillation):
-    """The student's tokens after its last norm, through a linear layer of their own, are pulled to those of a
-    teacher of any width and depth, scaled to mean 0 and variance 1 each: squared error.
-
-    The linear layer is trained beside the student and is no part of `.student`. The two need equally many
-    tokens. tokens: gives the teacher's tokens (B, N, D) of images as the student is given them, for instance
-    stored ones; None: the teacher makes them in every step. Source: Wei et al. 2022 (arXiv 2205.14141),
-    section 3, whose loss is smooth L1 and whose students see no labels meanwhile; ours has the book's squared
-    error, beside labels.
-    """
-
-    def __init__(
-        self,
-        teacher: VisionTransformer,
-        student: VisionTransformer,
-        tokens: Callable[[Tensor], Tensor] | None = None,
-        *,
-        normalisation: Normalisation | None = None,
-    ):
-        super().__init__(student, teacher, normalisation=normalisation)
-        self.projector = nn.Linear(student.embed_dim, teacher.embed_dim)
-        self._tokens = tokens or (lambda images: teacher.forward_features(self.for_teacher(images)))
-
-    def transferred(self, images: Tensor) -> Transferred:
-        """Student logits and the squared error of its projected tokens."""
-        with self.frozen_teachers():
-            teacher_tokens = self._tokens(images)
-        tokens = self.student.forward_features(images)
-        target = F.layer_norm(teacher_tokens, teacher_tokens.shape[-1:]).clone()
-        return Transferred(self.student.forward_head(tokens), feature_mse([self.projector(tokens)], [target]))
 
 
 class LogitDistillation(Distillation):
@@ -237,40 +203,6 @@ class MeanMapCopy(StoredMaps):
         told = stated(normalisation, [teacher])
         maps = mean_maps(teacher, reference, group_of, number, normalisation=told)
         super().__init__(student, maps, group_of, normalisation=told)
-
-
-def save_stored_maps(path: str | Path, model: StoredMaps, student: Architecture, more: Mapping = {}) -> Path:
-    """Write a student with the maps that it needs, all images in one group; more: as in
-    `atlib.checkpoint.save_vit`. Returns the path."""
-    if (groups := len(model.maps_0)) != 1:
-        raise ValueError(f"maps of {groups} groups: save model.state_dict(), a file cannot hold group_of=")
-    header = {
-        **more,
-        "needs_teacher": True,
-        "stored_maps": True,
-        "student": student._asdict(),
-        "pair_normalisation": model.normalisation and model.normalisation.describe(),
-    }
-    return write_tensors(Path(path), dict(model.state_dict()), header)
-
-
-def load_stored_maps(path: str | Path) -> StoredMaps:
-    """What `save_stored_maps` wrote, in eval mode. Raises `OSError` naming a file that cannot be read or is
-    another."""
-    tensors, header = read_tensors(Path(path))
-    if not header.get("stored_maps"):
-        raise OSError(f"{path} holds no stored maps: it was not written by save_stored_maps")
-    try:
-        architecture = Architecture.read(header["student"])
-        architecture.require_numbers(count(tensors))
-        student = architecture.build()
-        names = [f"maps_{layer}" for layer in range(len(student.blocks))]
-        told = Normalisation.read(header.get("pair_normalisation"))
-        model = StoredMaps(student, [tensors[name] for name in names], normalisation=told)
-        model.load_state_dict(tensors)
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise OSError(f"{path} holds no student with its maps ({type(error).__name__}: {error})") from error
-    return model.eval()
 
 
 @torch.inference_mode()

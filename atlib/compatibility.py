@@ -1,26 +1,15 @@
 """Which teacher can teach which student under a plan: all that differs is named, with the way out."""
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from timm.layers import GluMlp, Mlp, PatchEmbed, SwiGLU
 from torch import Tensor, nn
 
 from atlib._util import in_eval_mode, out_of_memory
-from atlib.attention import Unwalkable, find_projections
+from atlib.attention import Projections, Unwalkable, find_projections
 from atlib.pair import usual_image_size
 from atlib.plan import Plan
-from atlib.unread import Projections
 
-# Activations of MLPs, as `describe` names them, in the names of timm's act_layer=.
-TIMM_ACTIVATIONS = {
-    "GELU": "gelu",
-    "GELU tanh": "gelu_tanh",
-    "GELUTanh": "gelu_tanh",
-    "QuickGELU": "quick_gelu",
-    "SiLU": "silu",
-}
 MOST_PREFIX = 32  # tokens before the patches: with more, tokens are no grid of patches
 
 
@@ -142,13 +131,14 @@ def pair_up(
 ) -> Pairing:
     """How `teacher` teaches `student` under `plan`; `sizes`: of both, where they are known. Raises
     `ValueError` naming all that stands in the way."""
+    from atlib.student import differences  # here: the rest needs nothing of how timm builds a ViT
+
     of_teacher, of_student = (sizes_of(teacher), sizes_of(student)) if sizes is None else sizes
     components = differences(teacher, student)
-    obstacles = [*_obstacles(of_teacher, of_student, plan), *_component_obstacles(components, plan)]
-    if getattr(getattr(student, "patch_drop", None), "prob", 0) > 0:
-        obstacles.append("patches: the student drops some in training (patch_drop_rate=0)")
-    if obstacles:
+    if obstacles := _obstacles(of_teacher, of_student, components, plan):
         raise ValueError(f"teacher and student differ in {'; '.join(obstacles)}")
+    if getattr(getattr(student, "patch_drop", None), "prob", 0) > 0:
+        raise ValueError("the student drops patches in training: patch_drop_rate=0")
     layers = plan.pairs_of(of_student.depth, of_teacher.depth)
     for layer, _ in layers:
         plan.heads_of(layer, of_student.heads)
@@ -173,54 +163,47 @@ def pair_up(
     )
 
 
-def _obstacles(teacher: Sizes, student: Sizes, plan: Plan) -> list[str]:
+def _obstacles(teacher: Sizes, student: Sizes, components: dict[str, tuple], plan: Plan) -> list[str]:
     """What differs though the plan says no way with it, each with the way out."""
-    obstacles, maps = [], plan.what == "map"
+    maps = plan.what == "map"
 
-    def require_equal(name: str, of_teacher: Any, of_student: Any, unless: bool, remedy: str) -> None:
-        if of_teacher != of_student and not unless:
-            obstacles.append(f"{name}: teacher {of_teacher}, student {of_student} ({remedy})")
+    def on_maps(way: str) -> str:
+        return way if maps else "what='map'"
 
-    def on_maps(remedy: str) -> str:
-        return remedy if maps else "what='map'"
-
-    paired = bool(plan.layers) and isinstance(plan.layers[0], tuple)
-    require_equal("depth", teacher.depth, student.depth, paired, "depth=, or layers={student's: teacher's}")
-    merged = plan.unequal_heads is not None
-    require_equal("heads", teacher.heads, student.heads, merged, on_maps("num_heads=, or unequal_heads="))
-    require_equal("head width", teacher.head_width, student.head_width, maps, "what='map'")
+    by_pairs = bool(plan.layers) and isinstance(plan.layers[0], tuple)
     # images of another size are resized for the teacher (`Pair.for_teacher`): what counts is the patches
     resampled = plan.unequal_grid is not None and 1 not in (*teacher.grid, *student.grid)
-    remedy = on_maps("unequal_grid='resample', sides above 1")
-    require_equal("patch grid", teacher.grid, student.grid, resampled, remedy)
     # a copied map says where each of the student's tokens looks
     lost = student.prefix > _common_prefix(teacher, student)
-    settled = plan.unequal_prefix is not None and not (
-        lost and plan.how == "copy" and plan.unequal_prefix == "drop"
+    settled = (
+        plan.unequal_prefix == "own" or plan.unequal_prefix == "drop" and not (lost and plan.how == "copy")
     )
-    prefixes = [
-        one.prefix
-        if teacher.prefix != student.prefix
-        else f"{one.prefix} (class, distillation, registers: {one.prefix_kinds})"
-        for one in (teacher, student)
+    both = teacher, student
+    prefixes = [one.prefix for one in both]
+    if teacher.prefix == student.prefix:
+        prefixes = [f"{one.prefix} (class, distillation, registers: {one.prefix_kinds})" for one in both]
+    own_or_drop = f"unequal_prefix={'own' if lost else 'drop'!r}"
+    # what, the teacher's, the student's, whether they may differ, the way out
+    rows = (
+        ("depth", teacher.depth, student.depth, by_pairs, "layers={student's: teacher's}"),
+        ("heads", teacher.heads, student.heads, plan.unequal_heads is not None, on_maps("unequal_heads=")),
+        ("head width", teacher.head_width, student.head_width, maps, "what='map'"),
+        ("patch grid", teacher.grid, student.grid, resampled, on_maps("unequal_grid='resample'")),
+        ("prefix tokens", *prefixes, settled, on_maps(own_or_drop)),
+    )
+    obstacles = [
+        f"{what}: teacher {of_teacher}, student {of_student} ({way})"
+        for what, of_teacher, of_student, may_differ, way in rows
+        if of_teacher != of_student and not may_differ
     ]
-    remedy = on_maps(f"unequal_prefix={'own' if lost else 'drop'!r}")
-    require_equal("prefix tokens", *prefixes, settled, remedy)
     if plan.rows == "class" and not (teacher.prefix_kinds[0] and student.prefix_kinds[0]):
         obstacles.append("class tokens: one has none (rows='patches')")
+    # where the plan says what becomes of prefix tokens, it does of registers
+    named = {name for name in components if name != "registers" or plan.unequal_prefix is None}
+    if named and not plan.mismatched:
+        differ = ", ".join(f"{n}: teacher {t}, student {s}" for n, (t, s) in components.items() if n in named)
+        obstacles.append(f"components ({differ}; create_student(teacher, num_classes), or mismatched=True)")
     return obstacles
-
-
-def _component_obstacles(components: dict[str, tuple], plan: Plan) -> list[str]:
-    if plan.unequal_prefix is not None:  # the plan says what becomes of registers
-        components = {name: values for name, values in components.items() if name != "registers"}
-    if plan.mismatched or not components:
-        return []
-    named = ", ".join(f"{name}: teacher {t}, student {s}" for name, (t, s) in components.items())
-    act = TIMM_ACTIVATIONS.get(components["activation"][0]) if "activation" in components else None
-    remedy = "" if act is None else f", with act_layer={act!r}"
-    ways = f"create_student(teacher, num_classes){remedy}, or mismatched=True"
-    return [f"native components ({named}; arXiv 2605.07191: {ways})"]
 
 
 def _common_prefix(teacher: Sizes, student: Sizes) -> int:
@@ -248,141 +231,3 @@ def _kept(sizes: Sizes, common: int) -> tuple[int, ...] | None:
     if sizes.prefix == common:
         return None
     return (*range(common), *range(sizes.prefix, sizes.prefix + sizes.grid[0] * sizes.grid[1]))
-
-
-# --- Native components (arXiv 2605.07191) ---
-
-# What `describe` says of a standard ViT: the student of arXiv 2411.09702 and of most of timm's supervised
-# ViTs.
-STANDARD: Mapping[str, Any] = {
-    "layer_scale": "none",
-    "registers": 0,
-    "pre_norm": False,
-    "activation": "GELU",
-    "pooling": "token",
-    "positions": "learned",
-    "qk_norm": False,
-    "mlp": "plain",
-    "norm": "LayerNorm 1e-06",
-    "qkv_bias": "q k v",
-    "grouped_queries": False,
-    "tokeniser": "PatchEmbed",
-}
-COMPONENTS: tuple[str, ...] = tuple(STANDARD)
-
-
-def describe(vit: nn.Module) -> dict[str, Any]:
-    """What a ViT of timm has in place of each of the `COMPONENTS`, read off its modules: short strings,
-    numbers or booleans. Raises `ValueError` for a model that is built otherwise."""
-    embed = getattr(vit, "embeds", getattr(vit, "patch_embed", None))
-    if embed is None or not hasattr(vit, "blocks") or not hasattr(vit, "global_pool"):
-        raise ValueError(f"the components of a {type(vit).__name__} are not known: it is no ViT of timm")
-    holder = embed if hasattr(vit, "embeds") else vit  # NaFlexVit embeds all tokens in one module
-    block = vit.blocks[0]
-    attn, mlp = getattr(block, "attn", block), getattr(block, "mlp", None)
-    activation = block.mlp_act if mlp is None else getattr(mlp, "act", mlp)
-    cls_token, registers = getattr(holder, "cls_token", None), getattr(holder, "reg_token", None)
-    block_norm = getattr(block, "norm1", getattr(block, "in_norm", None))
-    after = getattr(block, "attn_out_proj", None) or getattr(block, "out_proj", None)
-    branches = [present(getattr(block, f"ls{i}", getattr(block, f"gamma_{i}", None))) for i in (1, 2)]
-    branches = [present(block.ls)] * 2 if hasattr(block, "ls") else branches
-    pooling = {
-        "no class token": cls_token is None,
-        "distillation token": hasattr(vit, "dist_token"),
-        "norm after it": present(vit.fc_norm),
-        "prefix included": getattr(vit, "pool_include_prefix", False),
-    }
-    norm = {
-        "inside attention": present(getattr(attn, "norm", None)),
-        "inside the MLP": present(getattr(mlp, "norm", None)),
-        "on patches": isinstance(embed, PatchEmbed) and present(embed.norm),
-        "none at the end": not present(vit.norm) and not present(vit.fc_norm),
-        "after attention and MLP": any(kind in type(block).__name__ for kind in ("PostNorm", "ResPost")),
-    }
-    tanh = " tanh" if getattr(activation, "approximate", "none") == "tanh" else ""
-    scaled = {(True, True): "attention and MLP", (True, False): "attention", (False, False): "none"}
-    kind = "beside attention" if mlp is None else type(mlp).__name__
-    return {
-        "layer_scale": scaled[tuple(branches)],
-        "registers": 0 if registers is None else registers.shape[1],
-        "pre_norm": present(getattr(vit, "norm_pre", None)),
-        "activation": type(activation).__name__ + tanh,
-        "pooling": _with(vit.global_pool or "none", pooling),
-        "positions": _positions(vit, holder, attn),
-        "qk_norm": present(getattr(attn, "q_norm", None)),
-        "mlp": "gated" if isinstance(mlp, (GluMlp, SwiGLU)) else "plain" if type(mlp) is Mlp else kind,
-        "norm": _with(f"{type(block_norm).__name__} {getattr(block_norm, 'eps', None) or 0.0:g}", norm),
-        "qkv_bias": _with(
-            " ".join(_biases(attn)) or "none",
-            {"none after attention": getattr(getattr(attn, "proj", after), "bias", None) is None},
-        ),
-        "grouped_queries": any(
-            getattr(one.attn, "num_kv_heads", one.attn.num_heads) != one.attn.num_heads
-            for one in vit.blocks
-            if hasattr(one, "attn")
-        ),
-        "tokeniser": type(embed).__name__,
-    }
-
-
-def differences(teacher: nn.Module, student: nn.Module) -> dict[str, tuple[Any, Any]]:
-    """The components in which two ViTs differ: {name: (teacher's, student's)}. Sizes, such as width or depth,
-    are no components. Of models that are not timm's, those alone that every library shows."""
-    try:
-        of_teacher, of_student = describe(teacher), describe(student)
-    except ValueError:
-        of_teacher, of_student = _shown(teacher), _shown(student)
-    both = {name: (of_teacher[name], of_student[name]) for name in COMPONENTS if name in of_teacher}
-    return {name: (left, right) for name, (left, right) in both.items() if left != right}
-
-
-def _shown(model: nn.Module) -> dict[str, Any]:
-    """What can be told of a model of any library, by the names and shapes of its weights."""
-    names = [name.lower() for name, _ in model.named_parameters()]
-    scales = ("gamma", "lambda_", "layer_scale", "layerscale", ".ls1", ".ls2", "ls_1", "ls_2")
-    registers = [weight for name, weight in model.named_parameters() if "reg" in name.split(".")[-1]]
-    kinds = [type(part).__name__.lower() for part in model.modules()]
-    rotary = any("rope" in kind or "rotary" in kind for kind in kinds)
-    relative = any("relative_position" in name or "rel_pos" in name for name in names)
-    return {
-        "layer_scale": "some" if any(scale in name for name in names for scale in scales) else "none",
-        "registers": sum(weight.shape[-2] for weight in registers if weight.ndim > 1),
-        "positions": "rotary" if rotary else "relative" if relative else "learned",
-        "qk_norm": any(f"{part}_norm" in name for name in names for part in "qk"),
-    }
-
-
-def present(part: Any) -> bool:
-    """Whether an optional part is there: timm leaves `Identity` or None where it is not."""
-    return part is not None and not isinstance(part, nn.Identity)
-
-
-def _positions(vit: nn.Module, holder: nn.Module, attn: nn.Module) -> str:
-    learned = present(getattr(holder, "pos_embed", None)) or hasattr(holder, "pos_embed_y")
-    without_prefix = holder is not vit or getattr(vit, "no_embed_class", False)
-    kinds = ["learned for patches" if without_prefix else "learned"] if learned else []
-    if getattr(vit, "rope", None) is not None:
-        kinds.append(f"rotary ({type(vit.rope).__name__.removeprefix('RotaryEmbedding')})")
-    shared = getattr(vit, "rel_pos_bias", None) or getattr(vit, "shared_rel_pos", None)
-    if shared is not None:
-        kinds.append(f"relative ({type(shared).__name__} for all layers)")
-    elif getattr(attn, "relative_position_bias_table", None) is not None:
-        kinds.append("relative (a bias in each layer)")
-    elif getattr(attn, "rel_pos", None) is not None:
-        kinds.append(f"relative ({type(attn.rel_pos).__name__} in each layer)")
-    return " and ".join(kinds) or "none"
-
-
-def _biases(attn: nn.Module) -> str:
-    """Which of the projections to q, k, v have a bias: letters of "qkv"."""
-    if not hasattr(attn, "qkv"):  # one joint projection with that of the MLP
-        return "qkv" if attn.in_proj.bias is not None else ""
-    if attn.qkv is None:
-        return "".join(name for name in "qkv" if getattr(attn, f"{name}_proj").bias is not None)
-    if getattr(attn, "q_bias", None) is not None:
-        return "qv"
-    return "" if getattr(attn.qkv, "bias", None) is None else "qkv"
-
-
-def _with(what: str, remarks: Mapping[str, bool]) -> str:
-    return ", ".join([what, *(remark for remark, holds in remarks.items() if holds)])

@@ -1,10 +1,7 @@
-"""What a run has to do with processes: starting Accelerate, agreeing, and hearing the signal to stop."""
+"""What a run has to do with processes: starting Accelerate, agreeing, and dividing weights."""
 
 import copy
 import os
-import signal
-import sys
-import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -113,36 +110,6 @@ def agree(accelerator: Accelerator, values: Tensor, stop: bool) -> tuple[Tensor,
     numbers = torch.cat([values.float(), values.new_tensor([stop], dtype=torch.float32)])
     means = accelerator.reduce(numbers, "mean")
     return means[:-1], means[-1].item() > 0
-
-
-@contextmanager
-def stop_noticed(active: bool) -> Iterator[list]:
-    """Within the block SIGTERM, which a cluster sends before it takes a machine away, and the first Ctrl-C
-    end nothing: they are noted in the list that is yielded. A second Ctrl-C is a `KeyboardInterrupt`.
-
-    Not `active`, or in a thread that Python delivers no signals to, the signals keep their meaning; so does
-    one that is ignored, as Ctrl-C is in the background of a shell.
-    """
-    noticed: list = []
-    if not active or threading.current_thread() is not threading.main_thread():
-        yield noticed
-        return
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    before = {number: handler for number, handler in before.items() if handler != signal.SIG_IGN}
-
-    def note(number: int, frame: object) -> None:
-        noticed.append(number)
-        if number == signal.SIGINT:
-            signal.signal(number, before[number] or signal.SIG_DFL)
-            print("\nstopping after this step; Ctrl-C again stops at once", file=sys.stderr)
-
-    try:
-        for number in before:
-            signal.signal(number, note)
-        yield noticed
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler or signal.SIG_DFL)
 
 
 # --- Weights that are divided among processes (FSDP2): what is trained then, and how the whole weights come

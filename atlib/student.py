@@ -11,11 +11,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from timm.layers import GluMlp, Mlp, PatchEmbed, SwiGLU
 from torch import nn
 
-from atlib.compatibility import Sizes, differences, sizes_of
 from atlib.pair import channels_of, config_of
-from atlib.plan import Plan
 from atlib.vit import VITS, create_vit
 
 SIZES = {"tiny": (192, 3), "small": (384, 6)}  # width and heads of ViT-Ti and ViT-S (DeiT, arXiv 2012.12877)
@@ -65,7 +64,7 @@ def create_student(
     arguments that it was built with. None of its weights are taken.
 
     size, depth, embed_dim: of a smaller (or larger) student, as `student_sizes` reads them;
-    `derive_plan` pairs it with its teacher. `create_vit` notes name and arguments on the
+    `atrun.derived_plan.derive_plan` pairs it with its teacher. `create_vit` notes name and arguments on the
     model, timm the name alone; for such a teacher depth, image size and channels are read off it. Rates of
     dropout are not taken over. Raises `ValueError` for a model without a timm name, where what is built of it
     is not like the teacher, and as `student_sizes` does. Source: arXiv 2605.07191; the matched student also
@@ -115,32 +114,139 @@ def student_sizes(
     return sizes | ({} if depth is None else {"depth": depth})
 
 
-def derive_plan(teacher: nn.Module, student: nn.Module, how: str = "distill") -> Plan:
-    """The plan that `python -m atlib train` derives for a teacher and a student of any depths, heads and
-    patches. Raises `Unwalkable` as `examine` does."""
-    return plan_of_sizes(sizes_of(teacher), sizes_of(student), how)[0]
+# --- Native components (arXiv 2605.07191) ---
+
+# What `describe` says of a standard ViT: the student of arXiv 2411.09702 and of most of timm's supervised
+# ViTs.
+STANDARD: Mapping[str, Any] = {
+    "layer_scale": "none",
+    "registers": 0,
+    "pre_norm": False,
+    "activation": "GELU",
+    "pooling": "token",
+    "positions": "learned",
+    "qk_norm": False,
+    "mlp": "plain",
+    "norm": "LayerNorm 1e-06",
+    "qkv_bias": "q k v",
+    "grouped_queries": False,
+    "tokeniser": "PatchEmbed",
+}
+COMPONENTS: tuple[str, ...] = tuple(STANDARD)
 
 
-def plan_of_sizes(teacher: Sizes, student: Sizes, how: str) -> tuple[Plan, dict[str, str]]:
-    """The plan for a teacher and a student of these sizes, and for each choice that was derived its rule.
+def describe(vit: nn.Module) -> dict[str, Any]:
+    """What a ViT of timm has in place of each of the `COMPONENTS`, read off its modules: short strings,
+    numbers or booleans. Raises `ValueError` for a model that is built otherwise."""
+    embed = getattr(vit, "embeds", getattr(vit, "patch_embed", None))
+    if embed is None or not hasattr(vit, "blocks") or not hasattr(vit, "global_pool"):
+        raise ValueError(f"the components of a {type(vit).__name__} are not known: it is no ViT of timm")
+    holder = embed if hasattr(vit, "embeds") else vit  # NaFlexVit embeds all tokens in one module
+    block = vit.blocks[0]
+    attn, mlp = getattr(block, "attn", block), getattr(block, "mlp", None)
+    activation = block.mlp_act if mlp is None else getattr(mlp, "act", mlp)
+    cls_token, registers = getattr(holder, "cls_token", None), getattr(holder, "reg_token", None)
+    block_norm = getattr(block, "norm1", getattr(block, "in_norm", None))
+    after = getattr(block, "attn_out_proj", None) or getattr(block, "out_proj", None)
+    branches = [present(getattr(block, f"ls{i}", getattr(block, f"gamma_{i}", None))) for i in (1, 2)]
+    branches = [present(block.ls)] * 2 if hasattr(block, "ls") else branches
+    pooling = {
+        "no class token": cls_token is None,
+        "distillation token": hasattr(vit, "dist_token"),
+        "norm after it": present(vit.fc_norm),
+        "prefix included": getattr(vit, "pool_include_prefix", False),
+    }
+    norm = {
+        "inside attention": present(getattr(attn, "norm", None)),
+        "inside the MLP": present(getattr(mlp, "norm", None)),
+        "on patches": isinstance(embed, PatchEmbed) and present(embed.norm),
+        "none at the end": not present(vit.norm) and not present(vit.fc_norm),
+        "after attention and MLP": any(kind in type(block).__name__ for kind in ("PostNorm", "ResPost")),
+    }
+    tanh = " tanh" if getattr(activation, "approximate", "none") == "tanh" else ""
+    scaled = {(True, True): "attention and MLP", (True, False): "attention", (False, False): "none"}
+    kind = "beside attention" if mlp is None else type(mlp).__name__
+    return {
+        "layer_scale": scaled[tuple(branches)],
+        "registers": 0 if registers is None else registers.shape[1],
+        "pre_norm": present(getattr(vit, "norm_pre", None)),
+        "activation": type(activation).__name__ + tanh,
+        "pooling": _with(vit.global_pool or "none", pooling),
+        "positions": _positions(vit, holder, attn),
+        "qk_norm": present(getattr(attn, "q_norm", None)),
+        "mlp": "gated" if isinstance(mlp, (GluMlp, SwiGLU)) else "plain" if type(mlp) is Mlp else kind,
+        "norm": _with(f"{type(block_norm).__name__} {getattr(block_norm, 'eps', None) or 0.0:g}", norm),
+        "qkv_bias": _with(
+            " ".join(_biases(attn)) or "none",
+            {"none after attention": getattr(getattr(attn, "proj", after), "bias", None) is None},
+        ),
+        "grouped_queries": any(
+            getattr(one.attn, "num_kv_heads", one.attn.num_heads) != one.attn.num_heads
+            for one in vit.blocks
+            if hasattr(one, "attn")
+        ),
+        "tokeniser": type(embed).__name__,
+    }
 
-    To copy, all layers take part, and to distill, the first three quarters, as 18 of 24 in arXiv 2411.09702.
-    With other depths the student's last layer has the teacher's last, and the others lie evenly below. Heads
-    of another number are aggregated (AttnDistill, arXiv 2210.00944), patches resampled.
-    """
-    count = student.depth if how == "copy" else max(1, round(0.75 * student.depth))
-    why = "all layers" if how == "copy" else "the first three quarters, as the paper's 18 of 24"
-    layers: dict[int, int] | range | None = range(count) if count < student.depth else None
-    printed = "null" if layers is None else [*layers]
-    if teacher.depth != student.depth:
-        printed = layers = {i: -(-(i + 1) * teacher.depth // student.depth) - 1 for i in range(count)}
-        why += f"; the teacher's {teacher.depth} layers lie evenly on the student's {student.depth}"
-    rules, unequal = {"layers": f"{printed}: {why}"}, {}
-    if teacher.heads != student.heads:
-        unequal["unequal_heads"] = "aggregate"
-        heads = f"{teacher.heads} heads for {student.heads}"
-        rules["unequal_heads"] = f"aggregate: {heads} (AttnDistill, 2210.00944)"
-    if teacher.grid != student.grid:
-        unequal["unequal_grid"] = "resample"
-        rules["unequal_grid"] = f"resample: {teacher.grid} patches for {student.grid}"
-    return Plan(how=how, layers=layers, **unequal), rules
+
+def differences(teacher: nn.Module, student: nn.Module) -> dict[str, tuple[Any, Any]]:
+    """The components in which two ViTs differ: {name: (teacher's, student's)}. Sizes, such as width or depth,
+    are no components. Of models that are not timm's, those alone that every library shows."""
+    try:
+        of_teacher, of_student = describe(teacher), describe(student)
+    except ValueError:
+        of_teacher, of_student = _shown(teacher), _shown(student)
+    both = {name: (of_teacher[name], of_student[name]) for name in COMPONENTS if name in of_teacher}
+    return {name: (left, right) for name, (left, right) in both.items() if left != right}
+
+
+def _shown(model: nn.Module) -> dict[str, Any]:
+    """What can be told of a model of any library, by the names and shapes of its weights."""
+    names = [name.lower() for name, _ in model.named_parameters()]
+    scales = ("gamma", "lambda_", "layer_scale", "layerscale", ".ls1", ".ls2", "ls_1", "ls_2")
+    registers = [weight for name, weight in model.named_parameters() if "reg" in name.split(".")[-1]]
+    kinds = [type(part).__name__.lower() for part in model.modules()]
+    rotary = any("rope" in kind or "rotary" in kind for kind in kinds)
+    relative = any("relative_position" in name or "rel_pos" in name for name in names)
+    return {
+        "layer_scale": "some" if any(scale in name for name in names for scale in scales) else "none",
+        "registers": sum(weight.shape[-2] for weight in registers if weight.ndim > 1),
+        "positions": "rotary" if rotary else "relative" if relative else "learned",
+        "qk_norm": any(f"{part}_norm" in name for name in names for part in "qk"),
+    }
+
+
+def present(part: Any) -> bool:
+    """Whether an optional part is there: timm leaves `Identity` or None where it is not."""
+    return part is not None and not isinstance(part, nn.Identity)
+
+
+def _positions(vit: nn.Module, holder: nn.Module, attn: nn.Module) -> str:
+    learned = present(getattr(holder, "pos_embed", None)) or hasattr(holder, "pos_embed_y")
+    without_prefix = holder is not vit or getattr(vit, "no_embed_class", False)
+    kinds = ["learned for patches" if without_prefix else "learned"] if learned else []
+    if getattr(vit, "rope", None) is not None:
+        kinds.append(f"rotary ({type(vit.rope).__name__.removeprefix('RotaryEmbedding')})")
+    shared = getattr(vit, "rel_pos_bias", None) or getattr(vit, "shared_rel_pos", None)
+    if shared is not None:
+        kinds.append(f"relative ({type(shared).__name__} for all layers)")
+    elif getattr(attn, "relative_position_bias_table", None) is not None:
+        kinds.append("relative (a bias in each layer)")
+    elif getattr(attn, "rel_pos", None) is not None:
+        kinds.append(f"relative ({type(attn.rel_pos).__name__} in each layer)")
+    return " and ".join(kinds) or "none"
+
+
+def _biases(attn: nn.Module) -> str:
+    """Which of the projections to q, k, v have a bias: letters of "qkv"."""
+    if not hasattr(attn, "qkv"):  # one joint projection with that of the MLP
+        return "qkv" if attn.in_proj.bias is not None else ""
+    if attn.qkv is None:
+        return "".join(name for name in "qkv" if getattr(attn, f"{name}_proj").bias is not None)
+    if getattr(attn, "q_bias", None) is not None:
+        return "qv"
+    return "" if getattr(attn.qkv, "bias", None) is None else "qkv"
+
+
+def _with(what: str, remarks: Mapping[str, bool]) -> str:
+    return ", ".join([what, *(remark for remark, holds in remarks.items() if holds)])

@@ -3,36 +3,28 @@ process or many."""
 
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 import torch
-from accelerate.utils import DistributedType, broadcast_object_list, gather_object, set_seed
+from accelerate.utils import broadcast_object_list, gather_object, set_seed
 from timm.models.vision_transformer import VisionTransformer
+from timm.optim import create_optimizer_v2, get_optimizer_info
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
 from atlib._util import in_eval_mode
-from atlib.checkpoint_manager import CheckpointManager, digest_of_model, digest_of_tensors, identity_of
 from atlib.data import as_data
 from atlib.loading import Batch, ShardSpec, TrainingData, steps_per_epoch
 from atlib.losses import noted
 from atlib.objectives import Loss, check_labels, mixed, student_loss
-from atlib.optim import EMA, make_optimizer, schedule, set_weight_decay
 from atlib.pair import CastOnce, Pair, check_normalisation, student_of
 from atlib.plan import Plan
-from atlib.processes import (
-    accelerate_as_it_was,
-    agree,
-    start_processes,
-    stop_noticed,
-    to_train,
-    whole_weights,
-)
+from atlib.processes import accelerate_as_it_was, agree, divide, start_processes, to_train, whole_weights
 from atlib.recipe import Recipe
 
 
@@ -60,6 +52,23 @@ class Preempted(RuntimeError):
         return f"stopped; everything up to here is kept in {self.checkpoint}"
 
 
+class Keeper(Protocol):
+    """What keeps a run along the way: `atrun.checkpoint_manager.CheckpointManager` is one. Every process
+    calls it."""
+
+    def resume(self, run: "Training") -> Path | None:
+        """Bring a run to where it was kept last, and say where that is; None at its beginning."""
+
+    def due(self, step: int, metrics: dict) -> bool:
+        """Whether the run is to be kept after `step`, at whose end these `metrics` were measured."""
+
+    def keep(self, run: "Training", metrics: dict) -> Path:
+        """Keep a run, and say where."""
+
+    def stop_noticed(self) -> AbstractContextManager[list]:
+        """Within it, signals to stop end nothing: they are noted in the list."""
+
+
 @accelerate_as_it_was()
 def train(
     model: nn.Module,
@@ -73,7 +82,7 @@ def train(
     after_pass: Callable[[nn.Module, dict], None] | None = None,
     progress: str | None = "training",
     cpu: bool = False,
-    keeper: CheckpointManager | None = None,
+    keeper: Keeper | None = None,
     log: Callable[[dict], None] | None = None,
     workers: int = 0,
     stop_at: int | None = None,
@@ -103,8 +112,8 @@ def train(
     configs/accelerate), a copy is trained, and `model` gets the whole weights at the end.
 
     Raises `NonFiniteLoss` as soon as the loss or its gradient is not finite, the model then holding the last
-    finite step's weights; `Preempted` after SIGTERM or Ctrl-C if there is a keeper; `CheckpointError` when a
-    checkpoint cannot be written; `ValueError` for what cannot be trained, or was started otherwise.
+    finite step's weights; `Preempted` after SIGTERM or Ctrl-C if there is a keeper; `ValueError` for what
+    cannot be trained, or was started otherwise.
     """
     data = as_data(data, recipe.batch_size)
     if len(data) == 0:
@@ -123,7 +132,7 @@ def train(
     run = Training(model, data, recipe, loss, seed, cpu)
     if keeper is not None:
         with run.put_back_on_error():
-            run.resume(keeper)
+            run.kept = keeper.resume(run)
     position, end = run.position, recipe.steps if stop_at is None else min(stop_at, recipe.steps)
     steps, main = steps_per_epoch(len(data), recipe.batch_size), run.accelerator.is_main_process
     hidden = progress is None or not main
@@ -133,7 +142,8 @@ def train(
         total=recipe.steps, desc=label, initial=position.step, disable=hidden, mininterval=2.0, ncols=110
     )
     began = time.perf_counter()  # of the step: it includes waiting for images
-    with run.put_back_on_error(), stop_noticed(keeper is not None) as noticed, bar:
+    signals = nullcontext([]) if keeper is None else keeper.stop_noticed()
+    with run.put_back_on_error(), signals as noticed, bar:
         while position.step < end:
             of = run.accelerator.process_index, world
             part = ShardSpec(seed, position.epoch, recipe.batch_size, *of, position.done, recipe.repeats)
@@ -177,8 +187,11 @@ def train(
                     if after_pass is not None:
                         with in_eval_mode(run.plain):
                             after_pass(run.plain, position.history[-1])
-                if keeper is not None and (stop or position.step == end or run.due(keeper, metrics)):
-                    run.keep(keeper, metrics)
+                if keeper is not None:
+                    due = stop or position.step == end or keeper.due(position.step, metrics)
+                    # after an evaluation the main process alone knows what was measured before
+                    if run.of_main(due) if metrics else due:
+                        run.kept = keeper.keep(run, metrics)
                 if stop and position.step < end:
                     raise Preempted(run.kept)
                 if position.step == end and not last:
@@ -214,15 +227,6 @@ class Training:
         set_seed(seed)
         self.data, self.recipe, self.loss, self.seed = data, recipe, loss, seed
         self.home = next(model.parameters()).device
-        plan = getattr(model, "plan", None)
-        planned = {"plan": plan.describe()} if isinstance(plan, Plan) else {}
-        self.config = {
-            "recipe": recipe.describe(),
-            "seed": seed,
-            "images": len(data),
-            "model": {"kind": type(model).__name__, **planned},
-            "loss": _name_of(loss),
-        }
         self.accelerator = start_processes(recipe, cpu, all_learn(model, loss, recipe))
         if self.accelerator.num_processes > 1:
             set_seed(seed, device_specific=True)  # other images on each process, so other stochastic depth
@@ -308,48 +312,7 @@ class Training:
             if self.average is not None:
                 with self.average.in_place_of(self.model):
                     metrics |= {f"average_{name}": value for name, value in evaluate(self.plain).items()}
-        return self._of_main(metrics)
-
-    def due(self, keeper: CheckpointManager, metrics: dict) -> bool:
-        """Whether a checkpoint is to be written now; only after an evaluation do the processes have to ask
-        the main one."""
-        if not metrics:
-            return keeper.due(self.position.step, metrics)
-        return self._of_main(keeper.due(self.position.step, metrics))
-
-    def keep(self, keeper: CheckpointManager, metrics: dict) -> None:
-        """Write a checkpoint from which `resume` goes on."""
-        facts = self.position.facts() | {"corrupt": self.corrupt()}
-        own, shared = {"total": self.position.total}, {}
-        if self.average is not None:  # each process has its shards of it, or all have the same
-            sharded = self.accelerator.distributed_type == DistributedType.FSDP
-            (own if sharded else shared).update(self.average.tensors())
-        self.kept = keeper.save(self.accelerator, facts, self.config, own, shared, metrics)
-
-    def resume(self, keeper: CheckpointManager) -> None:
-        """Go on from the newest whole checkpoint, if there is one."""
-        if isinstance(targets := getattr(self.data, "targets", None), Tensor):
-            self.config["targets"] = digest_of_tensors({"targets": targets})
-        # files can be seen otherwise elsewhere: the main process's answer counts
-        self.config["data"] = self._of_main(
-            identity_of(self.data) if self.accelerator.is_main_process else None
-        )
-        if pairs := [part for part in self.given.modules() if isinstance(part, Pair)]:
-            # here, and not for every run: reading a large teacher takes a second
-            self.config["teachers"] = [
-                digest_of_model(teacher) for pair in pairs for teacher in pair.teachers
-            ]
-            self.config["normalisation"] = [
-                pair.normalisation and pair.normalisation.describe() for pair in pairs
-            ]
-            self.config["views"] = [view.describe() for pair in pairs for view in pair.views]
-        restored = keeper.restore(self.accelerator, self.config)
-        if restored is None:
-            return
-        total = restored.tensors["total"].to(self.accelerator.device)
-        self.kept, self.position = restored.path, Position(total, **restored.facts)
-        if self.average is not None:
-            self.average.load(restored.tensors)
+        return self.of_main(metrics)
 
     def corrupt(self) -> list[int]:
         """The indices of the images that could not be decoded in the pass in progress, on all processes
@@ -370,7 +333,7 @@ class Training:
             self.kept,
         )
 
-    def _of_main(self, value):
+    def of_main(self, value):
         """The main process's value, on every process."""
         return broadcast_object_list([value])[0] if self.accelerator.num_processes > 1 else value
 
@@ -408,16 +371,109 @@ class Training:
             self.student.set_grad_checkpointing(self.checkpointed)
 
 
-def _name_of(loss: Callable) -> str:
-    """A loss by its name; a `partial` with the plain values that it was given, since others make another."""
-    if not isinstance(loss, partial):
-        return getattr(loss, "__qualname__", type(loss).__name__)
+# --- What changes the weights in a step: the optimiser, the schedule of its rate, and the running average ---
 
-    def told(value: object) -> str:
-        return repr(value) if isinstance(value, (int, float, str, type(None))) else type(value).__name__
 
-    given = [*map(told, loss.args), *(f"{name}={told(value)}" for name, value in loss.keywords.items())]
-    return f"{_name_of(loss.func)}({', '.join(given)})"
+def schedule(step: int, recipe: Recipe) -> float:
+    """The factor on the peak lr at `step` (from 0): linear warm-up, then a half cosine down to min_lr, or a
+    tenth after each of the recipe's milestones."""
+    warmup = round(recipe.warmup * recipe.steps)
+    if step < warmup:
+        return (step + 1) / warmup
+    if recipe.milestones is not None:
+        return 0.1 ** sum(step >= round(share * recipe.steps) for share in recipe.milestones)
+    floor = recipe.min_lr / recipe.lr
+    done = (step - warmup) / max(1, recipe.steps - warmup)
+    return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * done))
+
+
+def set_weight_decay(optimizer: torch.optim.Optimizer, step: int, recipe: Recipe) -> None:
+    """Let the groups that are decayed have the decay of `step` (from 0): the recipe's own, or on a half
+    cosine from that to its `weight_decay_end`."""
+    if recipe.weight_decay_end is None:
+        return
+    low, high = recipe.weight_decay_end, recipe.weight_decay
+    decay = low + (high - low) * 0.5 * (1 + math.cos(math.pi * step / recipe.steps))
+    for group in optimizer.param_groups:
+        if group["weight_decay"] > 0:
+            group["weight_decay"] = decay
+
+
+def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
+    """The recipe's optimiser over the student's weights, grouped by timm: no decay on biases, norms,
+    positions and tokens; lr by layer. A departure from MAE's published code (arXiv 2111.06377): with layer
+    decay timm counts the final norm to the last block, MAE's code to the head."""
+    if recipe.base_lr is not None:
+        raise ValueError(f"base_lr={recipe.base_lr!r} is a rate per 256 images: take recipe.on(images)")
+    trained = student_of(model)
+    betas = {"betas": recipe.betas} if get_optimizer_info(recipe.optimizer).has_betas else {}
+    optimizer = create_optimizer_v2(
+        trained,
+        opt=recipe.optimizer,
+        lr=recipe.lr,
+        weight_decay=recipe.weight_decay,
+        layer_decay=recipe.layer_decay,
+        **betas,
+    )
+    in_student = {id(parameter) for parameter in trained.parameters()}
+    beside = [p for p in model.parameters() if id(p) not in in_student and p.requires_grad]
+    # a projector or a head mapping: thrown away after training, so no layer decay and no special groups
+    if beside:
+        optimizer.add_param_group({"params": beside, "weight_decay": recipe.weight_decay})
+    for group in optimizer.param_groups:  # timm leaves the factor of layer-wise decay to its own schedulers
+        group["lr"] = recipe.lr * group.get("lr_scale", 1.0)
+    return optimizer
+
+
+# --- The running average of the weights (EMA), which many recipes evaluate in place of the last ones ---
+
+
+class EMA:
+    """average ← decay · average + (1 - decay) · weights after every step, starting from the first weights.
+
+    It holds one tensor for each parameter of `model`, where and as the parameter is (a shard of it, where the
+    model is sharded). Source: Polyak and Juditsky 1992; with decay 0.9999 in the recipes of DeiT (arXiv
+    2012.12877) and of the paper (arXiv 2411.09702).
+    """
+
+    def __init__(self, model: nn.Module, decay: float):
+        self.decay = decay
+        self.values = [parameter.detach().clone() for parameter in model.parameters()]
+
+    def update(self, model: nn.Module) -> None:
+        """Take in the weights as they are now."""
+        with torch.no_grad():
+            torch._foreach_lerp_(self.values, list(model.parameters()), 1 - self.decay)
+
+    @contextmanager
+    def in_place_of(self, model: nn.Module) -> Iterator[None]:
+        """Within the block `model` has the averaged weights; afterwards its own again, bit for bit."""
+        self._swap(model)
+        try:
+            yield
+        finally:
+            self._swap(model)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What a checkpoint keeps; of a sharded model this process's shards."""
+        return {f"average.{index}": _local(value) for index, value in enumerate(self.values)}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Put back what `tensors` returned."""
+        for index, value in enumerate(self.values):
+            _local(value).copy_(tensors[f"average.{index}"])
+
+    def _swap(self, model: nn.Module) -> None:
+        divide(model)
+        with torch.no_grad():
+            for value, parameter in zip(self.values, model.parameters(), strict=True):
+                weights = parameter.detach().clone()
+                parameter.copy_(value)
+                value.copy_(weights)
+
+
+def _local(value: Tensor) -> Tensor:
+    return value.to_local() if hasattr(value, "to_local") else value
 
 
 @dataclass

@@ -10,7 +10,8 @@ from importlib import import_module
 from pathlib import Path
 
 from atlib import __version__
-from atlib._util import INTERRUPTED, memory_message, out_of_memory
+from atlib._util import INTERRUPTED, out_of_memory
+from atrun.checks import memory_message
 
 # What errors name as Python has it, `num_heads=`, and the option that says it.
 _OF_RUNS = {

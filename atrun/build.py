@@ -12,40 +12,24 @@ from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
-from atfamily import contrast, distilled_mae, simmim
-from atlib import mae
-from atlib._util import require_known
+from atfamily.distillation_token import DistillationToken
 from atlib.attention_transfer import AttentionTransfer
 from atlib.baselines import FeatureDistillation, LogitDistillation, MeanMapCopy
 from atlib.checkpoint import load_vit, read_header
-from atlib.compatibility import differences, pair_up
+from atlib.compatibility import pair_up
 from atlib.data import draw
 from atlib.loading import seed_for
 from atlib.objectives import Loss, student_loss, unlabelled_loss
 from atlib.pair import IMAGENET, Normalisation, Pair, attach, student_of
 from atlib.plan import Plan
+from atlib.student import differences
 from atlib.vit import Architecture
-from atrun.config import RunConfig, built_for
+from atrun.config import COCO, RunConfig, built_for, is_run, read_config
 from atrun.data.catalogue import CATALOGUE
 from atrun.data.generated import is_generated, maker
-from atrun.data.loading import ON_CORRUPT
 from atrun.data.transforms import Augmentation
 from atrun.data.views import Look, Views, looks, small_views
 from atrun.method import Method
-from atrun.parts import (
-    COCO,
-    AttnDistilled,
-    Classify,
-    Contrast,
-    Detect,
-    Dino,
-    Dmae,
-    Labelled,
-    Masked,
-    Rows,
-    Simmim,
-    Taught,
-)
 from atrun.untrained import UNTRAINED, untrained_teacher
 
 SMALL_SCALE = (0.2, 1.0)  # of the crops of generated images, which have no augmentation to say it
@@ -69,50 +53,56 @@ class Built(NamedTuple):
 
 def loss_of(config: RunConfig) -> Loss:
     """What a run trains on: labels or objects (with what is distilled), or a pre-text."""
-    match config.task:
-        case Detect():
-            from atfamily.detection.detector import detection_loss  # torchvision's detectors
+    # imported here: each is of some runs only
+    match config.method:
+        case Method.MOCO | Method.DINO:
+            from atfamily.contrast import contrast_loss
 
-            return detection_loss
-        case Contrast():
-            return contrast.contrast_loss
-        case Simmim():
-            return simmim.simmim_loss
-        case Dmae():
-            return distilled_mae.distilled_mae_loss
-        case AttnDistilled() | Taught():
-            return unlabelled_loss
-        case Masked():
-            return mae.mae_loss
-    return student_loss
+            return contrast_loss
+        case Method.SIMMIM:
+            from atfamily.simmim import simmim_loss
+
+            return simmim_loss
+        case Method.DMAE:
+            from atfamily.distilled_mae import distilled_mae_loss
+
+            return distilled_mae_loss
+        case Method.MAE:
+            from atlib.mae import mae_loss
+
+            return mae_loss
+    if config.detects:
+        from atfamily.detection.detector import detection_loss  # torchvision's detectors
+
+        return detection_loss
+    return unlabelled_loss if config.method.pretrains else student_loss
 
 
 def training_images(config: RunConfig):
     """The images that a run trains on. Raises what `images.load`, `photos.open_photos` and `coco_images`
     raise."""
-    reading, size = config.reading, config.reading.data_size
-    if isinstance(config.task, Detect):
-        masks = config.task.detector == "mask-rcnn"
-        place, jitter = (reading.data_path, reading.training_split), config.task.jitter
-        images = coco_images(*place, image_size(config), jitter=jitter, masks=masks)
-    elif isinstance(reading, Rows):
-        images = _photographs(config, reading)
-    else:
-        images = maker(config.data)(split=reading.training_split, size=size, seed=config.seed)
-        require_size(config.skeleton(2), images, f"{config.data} {reading.training_split}")
-        if isinstance(config.task, Contrast):
+    data, split, size = config.data, config.training_split, config.data_size
+    if is_generated(data):
+        images = maker(data)(split=split, size=size, seed=config.seed)
+        require_size(config.skeleton(2), images, f"{data} {split}")
+        if config.method.contrasts:
             return images.with_augment(small_views(looks_of(config, SMALL_SCALE)))
         return images
-    if size is None or getattr(reading, "streaming", False):
+    if config.detects:
+        how = {"jitter": config.jitter, "masks": config.detector == "mask-rcnn"}
+        images = coco_images(config.data_path, split, image_size(config), **how)
+    else:
+        images = _photographs(config)
+    if size is None or config.streaming:
         return images
-    name = f"{COCO} {reading.training_split}" if isinstance(config.task, Detect) else f"{config.data} train"
+    name = f"{COCO} {split}" if config.detects else f"{data} train"
     return images.select(draw(len(images), size, config.seed, name))
 
 
 def looks_of(config: RunConfig, scale: tuple[float, float]) -> tuple[Look, ...]:
     """The views that a contrast is learned from; scale: of the large crops."""
-    if isinstance(config.task, Dino):
-        return looks(scale, config.task.local_views, config.task.local_scale)
+    if config.method is Method.DINO:
+        return looks(scale, config.local_views, config.local_scale)
     return looks(scale)
 
 
@@ -138,7 +128,6 @@ def held_out_images(
 ):
     """A split of a data set, treated as in evaluation; with on_corrupt="skip" its `loader` leaves out what
     cannot be decoded."""
-    require_known("on_corrupt", on_corrupt, ON_CORRUPT)
     if is_generated(data):
         return maker(data)(split=split, size=None, seed=0)
     # Imported here: `datasets` takes seconds, and generated data do not need it.
@@ -147,6 +136,15 @@ def held_out_images(
     columns = {"image_column": image_column, "label_column": label_column}
     how = {"augmentation": augmentation, "train": False, "on_corrupt": on_corrupt, "workers": workers}
     return open_photos(data, path=data_path, split=split, **columns, **how)
+
+
+def held_out(config: RunConfig, split: str | None = None):
+    """The images that a run is evaluated on, or those of another split."""
+    split = split or config.evaluation_split
+    if config.detects:
+        return coco_images(config.data_path, split, image_size(config), workers=config.workers)
+    reading = {name: getattr(config, name) for name in READING}
+    return held_out_images(config.data, split, config.augmentation, **reading)
 
 
 def coco_images(
@@ -182,20 +180,22 @@ def image_size(config: RunConfig) -> int:
         return config.augmentation.image_size
     taken = built_for(config.skeleton(2))
     if taken is None:  # any size: as they come
-        return maker(config.data)(split=config.reading.training_split, size=1, seed=0).pixels.shape[-1]
+        return maker(config.data)(split=config.training_split, size=1, seed=0).pixels.shape[-1]
     return taken[0]
 
 
-def preparation_of(path: str | Path) -> tuple[bool, Augmentation | None]:
-    """Whether a file of weights says how images are prepared for it, and how: None where they are taken as
-    they are.
+def preparation_of(path: Path) -> tuple[bool, Augmentation | None]:
+    """Whether it is known how images are prepared for a file of weights, and how (None: taken as they are):
+    as the file says, else as the run does in whose folder it lies.
 
     Raises `OSError` naming a file that cannot be read, or that says something else.
     """
     header = read_header(path)
-    said = header.get("augmentation")
+    if "augmentation" not in header:
+        known = is_run(path.parent)
+        return known, read_config(path.parent, trust_data=True).augmentation if known else None
     try:
-        return "augmentation" in header, None if said is None else Augmentation(**said)
+        return True, None if header["augmentation"] is None else Augmentation(**header["augmentation"])
     except (TypeError, ValueError) as error:
         raise OSError(f"{path} does not say how its images are prepared ({error})") from error
 
@@ -203,9 +203,9 @@ def preparation_of(path: str | Path) -> tuple[bool, Augmentation | None]:
 def known_size(config: RunConfig) -> tuple[int, int] | None:
     """(training images, outputs of the model) of a run, None where the data must be opened to know, as
     those of a folder of COCO's form must, which need not be COCO."""
-    split, size = config.reading.training_split, config.reading.data_size
+    split, size = config.training_split, config.data_size
     if config.data == COCO:
-        published = config.reading.data_path is None and split == "train2017"
+        published = config.data_path is None and split == "train2017"
         return (size or COCO_KNOWN[0], COCO_KNOWN[1]) if published else None
     if config.data not in CATALOGUE:
         return None
@@ -216,36 +216,36 @@ def known_size(config: RunConfig) -> tuple[int, int] | None:
     return size or sum(known.images[part] for part in parts), known.classes
 
 
-def _photographs(config: RunConfig, reading: Rows):
-    from atrun.data.photos import open_photos
-
-    augmentation: Augmentation | Views | None = reading.augmentation
-    if isinstance(config.task, Contrast):
-        if reading.augmentation is None:
+def _photographs(config: RunConfig):
+    augmentation: Augmentation | Views | None = config.augmentation
+    if config.method.contrasts:
+        if augmentation is None:
             raise ValueError(f"{config.method} compares views: give it an augmentation")
-        augmentation = Views(reading.augmentation, looks_of(config, reading.augmentation.scale))
+        augmentation = Views(augmentation, looks_of(config, augmentation.scale))
     chosen = {
-        "path": reading.data_path,
-        "split": reading.training_split,
+        "path": config.data_path,
+        "split": config.training_split,
         "augmentation": augmentation,
         "train": True,
-        "on_corrupt": reading.on_corrupt,
-        "image_column": reading.image_column,
-        "label_column": reading.label_column,
-        "labelled": isinstance(config.task, Labelled),
+        "on_corrupt": config.on_corrupt,
+        "image_column": config.image_column,
+        "label_column": config.label_column,
+        "labelled": not config.method.pretrains,
     }
-    if reading.streaming:
+    if config.streaming:
         from atrun.data.stream import open_stream
 
-        return open_stream(config.data, count=reading.data_size, **chosen)
+        return open_stream(config.data, count=config.data_size, **chosen)
+    from atrun.data.photos import open_photos
+
     return open_photos(config.data, **chosen)
 
 
 def outputs_for(config: RunConfig, images) -> int:
     """How many outputs a model for these images has: their classes; 0 where no labels are learned."""
-    if isinstance(config.task, Detect):
+    if config.detects:
         return len(images.classes)
-    if not isinstance(config.task, Classify):
+    if not config.classifies:
         return 0
     return len(images.classes) or int(images.targets.max()) + 1
 
@@ -312,10 +312,15 @@ def joined(
             plan = plan_for(config, teacher, student)
             return AttentionTransfer(teacher, student, plan, normalisation=images)
         case Method.FEATURES | Method.FEATURES_UNLABELLED:
-            return FeatureDistillation(teacher, student, feature_layers(config), normalisation=images)
+            layers = config.feature_layers
+            if layers and isinstance(layers[0], tuple):
+                layers = dict(layers)
+            return FeatureDistillation(teacher, student, layers, normalisation=images)
         case Method.LOGITS | Method.HARD_LOGITS:
             hard = config.method is Method.HARD_LOGITS
             return LogitDistillation(teacher, student, hard=hard, normalisation=images)
+        case Method.DISTILLATION_TOKEN:
+            return DistillationToken(teacher, student, normalisation=images)
         case Method.SCRATCH | Method.MEAN_MAPS:
             return student
     return config.pretext(student, teacher, images)
@@ -324,13 +329,10 @@ def joined(
 def reference_images(config: RunConfig) -> Iterator[torch.Tensor]:
     """Batches of the training images whose mean map is copied, as evaluation sees images: those of a run are
     always the same."""
-    split = config.reading.training_split
     if is_generated(config.data):
-        images = maker(config.data)(split=split, size=config.reading.data_size, seed=config.seed)
+        images = maker(config.data)(split=config.training_split, size=config.data_size, seed=config.seed)
     else:
-        flat = config.flat()
-        reading = {name: flat[name] for name in READING}
-        images = held_out_images(config.data, split, config.augmentation, **reading)
+        images = held_out(config, config.training_split)
     number = min(config.reference_images, len(images))
     chosen = draw(len(images), number, config.seed, f"{config.data} reference")
     for batch in torch.as_tensor(chosen).split(50):
@@ -359,11 +361,11 @@ def with_weights(config: RunConfig, student: VisionTransformer | Eva) -> VisionT
 def with_detector(config: RunConfig, model: nn.Module, classes: int) -> nn.Module:
     """The detector of a run on its ViT or pair, with first weights; of a run that classifies, the model
     itself."""
-    if not isinstance(config.task, Detect):
+    if not config.detects:
         return model
     from atfamily.detection.detector import DETECTORS, SIZES
 
-    return DETECTORS[config.task.detector](model, classes, SIZES[config.task.detector_sizes])
+    return DETECTORS[config.detector](model, classes, SIZES[config.detector_sizes])
 
 
 def plan_for(config: RunConfig, teacher: VisionTransformer | Eva, student: VisionTransformer | Eva) -> Plan:
@@ -381,10 +383,10 @@ def plan_for(config: RunConfig, teacher: VisionTransformer | Eva, student: Visio
 def teacher_architecture(config: RunConfig) -> Architecture | None:
     """What a run's teacher is built like, where that is known without its weights: of a timm name, and of a
     file that atlib wrote."""
-    from atrun.teachers.load import is_file
-
     if config.teacher in (None, UNTRAINED):
         return None
+    from atrun.teachers.load import is_file  # runs without a teacher do not need its room
+
     if not is_file(config.teacher):
         return Architecture(config.teacher)
     path = Path(config.teacher)
@@ -397,13 +399,13 @@ def teacher_architecture(config: RunConfig) -> Architecture | None:
 def check_fits(config: RunConfig) -> None:
     """Raise what `build` would for a teacher that cannot teach the student of a run, or that it cannot start
     from, as far as that is known without weights: of a timm name, and of a file that atlib wrote."""
-    from atrun.teachers.build import check_image_size, headless, on_meta
-
     if config.method.reads_logits and not says_classes(config.teacher):
         raise ValueError(f"{config.method} needs a teacher of these classes: a run of fine-tune")
     native = teacher_architecture(config)
     if native is None or config.method.reads_logits:  # any two classifiers fit
         return
+    from atrun.teachers.build import check_image_size, headless, on_meta
+
     check_image_size(native, size := _teacher_size(config))
     teacher, student = on_meta(headless(native, size)), config.skeleton(2)
     if config.method.transfers:
@@ -417,14 +419,8 @@ def check_fits(config: RunConfig) -> None:
 
 def _teacher_size(config: RunConfig) -> int | None:
     """Pixels a side of the teacher's images; None: of images that come as they are, its own."""
-    known = config.augmentation is not None or isinstance(config.task, Detect)
+    known = config.augmentation is not None or config.detects
     return config.teacher_image_size or (image_size(config) if known else None)
-
-
-def feature_layers(config: RunConfig) -> tuple[int, ...] | dict[int, int] | None:
-    """The layers whose features are distilled, pairs of them as a mapping."""
-    layers = config.feature_layers
-    return dict(layers) if layers and isinstance(layers[0], tuple) else layers
 
 
 def says_classes(teacher: str) -> bool:
@@ -469,8 +465,8 @@ def result_of(config: RunConfig, model: nn.Module) -> nn.Module:
     """What is kept of a trained model: after Distill and AttnDistill the student, after Copy both, after mean
     maps these with the student, after MAE, distilled or not, and SimMIM the ViT, after MoCo and DINO their
     `result`."""
-    if isinstance(model, contrast.MomentumPair):
+    if config.method.contrasts:
         return model.result
-    if isinstance(config.task, Masked):
+    if config.method in (Method.MAE, Method.DMAE, Method.SIMMIM):
         return student_of(model).vit
     return model if isinstance(model, Pair) and model.needs_teacher else student_of(model)

@@ -3,28 +3,20 @@
 import argparse
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from atlib._util import INTERRUPTED, STOPPED, memory_message, out_of_memory, require_known
+from atlib._util import INTERRUPTED, STOPPED, out_of_memory, require_known
 from atlib.train import NonFiniteLoss, Preempted
-from atrun import generic, recipes
+from atrun import recipes
 from atrun.build import known_size, outputs_for, training_images
-from atrun.config import TRUST_DATA, RunConfig, config_path, explained, read_config
-from atrun.configure import (
-    TASKS_OF_OUR_OWN,
-    config_diff,
-    configure,
-    configure_again,
-    data_name,
-    oddities,
-    teacher_name,
-)
+from atrun.checks import memory_message
+from atrun.config import COCO, TRUST_DATA, RunConfig, config_path, read_config, settings
+from atrun.configure import TASKS_OF_OUR_OWN, config_diff, configure_again, configured, oddities, teacher_name
 from atrun.data.loading import ON_CORRUPT
 from atrun.log import as_line
-from atrun.method import Method
+from atrun.method import DERIVED, Method
 from atrun.overrides import help_text, pairs
-from atrun.parts import COCO
 from atrun.record import Record
 from atrun.runner import (
     check_folder,
@@ -32,6 +24,7 @@ from atrun.runner import (
     is_finished,
     is_main_process,
     missing_results,
+    note,
     record_path,
     result_path,
     resume,
@@ -65,8 +58,7 @@ class _Settings(argparse.Action):
     """Prints the further options of `train` or `pretrain`, each with its type and default, and exits."""
 
     def __call__(self, parser, namespace, values, option_string=None):
-        sections = explained(pretraining=parser.prog.endswith(" pretrain"))
-        parser.exit(message=f"{textwrap.fill(SETTINGS, 79)}\n\n{help_text(sections)}\n")
+        parser.exit(message=f"{textwrap.fill(SETTINGS, 79)}\n\n{help_text(settings())}\n")
 
 
 def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
@@ -135,18 +127,21 @@ def train_command(arguments: argparse.Namespace) -> int:
     elif recipe in _tasks():
         raise ValueError(f"the recipe {recipe!r} learns without labels: `python -m atlib pretrain {recipe}`")
     changes, again = settings_of(arguments), getattr(arguments, "config", None)
-    asked = arguments.data, arguments.teacher, changes
     if again is not None:
-        config = configure_again(again, *asked, arguments.seed, arguments.trust_data)
+        asked = arguments.data, arguments.teacher, changes, arguments.seed
+        config = configure_again(again, *asked, arguments.trust_data)
     elif arguments.data is None:
         raise ValueError("--data NAME|PATH is missing: what shall the student learn from?")
     else:
         if student := getattr(arguments, "student", None):
-            if recipe not in generic.NAMES:
+            if recipe not in DERIVED:
                 raise ValueError(f"--student {student}: the recipe {recipe!r} names its own")
+            from atrun import generic  # as in `configured`
+
             teacher = None if arguments.teacher is None else teacher_name(arguments.teacher)
-            changes |= {**generic.student_settings(student, teacher, changes), **changes}
-        config, _ = configured(recipe, *asked, arguments.seed or 0)
+            changes = generic.with_student(student, teacher, changes)
+        config, rules = configured(recipe, arguments.data, arguments.teacher, changes, arguments.seed or 0)
+        note(rules)  # after all that can be wrong, which would be hard to see below it
     if arguments.dry_run:
         return dry_run(config)
     if out is None:
@@ -156,30 +151,14 @@ def train_command(arguments: argparse.Namespace) -> int:
     images = training_images(config)
     note_hours([config], len(images), outputs_for(config, images))
     if changed := config_diff(config, len(images)):
-        _note(f"changed against the published recipe {config.recipe_name}: {'; '.join(changed)}")
-    return _until_stopped(out, lambda: start(config, out, images))
+        note(f"changed against the published recipe {config.recipe_name}: {'; '.join(changed)}")
+    return _in_folder(out, lambda: start(config, out, images))
 
 
 def settings_of(arguments: argparse.Namespace) -> dict[str, str]:
     """The further options of a command that trains."""
     speed = SPEEDS.get(getattr(arguments, "speed", None), {})
     return speed | pairs(arguments.settings) | ({"on_corrupt": "raise"} if arguments.strict else {})
-
-
-def configured(
-    recipe: str, data: str, teacher: str | None, changes: Mapping[str, str], seed: int = 0
-) -> tuple[RunConfig, str]:
-    """`configure`, and what was derived, a line for each value with its rule, which is said, too."""
-    derived, rules = None, ""
-    if recipe in generic.NAMES:
-        where = data_name(data, changes.get("data_path"))
-        teacher = None if teacher is None else teacher_name(teacher)
-        derived = generic.derive(recipe, where, teacher, changes, seed)
-    config = configure(recipe, data, teacher, changes, seed, derived)
-    if derived is not None:  # after all that can be wrong, which would be hard to see below it
-        rules = derived.text(changes)
-        _note(f"{recipe}: {rules}")
-    return config, rules
 
 
 def _tasks() -> tuple[str, ...]:
@@ -195,9 +174,9 @@ def resume_command(arguments: argparse.Namespace) -> int:
     if record_path(folder).exists():
         again = "from the last checkpoint" if any(folder.glob("checkpoints/step-*")) else "from the beginning"
         missing = ", ".join(map(str, missing_results(folder, config)))
-        _note(f"the run is finished, but {missing} is missing: it is made again {again}")
+        note(f"the run is finished, but {missing} is missing: it is made again {again}")
     asked = {name: getattr(arguments, name) for name in ("on_corrupt", "trust_data", "allow_other_processes")}
-    return _until_stopped(folder, lambda: resume(folder, **asked))
+    return _in_folder(folder, lambda: resume(folder, **asked))
 
 
 def dry_run(config: RunConfig) -> int:
@@ -213,16 +192,15 @@ def dry_run(config: RunConfig) -> int:
     return _say(estimate.as_text(expected, oddities(config.recipe_name), config_diff(config, size[0])))
 
 
-def _until_stopped(folder: Path, run) -> int:
-    """Carry a run out; a run that was stopped in order says how it goes on."""
-    go_on = f"resume with: python -m atlib resume {folder}"
+def until_stopped(run: Callable[[], str | None], go_on: Callable[[], str]) -> int:
+    """Print what carrying out a run says; one that was stopped in order says how it goes on."""
     try:
-        record = run()
+        text = run()
     except Preempted as stopped:
-        _note(f"{stopped}\n{go_on}")
+        note(f"{stopped}\n{go_on()}")
         return STOPPED
     except KeyboardInterrupt:
-        _note(f"interrupted{f'; {go_on}' if config_path(folder).exists() else ': nothing was written yet'}")
+        note(f"interrupted; {go_on()}")
         return INTERRUPTED
     except NonFiniteLoss as error:
         print(f"python -m atlib: {error}", file=sys.stderr)
@@ -233,7 +211,20 @@ def _until_stopped(folder: Path, run) -> int:
         ways = "--accumulate 4 (the same step, in parts), --checkpoint_activations true or --batch_size"
         print(f"python -m atlib: {memory_message(error)}. In another folder, use {ways}", file=sys.stderr)
         return 1
-    return 0 if record is None else _say(summary(folder, record))
+    return 0 if text is None else _say(text)
+
+
+def _in_folder(folder: Path, run: Callable[[], Record | None]) -> int:
+    def text() -> str | None:
+        record = run()
+        return None if record is None else summary(folder, record)
+
+    def go_on() -> str:
+        if not config_path(folder).exists():
+            return "nothing was written yet"
+        return f"resume with: python -m atlib resume {folder}"
+
+    return until_stopped(text, go_on)
 
 
 def summary(folder: Path, record: Record) -> str:
@@ -254,13 +245,7 @@ def note_hours(configs: Sequence[RunConfig], images: int, outputs: int) -> None:
 
     hours = sum(rough_hours(config, images, outputs) for config in configs)
     if hours > 1:
-        _note(f"about {hours:.2g} hours on this machine: --dry-run measures it, --epochs N makes it shorter")
-
-
-def _note(text: str) -> None:
-    """Tell people, once, what is no result."""
-    if is_main_process():
-        print(f"python -m atlib: {text}", file=sys.stderr)
+        note(f"about {hours:.2g} hours on this machine: --dry-run measures it, --epochs N makes it shorter")
 
 
 def _say(text: str) -> int:

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from atfamily.measures.predictions import Interval, paired_bootstrap
 from atlib.evaluate import predict, score
-from atrun.config import TRUST_DATA, RunConfig, read_config
+from atrun.build import held_out
+from atrun.config import TRUST_DATA, read_config
 from atrun.measure import decoded, same_images
-from atrun.parts import Classify
-from atrun.runner import held_out, load_result, weights_of
+from atrun.runner import load_result, weights_of
 
 
 class Comparison(NamedTuple):
@@ -53,31 +53,17 @@ def compare_runs(
     `read_config`. Raises `ValueError` for runs on other images, and for other than classifiers."""
     configs = [read_config(folder, trust_data) for folder in (first, second)]
     for folder, config in zip((first, second), configs):
-        if not isinstance(config.task, Classify):
-            raise ValueError(f"{folder} is a run of {config.task.says}: compare runs that classify")
-        if averaged and config.recipe.ema is None:
-            raise ValueError(f"the run in {folder} has no averaged weights: its recipe has no ema")
-    splits = [split or config.task.evaluation_split for config in configs]
-    sets = [held_out(config.changed(evaluation_split=name)) for config, name in zip(configs, splits)]
+        if not config.classifies:
+            raise ValueError(f"{folder} trains no classifier, but by {config.method} on {config.data}")
+    weights = [weights_of(folder, averaged) for folder in (first, second)]
+    sets = [held_out(config, split) for config in configs]
     if not same_images(*sets):
-        data = [_place(config) for config in configs]
-        said = " and ".join(f"{place}, {name}" for place, name in zip(data, splits))
-        way_out = "name one --split" if data[0] == data[1] else "compare runs on the same data"
-        raise ValueError(f"the runs are evaluated on different images ({said}): {way_out}")
+        raise ValueError(f"{first} and {second} are evaluated on different images: name one --split")
     if tuple(sets[0].classes) != tuple(sets[1].classes) or not torch.equal(sets[0].targets, sets[1].targets):
         raise ValueError(f"the runs read different labels from {configs[0].data}: look at --label_column")
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    logits = []
-    for folder, images in zip((first, second), sets):
-        logits.append(predict(load_result(weights_of(folder, averaged)).to(device), images))
+    logits = [predict(load_result(path).to(device), images) for path, images in zip(weights, sets)]
     return compared(*logits, sets[0].targets[decoded(sets[0])])
-
-
-def _place(config: RunConfig) -> str:
-    """Where a run's images are, in words."""
-    read, of = config.flat(), config.data
-    of += f" in {read['data_path']}" if read.get("data_path") else ""
-    return of + (f", column {read['image_column']}" if read.get("image_column") else "")
 
 
 def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:

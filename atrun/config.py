@@ -2,10 +2,11 @@
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import cache
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import torch
 
@@ -14,34 +15,18 @@ from atlib.pair import Normalisation
 from atlib.plan import Plan
 from atlib.recipe import Recipe
 from atlib.vit import VITS, Architecture
-from atrun.data.generated import require_installed
+from atrun.checks import check_fields
+from atrun.data.generated import is_generated, require_installed
+from atrun.data.loading import ON_CORRUPT
 from atrun.data.transforms import Augmentation
+from atrun.log import TRACKERS
 from atrun.method import Method, method_of_run
 from atrun.overrides import Setting, read, said_of
-from atrun.parts import (
-    PRETEXTS,
-    READINGS,
-    TASKS,
-    AttnDistilled,
-    Classify,
-    CocoFolder,
-    Detect,
-    Dino,
-    Dmae,
-    Generated,
-    Mae,
-    Moco,
-    Rows,
-    Simmim,
-    Taught,
-    check_values,
-    kinds_of,
-    names_of,
-    require_use,
-    unfit,
-)
 from atrun.untrained import UNTRAINED, check_untrained
 
+COCO = "coco"  # what detectors learn from, in COCO's form
+DETECTORS = ("fcos", "faster-rcnn", "mask-rcnn")  # as in `atfamily.detection.detector.DETECTORS`
+DETECTOR_SIZES = ("vitdet", "small")  # likewise, `SIZES`
 TRUST_DATA = "run the function that makes a run's data, though it is of no installed package"
 # What may be another when a run goes on: it does not reach the weights, or (on_corrupt) lets it go on.
 FREE = ("workers", "save_every", "keep", "tracker", "on_corrupt", "maps_every")
@@ -51,15 +36,119 @@ TEACHER_SEES = ("teacher_image_size", "teacher_mean", "teacher_std")
 VALUES = {"recipe": Recipe, "plan": Plan, "augmentation": Augmentation, "model": Architecture}
 # What the command line has other options for, which look at the value and make it whole.
 NO_SETTINGS = ("recipe_name", "data", "teacher", "seed")
+OF_CLASSIFYING = ("label_smoothing", "mixup", "cutmix", "binary")  # of a recipe
+
+_METHODS = frozenset(Method)
+_LABELLED = frozenset(method for method in Method if not method.pretrains)
+_WHOLE = frozenset(("rows", "generated"))  # kinds of data, as `unused` tells them apart
+_ANY = _WHOLE | {COCO}
+# Settings that only some runs have, {what they belong to: (names, methods, kinds of data)}. The config.json
+# of another run does not name them.
+PARTS = {
+    "Training with labels": ("evaluation_split evaluate_every task_weight", _LABELLED, _ANY),
+    "Classifying whole images": (" ".join(("maps_every", *OF_CLASSIFYING)), _LABELLED, _WHOLE),
+    "Detection": (
+        "detector detector_sizes jitter",
+        {Method.SCRATCH, Method.FINE_TUNE, Method.COPY, Method.DISTILL},
+        {COCO},
+    ),
+    "The methods that hide patches": ("mask_ratio", {Method.MAE, Method.DMAE, Method.SIMMIM}, _ANY),
+    "Masked auto-encoding": ("decoder_width decoder_depth decoder_heads", {Method.MAE, Method.DMAE}, _ANY),
+    "AttnDistill (`atfamily.attndistill`)": (
+        "attention_weight attention_temperature projector_layers",
+        {Method.ATTNDISTILL},
+        _ANY,
+    ),
+    "SimMIM": ("mask_unit", {Method.SIMMIM}, _ANY),
+    "Learning by contrast (`atfamily.contrast`)": ("hidden_width momentum", {Method.MOCO, Method.DINO}, _ANY),
+    "MoCo-v3": ("projection_width contrast_temperature freeze_patches", {Method.MOCO}, _ANY),
+    "DINO": (
+        "outputs bottleneck_width teacher_temperature temperature_warmup frozen lengths local_views"
+        " local_scale local_size",
+        {Method.DINO},
+        _ANY,
+    ),
+    "Data that are read": ("data_path", _METHODS, {COCO, "rows"}),
+    "Data that are read in rows (`atrun.data.photos.open_photos`)": (
+        "image_column label_column streaming on_corrupt augmentation",
+        _METHODS,
+        {"rows"},
+    ),
+}
+# Likewise, of what every config.json names.
+USES = {
+    "a teacher": (
+        " ".join(("teacher_heads", "teacher_architecture", *TEACHER_SEES)),
+        {method for method in Method if method.needs_teacher},
+        _ANY,
+    ),
+    "Distill": ("transfer_weight", {method for method in Method if method.has_transfer_loss}, _ANY),
+    "the method features": ("feature_layers", {Method.FEATURES, Method.FEATURES_UNLABELLED}, _ANY),
+    "the method mean-maps": ("reference_images", {Method.MEAN_MAPS}, _ANY),
+    "a teacher beside them": ("student_weights", {m for m in Method if m.keeps_weights_apart}, _ANY),
+}
+
+
+def _or_none(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: value is None or fits(value)
+
+
+_are_two = _or_none(lambda pair: len(tuple(pair)) == 2 and all(0 < one < math.inf for one in pair))
+# What fields of a run must be, for `check_fields`.
+RULES = (
+    (("seed",), lambda seed: 0 <= seed < 2**32, "is from 0 to 2**32 - 1"),  # as NumPy's generators ask for
+    (("drop_path",), lambda rate: 0 <= rate <= 0.99, "is from 0 to 0.99"),
+    (
+        "save_every keep reference_images teacher_image_size data_size decoder_width decoder_depth"
+        " decoder_heads mask_unit projector_layers hidden_width projection_width outputs bottleneck_width"
+        " local_size".split(),
+        _or_none(lambda count: count >= 1),
+        "is 1 or more",
+    ),
+    (
+        "workers evaluate_every maps_every local_views attention_weight".split(),
+        lambda value: 0 <= value < math.inf,
+        "is 0 or more",
+    ),
+    (("momentum", "temperature_warmup", "frozen"), lambda share: 0 <= share <= 1, "is from 0 to 1"),
+    (("attention_temperature", "contrast_temperature"), lambda t: 0 < t < math.inf, "is above 0"),
+    (("teacher_temperature", "local_scale", "jitter"), _are_two, "is two numbers above 0"),
+    (("jitter",), _or_none(lambda scales: scales[0] <= scales[1]), "has the least and the largest scale"),
+    (("detector",), (None, *DETECTORS).__contains__, f"is one of {DETECTORS}"),
+    (("detector_sizes",), DETECTOR_SIZES.__contains__, f"is one of {DETECTOR_SIZES}"),
+    (("on_corrupt",), ON_CORRUPT.__contains__, f"is one of {ON_CORRUPT}"),
+    (("tracker",), (None, *TRACKERS).__contains__, f"is one of {TRACKERS}"),
+)
+
+
+def unused(method: Method, data: str, of: Mapping[str, tuple] = {**PARTS, **USES}) -> dict[str, str]:
+    """The settings that a run by this method on these data has no use for, and what they belong to."""
+    kind = COCO if data == COCO else "generated" if is_generated(data) else "rows"
+    return {
+        name: says
+        for says, (names, methods, kinds) in of.items()
+        if method not in methods or kind not in kinds
+        for name in names.split()
+    }
+
+
+def require_use(names: Iterable[str], method: Method, data: str) -> None:
+    """Raise `ValueError` for a setting that such a run has no use for: it was meant for something."""
+    without_use = unused(method, data)
+    for name in names:
+        if name in without_use:
+            raise ValueError(
+                f"{name} would change nothing of {method} on {data!r}: it belongs to {without_use[name]}"
+            )
 
 
 @dataclass(frozen=True)
 class RunConfig:
-    """A run; checked when it is built, without data and without weights. `of` builds it from flat names, as
-    the command line and config.json have them.
+    """A run; checked when it is built, without data and without weights. Fields that only some runs have
+    (`PARTS`) are at their defaults in others.
 
-    Raises `ValueError` for parts that are not those of the method and the data, for a method without its
-    teacher, a plan that does not fit the model, and values that cannot be meant.
+    Raises `ValueError` for a method without its teacher, a plan that does not fit the model, fields without
+    use, and values that cannot be meant.
     """
 
     #: the published recipe it started from, for the record
@@ -72,10 +161,6 @@ class RunConfig:
     data: str
     #: in epochs, until the number of images is known (`on`)
     recipe: Recipe
-    #: what is trained
-    task: Classify | Detect | Mae | Dmae | AttnDistilled | Taught | Moco | Dino | Simmim
-    #: how its images come
-    reading: Generated | Rows | CocoFolder
     #: a timm name or a file
     teacher: str | None = None
     #: the teacher's heads, where a file's weights do not tell (`atrun.teachers.load.load_teacher`)
@@ -109,93 +194,156 @@ class RunConfig:
     #: decides first weights, order and augmentation
     seed: int = 0
 
-    @classmethod
-    def of(cls, **values: Any) -> "RunConfig":
-        """The run of these flat fields, {name: value}: its own and those of its parts. Raises `ValueError`
-        also for a field that such a run does not have."""
-        task, reading = kinds_of(method_of_run(values.get("method", "")), values.get("data", ""))
-        own = [field.name for field in fields(cls) if field.name not in ("task", "reading")]
-        unknown = [name for name in values if name not in (*own, *names_of(task, reading))]
-        if "detector" in unknown and values["detector"] is not None:
-            raise unfit(values["data"], values["detector"])
-        if unknown:
-            run = f"{values['method']!r} on {values.get('data')!r}"
-            raise ValueError(f"a run of {run} has no {', '.join(unknown)}")
-        parts = {
-            part: kind(**{name: values[name] for name in names_of(kind) if name in values})
-            for part, kind in (("task", task), ("reading", reading))
-        }
-        return cls(**{name: values[name] for name in own if name in values}, **parts)
+    # --- With labels ---
+
+    #: the split that is evaluated at the end
+    evaluation_split: str = "test"
+    #: evaluated after every so many passes too; 0: only at the end
+    evaluate_every: int = 0
+    #: epochs between pictures of where teacher and student look in six images; 0: none
+    maps_every: int = 0
+    #: one of `DETECTORS`
+    detector: str | None = None
+    #: the sizes of its pyramid and heads, one of `DETECTOR_SIZES`
+    detector_sizes: str = "vitdet"
+    #: least and largest scale of large-scale jitter (`atrun.data.coco.CocoObjects`), None for none
+    jitter: tuple[float, float] | None = None
+
+    # --- Without labels ---
+
+    #: the share of the patches that are hidden
+    mask_ratio: float = 0.75
+    #: width of the decoder's blocks
+    decoder_width: int = 64
+    #: their number
+    decoder_depth: int = 2
+    #: heads in each of them
+    decoder_heads: int = 4
+    #: the factor on the loss of where it looks, beside that of the class token
+    attention_weight: float = 0.1
+    #: softens the product that merges heads
+    attention_temperature: float = 10.0
+    #: layers of the projector, which is dropped later
+    projector_layers: int = 4
+    #: the side, in patches, of the squares that are hidden
+    mask_unit: int = 1
+    #: width of the projector's, or the head's, inner layers
+    hidden_width: int = 4096
+    #: decay of the copy that follows, at the first step; 1 at the last
+    momentum: float = 0.99
+    #: numbers by which images are told apart
+    projection_width: int = 256
+    #: divides the cosines of two images
+    contrast_temperature: float = 0.2
+    #: leave the patch projection as it is drawn
+    freeze_patches: bool = True
+    #: numbers that the head says of an image, which are compared
+    outputs: int = 65536
+    #: numbers from which the head's last layer makes them
+    bottleneck_width: int = 256
+    #: in the teacher's softmax, at the first step, and after the share `temperature_warmup` of the run
+    teacher_temperature: tuple[float, float] = (0.04, 0.04)
+    #: the share of the run in which it grows
+    temperature_warmup: float = 0.0
+    #: the share of the run in which the head's last layer is not trained
+    frozen: float = 0.01
+    #: learn the lengths of the last layer's directions too
+    lengths: bool = False
+    #: small views of an image, beside the two large ones
+    local_views: int = 8
+    #: least and largest share of its area that they crop
+    local_scale: tuple[float, float] = (0.05, 0.4)
+    #: pixels a side at which they are computed, by a model with dynamic_img_size; None: at full size
+    local_size: int | None = None
+
+    # --- How images come ---
+
+    #: a split, or several as "train+validation"
+    training_split: str = "train"
+    #: so many images, chosen by the seed; None: all. Of a stream, their number, where nothing else says it
+    data_size: int | None = None
+    #: where the files of named data are
+    data_path: str | None = None
+    #: the column of images; None: one of the usual names
+    image_column: str | None = None
+    #: the column of labels, likewise
+    label_column: str | None = None
+    #: read rows as they come instead of by index
+    streaming: bool = False
+    #: what to do about an image that cannot be decoded: "skip", say it, count it and go on, also in the
+    #: evaluation, or "raise"
+    on_corrupt: str = "skip"
+    #: None: images are taken as they are
+    augmentation: Augmentation | None = None
 
     def __post_init__(self):
         object.__setattr__(self, "method", method_of_run(self.method))
-        object.__setattr__(self, "feature_layers", _normal(self.feature_layers))
-        if (got := (type(self.task), type(self.reading))) != (kinds := kinds_of(self.method, self.data)):
-            raise ValueError(f"{self.method!r} on {self.data!r} has the parts {kinds}, got {got}")
+        object.__setattr__(self, "feature_layers", Plan(layers=self.feature_layers).layers)
+        if self.detects != (self.detector is not None):
+            given = f"data {self.data!r}, detector {self.detector!r}"
+            raise ValueError(f"{given}: a detector, and nothing else, learns from {COCO!r}")
+        changed = [field.name for field in fields(self) if getattr(self, field.name) != field.default]
+        require_use(changed, self.method, self.data)
         if self.method.needs_teacher != (self.teacher is not None):
             needs = "needs a teacher, a timm name or a file" if self.teacher is None else "has no teacher"
             raise ValueError(f"{self.method} {needs}, got {self.teacher!r}")
         planned = None if self.plan is None else self.plan.how
         if planned != self.method.how:
             raise ValueError(f"method {self.method!r} and plan {planned!r} do not go together")
-        check_values(self.flat())
+        check_fields(self, RULES)
         if (self.teacher_mean is None) != (self.teacher_std is None):
             raise ValueError("give both teacher_mean and teacher_std, or neither")
         for name in ("teacher_mean", "teacher_std"):
             if (value := getattr(self, name)) is not None:
                 object.__setattr__(self, name, tuple(map(float, value)))
         _ = self.teacher_normalisation  # checks the values
-        if self.student_weights is not None and not self.method.keeps_weights_apart:
-            raise ValueError(f"student_weights={self.student_weights!r}: {self.method} has no use for them")
         if self.teacher == UNTRAINED:
             check_untrained(self)
         if self.method.pretrains and (self.recipe.mixup or self.recipe.cutmix):
             raise ValueError(f"mixup and cutmix mix classes, and {self.method} has none: set them to 0")
-        if isinstance(self.task, Detect):
-            if self.task.detector is None:
-                raise unfit(self.data, None)
-            for name in Classify.of_recipe:
-                if value := getattr(self.recipe, name):
-                    raise ValueError(f"{name}={value!r}: a detector has no use for it")
-        if (name := _not_finite(self.describe())) is not None:
-            raise ValueError(f"{name} must be a finite number")
+        for name in OF_CLASSIFYING if self.detects else ():
+            if value := getattr(self.recipe, name):
+                raise ValueError(f"{name}={value!r}: a detector has no use for it")
+        json.dumps(self.describe(), allow_nan=False)  # raises `ValueError` for what is not finite
         self._check_model()
+
+    @property
+    def detects(self) -> bool:
+        """Whether a detector is trained."""
+        return self.data == COCO
+
+    @property
+    def classifies(self) -> bool:
+        """Whether whole images are classified."""
+        return not self.detects and not self.method.pretrains
 
     @property
     def teacher_normalisation(self) -> Normalisation | None:
         """How the teacher's images are normalised, where the run says it and not the teacher itself."""
         return None if self.teacher_mean is None else Normalisation(self.teacher_mean, self.teacher_std)
 
-    @property
-    def augmentation(self) -> Augmentation | None:
-        """What is done to images that are read; None where they are taken as they are."""
-        return self.reading.augmentation if isinstance(self.reading, Rows) else None
-
     def flat(self) -> dict[str, Any]:
-        """All fields, those of its parts among them, by the names that `of` takes."""
-        own = {field.name: getattr(self, field.name) for field in fields(self)}
-        task, reading = own.pop("task"), own.pop("reading")
-        return own | vars(task) | vars(reading)
-
-    def changed(self, **values: Any) -> "RunConfig":
-        """With other values of some flat fields."""
-        return RunConfig.of(**{**self.flat(), **values})
+        """The fields that such a run has."""
+        without_use = unused(self.method, self.data, PARTS)
+        return {name: value for name, value in vars(self).items() if name not in without_use}
 
     def _check_model(self) -> None:
         name, model = self.model.name, self.skeleton(self.model.overrides.get("num_classes", 2))
         if not isinstance(model, VITS):
-            if self.method is not Method.SCRATCH or not isinstance(self.task, Classify):
+            if self.method is not Method.SCRATCH or not self.classifies:
                 raise ValueError(f"{name!r} is a {type(model).__name__}, no ViT: it can only be scratch")
-            if self.task.maps_every:
-                raise ValueError(f"maps_every={self.task.maps_every}: {name!r} has no maps, set it to 0")
+            if self.maps_every:
+                raise ValueError(f"maps_every={self.maps_every}: {name!r} has no maps, set it to 0")
+        elif self.method is Method.DISTILLATION_TOKEN and not hasattr(model, "dist_token"):
+            raise ValueError(f"{name!r} has no distillation token: name a DeiT, set model.distilled to true")
         elif len(model.blocks) == 0:
             raise ValueError(f"the model {name!r} has no blocks: set model.depth to at least 1")
-        if self.method.pretrains and not isinstance(self.task, Taught):
+        if self.method.pretrains and not self.method.is_unlabelled:
             try:
                 with torch.device("meta"):
                     self.pretext(model, self.skeleton(0) if self.method.needs_teacher else None)
             except AssertionError as error:  # timm's blocks refuse a width that their heads do not divide
-                width, heads = self.task.decoder_width, self.task.decoder_heads
+                width, heads = self.decoder_width, self.decoder_heads
                 raise ValueError(f"decoder_width={width} is no multiple of decoder_heads={heads}") from error
         if self.plan is not None:
             self.plan.layers_of(len(model.blocks))
@@ -219,28 +367,28 @@ class RunConfig:
         from atfamily.attndistill import AttnDistill
         from atlib import mae
 
-        match self.task:
-            case Mae() as task:
-                decoder = task.decoder_width, task.decoder_depth, task.decoder_heads
-                painter = mae.MaskedAutoencoder(vit, task.mask_ratio, *decoder)
-                if not isinstance(task, Dmae):
+        match self.method:
+            case Method.MAE | Method.DMAE:
+                decoder = self.decoder_width, self.decoder_depth, self.decoder_heads
+                painter = mae.MaskedAutoencoder(vit, self.mask_ratio, *decoder)
+                if self.method is Method.MAE:
                     return painter
                 return distilled_mae.DistilledMae(teacher, painter, normalisation=images)
-            case AttnDistilled() as task:
-                how = {"attention_weight": task.attention_weight, "projector_layers": task.projector_layers}
-                how["temperature"] = task.attention_temperature
+            case Method.ATTNDISTILL:
+                how = {"attention_weight": self.attention_weight, "projector_layers": self.projector_layers}
+                how["temperature"] = self.attention_temperature
                 return AttnDistill(teacher, vit, normalisation=images, **how)
-            case Simmim() as task:
-                return simmim.SimMim(vit, task.mask_ratio, task.mask_unit)
-            case Moco() as task:
-                patches = contrast.draw_patches(vit) if task.freeze_patches else vit
-                alike = {name: getattr(task, name) for name in ("momentum", "freeze_patches")}
-                widths = {"projection": task.projection_width, "hidden": task.hidden_width}
-                return contrast.MoCo(patches, temperature=task.contrast_temperature, **widths, **alike)
-            case Dino() as task:
+            case Method.SIMMIM:
+                return simmim.SimMim(vit, self.mask_ratio, self.mask_unit)
+            case Method.MOCO:
+                patches = contrast.draw_patches(vit) if self.freeze_patches else vit
+                alike = {name: getattr(self, name) for name in ("momentum", "freeze_patches")}
+                widths = {"projection": self.projection_width, "hidden": self.hidden_width}
+                return contrast.MoCo(patches, temperature=self.contrast_temperature, **widths, **alike)
+            case Method.DINO:
                 alike = ("outputs", "teacher_temperature", "temperature_warmup", "momentum", "frozen")
-                alike = {name: getattr(task, name) for name in (*alike, "lengths", "local_size")}
-                widths = {"hidden": task.hidden_width, "bottleneck": task.bottleneck_width}
+                alike = {name: getattr(self, name) for name in (*alike, "lengths", "local_size")}
+                widths = {"hidden": self.hidden_width, "bottleneck": self.bottleneck_width}
                 return contrast.Dino(vit, **widths, **alike)
         raise ValueError(f"{self.method} learns from labels: no pre-text trains its model")
 
@@ -251,8 +399,7 @@ class RunConfig:
     def architecture(self, num_classes: int) -> Architecture:
         """The model for so many classes, unless it has its own `num_classes`; without a class head for
         masking and for detection."""
-        headless = not isinstance(self.task, Classify)
-        arguments: dict[str, Any] = {"num_classes": 0 if headless else num_classes}
+        arguments: dict[str, Any] = {"num_classes": num_classes if self.classifies else 0}
         if self.augmentation is not None:
             arguments["img_size"] = self.augmentation.image_size
         if self.drop_path:
@@ -280,10 +427,6 @@ class RunConfig:
         unsaid = [name for name in TEACHER_SEES if described[name] is None]
         return {name: value for name, value in described.items() if name not in (*FREE, *unsaid)}
 
-    def require_use(self, names: Iterable[str]) -> None:
-        """Raise `ValueError` for a setting that this run has no use for: it was meant for something."""
-        require_use(names, self.method, self.data)
-
 
 def built_for(model: torch.nn.Module) -> tuple[int, int] | None:
     """Height and width of the images that a model was built for; None for a network that takes any."""
@@ -292,56 +435,48 @@ def built_for(model: torch.nn.Module) -> tuple[int, int] | None:
     return None if size is None else tuple(size)
 
 
-def settings(model: Iterable[str] = ()) -> dict[str, Any]:
-    """Every setting of a run by its name on the command line, with its type: the fields of the run, of its
-    parts and of its recipe by their names, those of plan and augmentation as `plan.what` and
-    `augmentation.flip`; `model` chooses another model, and `model.NAME` is any of its constructor's arguments
-    (those to be listed are given)."""
-    apart = ("task", "reading", *VALUES, *NO_SETTINGS)
-    kinds: dict[str, Any] = {}
-    for of in (RunConfig, *TASKS, *READINGS, Recipe):
-        types = get_type_hints(of)
-        kinds |= {name: types[name] for name in names_of(of) if name not in apart}
-    for part in ("plan", "augmentation"):
-        kinds |= {f"{part}.{name}": kind for name, kind in get_type_hints(VALUES[part]).items()}
-    # a method is read by its name, and checked with all others by `RunConfig`
-    return kinds | {"model": str, "method": str} | dict.fromkeys(model, Any)
-
-
-def explained(pretraining: bool) -> dict[str, dict[str, Setting]]:
-    """What the help of `train`, or of `pretrain`, says of the `settings`, {title: {name: what is said}}: a
-    section for what every run has, and one for each part that only some have."""
+@cache
+def settings() -> dict[str, dict[str, Setting]]:
+    """Every setting of a run by its name on the command line, {title: {name: what is said of it}}: the fields
+    of the run and of its recipe by their names, those of plan and augmentation as `plan.what` and
+    `augmentation.flip`. `model` chooses another model; `model.NAME`, any of its constructor's arguments, is
+    not listed."""
     of_run = said_of(RunConfig)
     # both are read by their names
     of_run |= {name: of_run[name]._replace(kind=str) for name in ("method", "model")}
-    apart = ("task", "reading", "recipe", "plan", *NO_SETTINGS)
-    sections = {"Of the run": {name: one for name, one in of_run.items() if name not in apart}}
-    tasks = [task for task in TASKS if pretraining == (task in PRETEXTS)]
-    for part in dict.fromkeys(part for kind in (*tasks, *READINGS) for part in reversed(kind.__mro__)):
-        if is_dataclass(part) and (own := {k: one for k, one in said_of(part).items() if k not in VALUES}):
-            sections[part.says] = own
+    sections = {"Of the run": {}} | {
+        title: {name: of_run.pop(name) for name in names.split() if name in of_run and name not in VALUES}
+        for title, (names, *_) in PARTS.items()
+    }
+    apart = ("recipe", "plan", "augmentation", *NO_SETTINGS)
+    sections["Of the run"] = {name: one for name, one in of_run.items() if name not in apart}
     sections["Of the recipe"] = said_of(Recipe)
-    for part in ("augmentation",) if pretraining else ("plan", "augmentation"):
+    for part in ("plan", "augmentation"):
         sections[f"Of the {part}"] = {f"{part}.{name}": one for name, one in said_of(VALUES[part]).items()}
     return sections
 
 
+def read_settings(texts: Mapping[str, str], names: Iterable[str] | None = None) -> dict[str, Any]:
+    """The values of some `settings` (names: of some of them only), {name: value} for {name: text}. Raises as
+    `read` does."""
+    kinds = {name: one.kind for section in settings().values() for name, one in section.items()}
+    return read(texts, kinds if names is None else {name: kinds[name] for name in names})
+
+
 def with_settings(values: Mapping[str, Any], changes: Mapping[str, str]) -> RunConfig:
-    """The run of these flat fields with some `settings`, as texts, in place of theirs; of `values`, what such
-    a run does not have is left out.
+    """The run of these fields with some `settings`, as texts, in place of theirs; of `values`, what such a
+    run does not have is left out.
 
     Nothing is checked before all are applied: a model and an image size may be wrong one by one and right
     together. Raises `ValueError` for unknown names (with the close ones), values of another type, values that
     cannot be meant, and settings that such a run has no use for.
     """
-    asked = read(changes, settings(name for name in changes if name.startswith("model.")))
-    if (name := _not_finite(asked)) is not None:
-        raise ValueError(f"{name}: it must be a finite number")
+    asked = read_settings(changes)
     method, data = method_of_run(asked.get("method", values["method"])), values["data"]
     require_use(changes, method, data)
     # a recipe of detection on other data is an error, not a recipe of classifying
-    has = {field.name for field in fields(RunConfig)} | {*names_of(*kinds_of(method, data)), "detector"}
-    values = {name: value for name, value in values.items() if name in has}
+    without_use = unused(method, data).keys() - {"detector"}
+    values = {name: value for name, value in values.items() if name not in without_use}
     if not method.transfers:
         values["plan"] = None  # of a recipe that transfers, by another method
     inner: dict[str, dict[str, Any]] = {part: {} for part in VALUES}
@@ -362,7 +497,7 @@ def with_settings(values: Mapping[str, Any], changes: Mapping[str, str]) -> RunC
             values[part] = replace(values[part], **inner[part])
     values["recipe"] = values["recipe"].changed(inner["recipe"])
     overrides = {**values["model"].overrides, **inner["model"]}
-    return RunConfig.of(**{**values, "model": values["model"]._replace(overrides=overrides)})
+    return RunConfig(**{**values, "model": values["model"]._replace(overrides=overrides)})
 
 
 def write_config(folder: Path, config: RunConfig) -> Path:
@@ -389,7 +524,7 @@ def read_config_file(path: Path, trust_data: bool = False) -> RunConfig:
         if values.pop("tensorboard", False):  # of before there were other trackers
             values["tracker"] = "tensorboard"
         made = {name: kind(**_tuples(values[name])) for name, kind in VALUES.items() if values.get(name)}
-        config = RunConfig.of(**{**values, **made})
+        config = RunConfig(**{**values, **made})
     except (UnicodeDecodeError, TypeError, AttributeError, ValueError) as error:
         raise OSError(f"{path} does not describe a run ({type(error).__name__}: {error})") from error
     if not trust_data:
@@ -422,24 +557,6 @@ def as_plain(value: object) -> object:
     if is_dataclass(value):
         return {field.name: as_plain(getattr(value, field.name)) for field in fields(value)}
     return [as_plain(item) for item in value] if isinstance(value, (tuple, list)) else value
-
-
-def _normal(layers: Iterable[int] | Mapping[int, int] | None) -> tuple | None:
-    """Layers as the command line, Python or JSON give them, in one form."""
-    if layers is None or isinstance(layers, Mapping):
-        return layers and Plan(layers=layers).layers
-    return tuple(tuple(layer) if isinstance(layer, (list, tuple)) else layer for layer in layers)
-
-
-def _not_finite(value: object, name: str = "") -> str | None:
-    """Where in nested plain values a number is infinite or NaN, which JSON could not say; None: nowhere."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return f"{name}={value}"
-    inside = dict(enumerate(value)) if isinstance(value, (list, tuple)) else value
-    for key, item in inside.items() if isinstance(inside, dict) else ():
-        if (where := _not_finite(item, f"{name}.{key}".removeprefix("."))) is not None:
-            return where
-    return None
 
 
 def _tuples(values: Mapping[str, Any]) -> dict[str, Any]:

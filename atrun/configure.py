@@ -12,9 +12,9 @@ import torch
 from atlib import recipe as recipes
 from atlib._util import require_known
 from atlib.vit import PRESETS, Architecture, check_activation, create_vit, weights_file
-from atrun import generic
 from atrun.build import check_fits
 from atrun.config import (
+    COCO,
     RunConfig,
     as_plain,
     config_path,
@@ -27,8 +27,7 @@ from atrun.data.catalogue import CATALOGUE, find
 from atrun.data.generated import is_generated, maker
 from atrun.data.transforms import Augmentation
 from atrun.log import require_tracker
-from atrun.method import Method
-from atrun.parts import COCO
+from atrun.method import DERIVED, Method
 from atrun.recipes import FOR_PYTHON, Published, names, published
 from atrun.runner import result_path
 from atrun.untrained import UNTRAINED
@@ -42,7 +41,7 @@ _LABELLESS = recipes.Recipe(steps=2000, lr=1e-3, label_smoothing=0.0)
 # What `pretrain` runs beside the papers' recipes, on small images: fields of a run.
 TASKS_OF_OUR_OWN: dict[str, dict[str, Any]] = {
     Method.MAE: {"recipe": recipes.MAE, "augmentation": SMALL_PHOTOGRAPHS},
-    Method.SIMMIM: {"recipe": _LABELLESS, "augmentation": SMALL_PHOTOGRAPHS},
+    Method.SIMMIM: {"recipe": _LABELLESS, "augmentation": SMALL_PHOTOGRAPHS, "mask_ratio": 0.6},
     Method.MOCO: {
         "recipe": replace(_LABELLESS, weight_decay=0.1),
         "augmentation": _SMALL_VIEWS,
@@ -62,19 +61,21 @@ TASKS_OF_OUR_OWN: dict[str, dict[str, Any]] = {
 
 
 def configure(
-    recipe: str,
-    data: str,
-    teacher: str | None = None,
-    changes: Mapping[str, str] = {},
-    seed: int = 0,
-    derived: generic.Derived | None = None,
+    recipe: str, data: str, teacher: str | None = None, changes: Mapping[str, str] = {}, seed: int = 0
 ) -> RunConfig:
     """The run that was asked for, its recipe in epochs where it is published so (`RunConfig.on`).
 
-    recipe: a published recipe's name, a pre-training task, or one of `generic.NAMES`, which counts images and
-    looks at the teacher (derived: what it came to, where that was done already); data: a name, a path or a
-    function; changes: some of `settings()`, as texts. Raises `ValueError` or `FileNotFoundError`, with the
-    way out, for everything that can be found wrong without reading data or weights."""
+    recipe: a published recipe's name, a pre-training task, or one of `DERIVED`, which counts images and
+    looks at the teacher; data: a name, a path or a function; changes: some of `settings()`, as texts. Raises
+    `ValueError` or `FileNotFoundError`, with the way out, for everything that can be found wrong without
+    reading data or weights."""
+    return configured(recipe, data, teacher, changes, seed)[0]
+
+
+def configured(
+    recipe: str, data: str, teacher: str | None = None, changes: Mapping[str, str] = {}, seed: int = 0
+) -> tuple[RunConfig, str]:
+    """`configure`, and what was derived: a line for each value with its rule, "" where nothing was."""
     if "data_path" in changes:  # in full, so that the run can go on from another folder
         changes = {**changes, "data_path": str(Path(changes["data_path"]).resolve())}
     if changes.get("student_weights", "null").lower() not in ("none", "null"):
@@ -82,22 +83,28 @@ def configure(
     data = data_name(data, changes.get("data_path"))
     if recipe in FOR_PYTHON:
         raise ValueError(f"the recipe {recipe!r} is for Python: no command trains its network")
-    require_known("recipe", recipe, (*generic.NAMES, *TASKS_OF_OUR_OWN, *names()))
+    require_known("recipe", recipe, (*DERIVED, *TASKS_OF_OUR_OWN, *names()))
     if teacher is None and recipe in names():
         teacher = published(recipe).teacher
-    teacher = None if teacher is None else teacher_name(teacher)
+    teacher, rules = None if teacher is None else teacher_name(teacher), ""
     if recipe in TASKS_OF_OUR_OWN:
         of_recipe = {"method": Method(recipe), "model": Architecture("cifar"), "teacher": teacher}
         of_recipe |= TASKS_OF_OUR_OWN[recipe]
-    elif recipe in generic.NAMES:
-        of_recipe = (derived or generic.derive(recipe, data, teacher, changes, seed)).values
+    elif recipe in DERIVED:
+        from atrun import generic  # other recipes look at no image and read no teacher
+
+        derived = generic.derive(recipe, data, teacher, changes, seed)
+        of_recipe, rules = derived.values, derived.text(changes)
     else:
         of_recipe = {**_as_published(published(recipe)), "teacher": teacher}
-    common = {"recipe_name": recipe, "data": data, "seed": seed}
-    common["evaluation_split"] = evaluated_split(data)
+    common = {"recipe_name": recipe, "data": data, "seed": seed, "evaluation_split": evaluated_split(data)}
     if data == COCO:
         common["training_split"] = "train2017"
-    config = with_settings({**of_recipe, **common}, changes)
+    return _checked({**of_recipe, **common}, changes), rules
+
+
+def _checked(values: Mapping[str, Any], changes: Mapping[str, str]) -> RunConfig:
+    config = with_settings(values, changes)
     require_tracker(config.tracker)
     check_fits(config)
     return config
@@ -129,21 +136,18 @@ def configure_again(
     if teacher is not None:
         values["teacher"] = teacher_name(teacher)
     values |= {} if seed is None else {"seed": seed}
-    config = with_settings(values, changes)
-    require_tracker(config.tracker)
-    check_fits(config)
-    return config
+    return _checked(values, changes)
 
 
 def oddities(recipe: str) -> tuple[str, ...]:
     """What is odd about a published recipe; nothing of others."""
-    return () if recipe in (*TASKS_OF_OUR_OWN, *generic.NAMES) else published(recipe).oddities
+    return () if recipe in (*TASKS_OF_OUR_OWN, *DERIVED) else published(recipe).oddities
 
 
 def config_diff(config: RunConfig, images: int) -> list[str]:
     """How a run differs on so many images from the published one, apart from its teacher: "lr 0.001 instead
     of 0.008", "drop_path 0.1 instead of 0.2"."""
-    if config.recipe_name in (*TASKS_OF_OUR_OWN, *generic.NAMES):
+    if config.recipe_name in (*TASKS_OF_OUR_OWN, *DERIVED):
         return []
     then = _as_published(published(config.recipe_name))
     now = {name: value for name, value in config.flat().items() if name in then}

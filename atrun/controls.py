@@ -7,9 +7,9 @@ import torch
 
 from atfamily.measures.controls import controls, controls_table, switched
 from atlib.pair import Pair
-from atrun.build import build, outputs_for, training_images
+from atrun.build import build, held_out, outputs_for, training_images
 from atrun.config import read_config
-from atrun.runner import held_out, load_result, weights_of
+from atrun.runner import load_result, weights_of
 
 
 def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
@@ -46,7 +46,7 @@ def controls_command(arguments: argparse.Namespace) -> int:
     built = build(config, outputs, getattr(images, "normalisation", None), arguments.folder)
     validation = None
     if arguments.validation is not None:
-        validation = held_out(config.changed(evaluation_split=arguments.validation))
+        validation = held_out(config, arguments.validation)
     rows = controls(
         built.model.teacher,
         built.student.build_classifier,

@@ -17,15 +17,13 @@ from atfamily.measures import accounting
 from atfamily.measures.accounting import Memory, shape_of, step_memory
 from atlib.baselines import StoredMaps
 from atlib.loading import Batch, ShardSpec, steps_per_epoch
-from atlib.optim import make_optimizer, schedule
 from atlib.pair import IMAGENET
 from atlib.plan import Plan
 from atlib.recipe import Recipe
-from atlib.train import train
+from atlib.train import make_optimizer, schedule, train
 from atlib.vit import VITS
 from atrun.build import (
     SMALL_SCALE,
-    feature_layers,
     image_size,
     joined,
     looks_of,
@@ -35,7 +33,6 @@ from atrun.build import (
 )
 from atrun.config import RunConfig, built_for
 from atrun.method import Method
-from atrun.parts import Contrast, Detect
 from atrun.teachers.build import headless, on_meta
 from atrun.untrained import UNTRAINED
 
@@ -89,7 +86,7 @@ def estimate(config: RunConfig, count: int, outputs: int, limit: float = 20.0) -
     with torch.device("meta"):
         model = assembled(config, outputs)
     groups, on_vit = parameter_groups(model, config), 0
-    if isinstance(config.task, Detect):
+    if config.detects:
         flops = flops_of_detector(config, outputs)
         numbers = [sum(x.numel() for x in of.parameters()) for of in (model, model.backbone)]
         on_vit = numbers[0] - numbers[1]
@@ -109,7 +106,7 @@ def estimate(config: RunConfig, count: int, outputs: int, limit: float = 20.0) -
 def rough_hours(config: RunConfig, count: int, outputs: int) -> float:
     """Hours of a run on `count` training images, from its FLOPs and the speed of a matrix product here; 0
     where they are not counted. Takes less than a second."""
-    if isinstance(config.task, Detect):
+    if config.detects:
         return 0.0
     flops, recipe = flops_of(config, config.skeleton(outputs)), config.on(count).recipe
     return (flops or 0) * recipe.batch_size * recipe.steps / (EFFICIENCY * speed() * 3600)
@@ -209,7 +206,7 @@ def _step(config: RunConfig, model: nn.Module, outputs: int, batch: int) -> floa
     """Seconds of one step of `batch` images: the median of a few, the first left out."""
     accumulate = config.recipe.accumulate if batch == config.recipe.batch_size else 1
     recipe = replace(config.recipe, steps=STEPS, batch_size=batch, accumulate=accumulate, repeats=1)
-    views = (len(looks_of(config, SMALL_SCALE)),) if isinstance(config.task, Contrast) else ()
+    views = (len(looks_of(config, SMALL_SCALE)),) if config.method.contrasts else ()
     shape = (*views, 3, *_size(config, outputs))
     images = RandomImages(shape, lambda count: made_up(config, outputs, count), batch, STEPS)
     log: list[dict] = []
@@ -249,7 +246,7 @@ def free_memory() -> float:
 def made_up(config: RunConfig, outputs: int, count: int):
     """Targets of the kind that a method learns, without meaning: classes, or objects, seven in an image, as
     many as COCO has on average."""
-    if not isinstance(config.task, Detect):
+    if not config.detects:
         return torch.randint(max(1, outputs), (count,))  # without labels there are no classes
     from atfamily.detection.objects import ObjectBatch, Objects
 
@@ -288,7 +285,7 @@ def flops_of(config: RunConfig, skeleton: nn.Module) -> int | None:
             teacher = shape_of(on_meta(headless(native, size)))
     except ValueError:  # it has products that are not counted
         return None
-    pairs = (config.plan or Plan(layers=feature_layers(config))).pairs_of(shape.depth, None)
+    pairs = (config.plan or Plan(layers=config.feature_layers)).pairs_of(shape.depth, None)
     last = 1 + max(layer for _, layer in pairs)  # the teacher runs up to it, whichever layers are transferred
     if features:
         projectors = 0 if shape.width == teacher.width else len(pairs)
@@ -322,7 +319,7 @@ def memory_of(config: RunConfig, outputs: int) -> Memory:
     it is measured on an image with made-up objects.
     """
     size, part, few = _size(config, outputs), part_of(config), fewest(config, outputs)
-    if isinstance(config.task, Detect):
+    if config.detects:
         model, objects = assembled(config, outputs).train(), made_up(config, outputs, 1)
         loss = loss_of(config)
         memory = step_memory(
@@ -442,9 +439,9 @@ def model_lines(estimate: Estimate) -> list[str]:
         f"{patches + prefix} tokens ({down} x {across} patches and {prefix} more),"
         f" {attention.num_heads} heads of width {attention.head_dim}",
     ]
-    if isinstance(task := config.task, Detect):
+    if config.detects:
         on_it = f"{estimate.on_vit:,} parameters in pyramid and heads"
-        lines.append(f"{task.detector} on it ({task.detector_sizes}): {on_it}")
+        lines.append(f"{config.detector} on it ({config.detector_sizes}): {on_it}")
     if plan is not None:
         pairs = plan.pairs_of(len(vit.blocks), None)
         lines.append(f"{plan.how} {plan.what} of {len(pairs)} layers, {pairs[0][0]} to {pairs[-1][0]}")
@@ -468,7 +465,7 @@ def _memory_lines(estimate: Estimate) -> list[str]:
     if memory.saved:
         rest, per_image = (memory.total - memory.saved) / GIB, memory.saved / images / GIB
         how = "counted from shapes"
-        if isinstance(config.task, Detect):
+        if config.detects:
             how = "measured on one image with seven made-up objects; what is kept hangs on what is found"
         lines += [
             f"that is {rest:.3g}, and {per_image:.3g} for each image on a device",

@@ -24,7 +24,7 @@ from atlib.pair import Normalisation, Pair, attach, student_of
 from atlib.vit import PRESETS, Architecture
 from atrun.build import preparation_of
 from atrun.classes import class_names
-from atrun.config import is_run, read_config
+from atrun.config import is_run
 from atrun.runner import load_result, weights_of
 
 TOLERANCE = 1e-4  # of outputs by another engine, which sums in another order, relative to the largest
@@ -166,9 +166,7 @@ class _Outputs(nn.Module):
 
 def _preparation(path: Path, model: nn.Module, normalisation: Normalisation | None) -> dict[str, Any]:
     """How images are prepared for a file's model, as it says, or as its run's folder does."""
-    said, augmentation = preparation_of(path)
-    if not said and is_run(path.parent):
-        augmentation = read_config(path.parent, trust_data=True).augmentation
+    _, augmentation = preparation_of(path)
     known = normalisation_said(read_header(path))
     if known is None:
         known = model.normalisation if isinstance(model, Pair) else Normalisation.of(model)

@@ -16,30 +16,18 @@ from atlib.compatibility import Sizes
 from atlib.loading import steps_per_epoch
 from atlib.pair import Normalisation
 from atlib.recipe import Recipe
-from atlib.student import SIZES, plan_of_sizes, student_sizes
+from atlib.student import SIZES, student_sizes
 from atlib.vit import VITS, Architecture, create_classifier, create_vit
-from atrun.config import built_for, settings
+from atrun.config import COCO, built_for, read_settings
 from atrun.data.catalogue import CATALOGUE
 from atrun.data.generated import is_generated, maker
 from atrun.data.transforms import Augmentation
+from atrun.derived_plan import plan_of_sizes
 from atrun.method import Method
-from atrun.overrides import read
-from atrun.parts import COCO
 from atrun.recipes import shared
 from atrun.teachers.load import is_file, load_teacher
 from atrun.untrained import NOTHING_TO_TUNE, UNTRAINED
 
-NAMES = (
-    Method.SCRATCH,
-    Method.FINE_TUNE,
-    Method.COPY,
-    Method.DISTILL,
-    Method.FEATURES,
-    Method.LOGITS,
-    Method.HARD_LOGITS,
-    Method.DISTILL_UNLABELLED,
-    Method.FEATURES_UNLABELLED,
-)
 # What the rules start from, and their sources.
 WIDTH, BATCH, RATE = 768, 1024, 1e-3  # DeiT's ViT-B (arXiv 2012.12877, table 9): 5e-4 per 512 images
 PASSES = {Method.COPY: 100, Method.FINE_TUNE: 50}  # of others 200
@@ -51,6 +39,7 @@ WEIGHTS = {
     Method.FEATURES_UNLABELLED: (1.0, 1.0, "it is the whole loss"),
     Method.LOGITS: (0.9, 0.1, "soft distillation of DeiT (2012.12877, equation 2)"),
     Method.HARD_LOGITS: (0.5, 0.5, "hard distillation of DeiT (2012.12877, equation 3)"),
+    Method.DISTILLATION_TOKEN: (0.5, 0.5, "hard distillation of DeiT, by a token (2012.12877, section 4)"),
 }
 SEEN = 500 * 512  # images, at least: the shortest schedule of the BiT-HyperRule (arXiv 1912.11370)
 SMALL = 64  # pixels a side, up to which images are treated as CIFAR's
@@ -60,7 +49,7 @@ LOOKED_AT = 20  # images whose size is looked at
 
 
 class Derived(NamedTuple):
-    """The values of a run by the names of `RunConfig.of`, and of those that were derived the rule, by the
+    """The values of a run by the names of `RunConfig`, and of those that were derived the rule, by the
     setting that changes it."""
 
     values: dict[str, Any]
@@ -74,7 +63,8 @@ class Derived(NamedTuple):
             for name, rule in self.rules.items()
             if name not in given and instead.get(name) not in given
         ]
-        return "\n".join(["these settings were derived; give one yourself, and it is taken instead:", *lines])
+        head = "these settings were derived; give one yourself, and it is taken instead:"
+        return "\n".join([f"{self.values['method']}: {head}", *lines])
 
 
 class Material(NamedTuple):
@@ -100,8 +90,8 @@ class Model(NamedTuple):
 
 
 def derive(name: str, data: str, teacher: str | None, changes: Mapping[str, str], seed: int = 0) -> Derived:
-    """The recipe `name`, one of `NAMES`, for these data and this teacher; of `changes`, settings as texts,
-    those that other values hang on are taken into account.
+    """The recipe `name`, one of `atrun.method.DERIVED`, for these data and this teacher; of `changes`,
+    settings as texts, those that other values hang on are taken into account.
 
     The images are counted, and the sizes of some are looked at; of a teacher in a file the weights are read.
     A student from scratch is built like its teacher, whose weights are not used. An untrained teacher is
@@ -113,7 +103,7 @@ def derive(name: str, data: str, teacher: str | None, changes: Mapping[str, str]
         raise ValueError(NOTHING_TO_TUNE)
     if data == COCO:
         raise ValueError(f"the recipe {name!r} classifies images; take a recipe of detection for {data!r}")
-    told = _told(changes, *changes)
+    told = read_settings(changes)
     for setting in ("batch_size", "steps"):
         if told.get(setting, 1) < 1:
             raise ValueError(f"--{setting} {told[setting]}: {setting} must be a whole number above 0")
@@ -225,12 +215,6 @@ def derive(name: str, data: str, teacher: str | None, changes: Mapping[str, str]
     return Derived(values, _without(rules, *unused))
 
 
-def _told(changes: Mapping[str, str], *names: str) -> dict[str, Any]:
-    """The values of these settings, as far as they are given and there are such."""
-    kinds = settings(name for name in names if name.startswith("model."))
-    return read({name: changes[name] for name in names if name in changes and name in kinds}, kinds)
-
-
 def _material(data: str, told: Mapping[str, Any], seed: int, labelled: bool = True) -> Material:
     split, size = told.get("training_split", "train"), told.get("data_size")
     if is_generated(data):
@@ -280,6 +264,8 @@ def _model(teacher: str | None, told: Mapping[str, Any], name: str) -> Model:
         normalisation = Normalisation(told["teacher_mean"], told["teacher_std"])
     built = of_teacher if named is None else Architecture(named)
     plain = _without(built.overrides, "num_classes", "img_size")
+    if name == Method.DISTILLATION_TOKEN and "distilled" not in str(built.name):
+        asked, plain = {"distilled": True} | asked, plain | {"distilled": True}
     with torch.device("meta"):
         create = create_classifier if name == Method.SCRATCH else create_vit
         try:
@@ -323,18 +309,21 @@ def _sizes(vit: VisionTransformer | Eva) -> Sizes:
     return Sizes(len(vit.blocks), heads, width // heads, grid, None, (0, 0, 0))
 
 
-def student_settings(student: str, teacher: str | None, changes: Mapping[str, str]) -> dict[str, str]:
-    """What `--student` stands for, as settings: a timm name is the model, and a size is read by
-    `atlib.student.student_sizes`. Raises `ValueError` for another name and without a teacher."""
+def with_student(student: str | None, teacher: str | None, changes: Mapping[str, str]) -> dict[str, str]:
+    """The settings with what `--student` stands for, where they do not say it: a timm name is the model, a
+    size is read by `atlib.student.student_sizes`, None is none. Raises `ValueError` for another name and
+    without a teacher."""
+    if student is None:
+        return dict(changes)
     if timm.is_model(student):
-        return {"model": student}
+        return {"model": student, **changes}
     if student not in (*SIZES, "half"):
         raise ValueError(f"--student {student}: tiny, small, half or a timm name")
     if teacher in (None, UNTRAINED):
         raise ValueError(f"--student {student} is a size of the teacher's architecture: --teacher NAME")
-    told = _told(changes, *(name for name in changes if name.startswith("teacher_")))
+    told = read_settings({name: text for name, text in changes.items() if name.startswith("teacher_")})
     vit = _model(teacher, told, Method.COPY.value).teacher
-    return {f"model.{name}": str(value) for name, value in student_sizes(vit, student).items()}
+    return {f"model.{name}": str(value) for name, value in student_sizes(vit, student).items()} | changes
 
 
 def _without(values: Mapping[str, Any], *names: str) -> dict[str, Any]:

@@ -4,7 +4,6 @@ when asked."""
 import io
 import json
 import math
-import os
 import time
 import warnings
 from collections.abc import Callable
@@ -21,9 +20,8 @@ class RunLog:
     """Appends entries to FOLDER/log.jsonl and FOLDER/log.txt; call it with one dict per step or epoch, each
     with its "step".
 
-    after: the step a run goes on from. Entries of later steps, and a last line that was cut off, are dropped
-    first, so that every step is there once, however often the run was killed. A log that is damaged elsewhere
-    is kept as log.jsonl.damaged, with a warning, and its readable entries are gone on with. Each entry gets
+    after: the step a run goes on from. Entries of later steps, and lines that `read_log` leaves out, are
+    dropped first, so that every step is there once, however often the run was killed. Each entry gets
     "seconds", the training time so far over all starts of the run. tracker: one of `TRACKERS`, by
     Accelerate's class of that name, which gets the numbers too: "tensorboard" in FOLDER/tensorboard, others
     in their project atlib, each start of the run as a run there. It begins with the first entry, when
@@ -39,10 +37,7 @@ class RunLog:
         also: Callable[[dict], None] | None = None,
     ):
         self.folder, self.also = Path(folder), also
-        entries, damage = _read(self.lines_path)
-        if damage is not None:
-            _set_aside(self.lines_path, damage)
-        kept = [entry for entry in entries if entry["step"] <= after]
+        kept = [entry for entry in read_log(folder) if entry["step"] <= after]
         self.before = kept[-1]["seconds"] if kept else 0.0
         self.start = time.perf_counter()
         # The text is made from the lines, so the two cannot come to differ.
@@ -115,48 +110,21 @@ class RunLog:
 
 def read_log(folder: str | Path) -> list[dict]:
     """All entries of a run's log; none where there is no log yet. A last line that a kill cut off is left
-    out.
-
-    Raises `OSError` naming the line where another one cannot be read.
-    """
+    out, and one that is no entry, with a warning that names it."""
     path = Path(folder) / "log.jsonl"
-    entries, damage = _read(path)
-    if damage is not None:
-        raise OSError(f"{path}, {damage}; the file was left as it is")
-    return entries
-
-
-def _read(path: Path) -> tuple[list[dict], str | None]:
-    """The readable entries of a log, and which of its lines, but for a last one that was cut off, is the
-    first that is none."""
-    if not path.exists():
-        return [], None
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
-    entries, damage = [], None
+    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    lines, entries = text.splitlines(keepends=True), []
     for number, line in enumerate(lines, 1):
         try:
             entry = json.loads(line)
             entry["step"] + entry["seconds"]
         except (json.JSONDecodeError, TypeError, KeyError) as error:
-            if number < len(lines) and damage is None:
-                damage = f"line {number} is no entry of a log ({type(error).__name__}: {error})"
+            if number < len(lines):
+                warnings.warn(f"{path}, line {number} is no entry ({error}): it is left out", stacklevel=2)
             continue
         if line.endswith("\n"):
             entries.append(entry)
-    return entries, damage
-
-
-def _set_aside(path: Path, damage: str) -> None:
-    """Give a damaged log another name, which no file has yet."""
-    aside = path.with_name(f"{path.name}.damaged")
-    while aside.exists():
-        aside = aside.with_name(f"{aside.name}-again")
-    os.replace(path, aside)
-    warnings.warn(
-        f"{path}, {damage}: it was renamed to {aside.name}, and the run goes on with the entries that can be"
-        " read",
-        stacklevel=3,
-    )
+    return entries
 
 
 def as_line(entry: dict) -> str:

@@ -15,17 +15,26 @@ from atlib.checkpoint import read_header
 from atlib.data import Images
 from atlib.evaluate import predict, score
 from atlib.pair import Normalisation, Pair, student_of
-from atrun.build import READING, coco_images, held_out_images, preparation_of, require_size
+from atrun.build import READING, coco_images, held_out, held_out_images, preparation_of, require_size
 from atrun.classes import classes_of, labels_by_name
-from atrun.config import TRUST_DATA, RunConfig, built_for, explained, is_run, read_config, settings
+from atrun.config import (
+    COCO,
+    TRUST_DATA,
+    RunConfig,
+    built_for,
+    is_run,
+    read_config,
+    read_settings,
+    require_use,
+    settings,
+)
 from atrun.configure import data_name, evaluated_split
 from atrun.data.decoding import decode
 from atrun.data.generated import is_generated
 from atrun.data.loading import CorruptImage
 from atrun.data.transforms import Augmentation
-from atrun.overrides import help_text, pairs, read
-from atrun.parts import COCO, Detect
-from atrun.runner import held_out, is_main_process, load_result, precision, tested_as, weights_of
+from atrun.overrides import help_text, pairs
+from atrun.runner import is_main_process, load_result, precision, tested_as, weights_of
 
 LOOKED_AT = 16  # images of two sets, evenly spread, whose pixels tell the sets apart
 
@@ -60,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
     averaged = "the averaged weights, where the recipe has them"
     parser.add_argument("--averaged", action="store_true", help=averaged)
     parser.add_argument("--trust-data", action="store_true", help=TRUST_DATA)
-    every = {name: one for of in explained(False).values() for name, one in of.items()}
+    every = {name: one for of in settings().values() for name, one in of.items()}
     unsaid = {name: every[name]._replace(default=MISSING) for name in READING}
     title = "How the data are read, as further options (default: as the run reads its own)"
     parser.epilog = help_text({title: unsaid})
@@ -74,10 +83,10 @@ def evaluate_command(arguments: argparse.Namespace) -> int:
     if shifted is not None and (arguments.data, arguments.split) != (None, None):
         raise ValueError(f"--shifted {shifted} is data of its own: leave --data and --split out")
     files = [_file_of(path, arguments) for path in arguments.paths]
-    reading = read(pairs(arguments.settings), {name: settings()[name] for name in READING})
+    reading = read_settings(pairs(arguments.settings), READING)
     tests, text = [], None
     for path, config in files:
-        if isinstance(config.task, Detect) if config is not None else "detector" in read_header(path):
+        if config.detects if config is not None else "detector" in read_header(path):
             if len(files) > 1 or shifted is not None:
                 raise ValueError(f"{path} holds a detector: evaluate it by itself, on data {COCO!r}")
             text = _on_coco(path, config, arguments, reading)
@@ -113,18 +122,18 @@ def _test_of(
     """A model with the images that it is tested on, prepared as it wants them."""
     model, note = load_result(path), ""
     if arguments.shifted is not None:
-        return shifted_test(path, model, arguments.shifted, *_preparation(path, config, model), reading)
+        return shifted_test(path, model, arguments.shifted, *_preparation(path, model), reading)
     if arguments.data is None:
-        config.require_use(reading)
-        name, split = config.data, arguments.split or config.task.evaluation_split
-        images = held_out(config.changed(evaluation_split=split, **reading))
+        require_use(reading, config.method, config.data)
+        name, split = config.data, arguments.split or config.evaluation_split
+        images = held_out(replace(config, **reading), split)
         note = "" if reading else _tested_anew(path, config, split, images)
     else:
         name = arguments.data
         data = data_name(name, reading.get("data_path"))
         split, augmentation = arguments.split or evaluated_split(data), None
         if not is_generated(data):
-            augmentation, note = _preparation(path, config, model)
+            augmentation, note = _preparation(path, model)
         elif reading:
             raise ValueError(f"--{next(iter(reading))} would change nothing: {data} are generated")
         images = held_out_images(data, split, augmentation, **reading)
@@ -136,7 +145,7 @@ def _test_of(
 def _tested_anew(path: Path, config: RunConfig, split: str, images) -> str:
     """What is to be said where a split holds other images than when the run was tested on it; else ""."""
     before = read_header(path).get("tested_on")
-    now = tested_as(config.changed(evaluation_split=split), images)["tested_on"]
+    now = tested_as(replace(config, evaluation_split=split), images)["tested_on"]
     if before is None or before["split"] != split or before == now:
         return ""
     return (
@@ -146,18 +155,16 @@ def _tested_anew(path: Path, config: RunConfig, split: str, images) -> str:
     )
 
 
-def _preparation(path: Path, config: RunConfig | None, model: nn.Module) -> tuple[Augmentation | None, str]:
-    """How images are prepared for a file's weights: as it says, else as its run does, else a guess, noted."""
-    says, augmentation = preparation_of(path)
-    if says:
+def _preparation(path: Path, model: nn.Module) -> tuple[Augmentation | None, str]:
+    """How images are prepared for a file's weights, or a guess, noted."""
+    known, augmentation = preparation_of(path)
+    if known:
         return augmentation, ""
-    if config is not None:
-        return config.augmentation, ""
     size = built_for(student_of(model))
     guess = Augmentation() if size is None else Augmentation(size[0])
-    known = model.normalisation if isinstance(model, Pair) else Normalisation.of(model)
-    if known is not None:
-        guess = replace(guess, mean=known.mean, std=known.std)
+    normalisation = model.normalisation if isinstance(model, Pair) else Normalisation.of(model)
+    if normalisation is not None:
+        guess = replace(guess, mean=normalisation.mean, std=normalisation.std)
     return guess, (
         f"\n{path} does not say how images were prepared for it; here they were taken at"
         f" {guess.image_size} pixels, crop {guess.crop_pct}, mean {guess.mean} and std {guess.std}"
@@ -180,7 +187,7 @@ def _on_coco(path: Path, config: RunConfig | None, arguments: argparse.Namespace
     detector, classes, _ = load_detector(path)
     folder, split = None, evaluated_split(COCO)
     if config is not None:
-        folder, split = config.reading.data_path, config.task.evaluation_split
+        folder, split = config.data_path, config.evaluation_split
     folder, split = reading.get("data_path", folder), arguments.split or split
     size = detector.backbone.student.patch_embed.img_size[0]
     images = coco_images(folder, split, size, workers=reading.get("workers", 0))

@@ -15,6 +15,7 @@ class Method(StrEnum):
     FEATURES = "features"  # distils the residual stream: what attention transfer is compared with
     LOGITS = "logits"  # distils the predictions of a teacher that knows the classes
     HARD_LOGITS = "hard-logits"  # likewise, its most likely class
+    DISTILLATION_TOKEN = "distillation-token"  # likewise, by a token of the student's beside its class token
     MEAN_MAPS = "mean-maps"  # copies the teacher's mean map of some training images, the same for all
     # make a teacher, without labels
     MAE = "mae"
@@ -42,9 +43,14 @@ class Method(StrEnum):
         return self in (Method.DMAE, Method.ATTNDISTILL) or self.is_unlabelled
 
     @property
+    def contrasts(self) -> bool:
+        """Whether views of images are compared."""
+        return self in (Method.MOCO, Method.DINO)
+
+    @property
     def pretrains(self) -> bool:
         """Whether it makes a teacher, without labels."""
-        return self in (Method.MAE, Method.MOCO, Method.DINO, Method.SIMMIM) or self.is_taught_unlabelled
+        return self in (Method.MAE, Method.SIMMIM) or self.contrasts or self.is_taught_unlabelled
 
     @property
     def transfers(self) -> bool:
@@ -59,7 +65,7 @@ class Method(StrEnum):
     @property
     def reads_logits(self) -> bool:
         """Whether its teacher says classes."""
-        return self in (Method.LOGITS, Method.HARD_LOGITS)
+        return self in (Method.LOGITS, Method.HARD_LOGITS, Method.DISTILLATION_TOKEN)
 
     @property
     def keeps_weights_apart(self) -> bool:
@@ -76,6 +82,21 @@ class Method(StrEnum):
     def needs_teacher(self) -> bool:
         """Whether a run must have a teacher; no other run has one."""
         return self.keeps_weights_apart or self is Method.FINE_TUNE or self.is_taught_unlabelled
+
+
+# Those whose recipe needs no name of a model: `atrun.generic` derives it.
+DERIVED = (
+    Method.SCRATCH,
+    Method.FINE_TUNE,
+    Method.COPY,
+    Method.DISTILL,
+    Method.FEATURES,
+    Method.LOGITS,
+    Method.HARD_LOGITS,
+    Method.DISTILLATION_TOKEN,
+    Method.DISTILL_UNLABELLED,
+    Method.FEATURES_UNLABELLED,
+)
 
 
 def method_of_run(name: str) -> Method:

@@ -3,7 +3,6 @@ call, and several methods on the same photographs in one table."""
 
 import argparse
 import json
-import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from itertools import combinations
@@ -14,31 +13,29 @@ import torch
 from torch import Tensor, nn
 
 from atfamily.measures.predictions import Interval, paired_bootstrap
-from atlib._util import STOPPED, write_atomically
+from atlib._util import write_atomically
 from atlib.checkpoint import save_vit
 from atlib.compatibility import sizes_of
 from atlib.evaluate import predict
 from atlib.pair import Normalisation, config_of
 from atlib.student import built_with
-from atlib.train import NonFiniteLoss, Preempted
 from atlib.vit import Architecture
 from atrun import generic
-from atrun.build import image_size, outputs_for, says_classes, training_images
-from atrun.commands import STRICT, configured, dry_run, note_hours, settings_of, summary
+from atrun.build import held_out, image_size, outputs_for, says_classes, training_images
+from atrun.commands import STRICT, dry_run, note_hours, settings_of, summary, until_stopped
 from atrun.config import RunConfig, config_path, read_config
-from atrun.configure import data_name, teacher_name
+from atrun.configure import configured, data_name, teacher_name
 from atrun.data.folders import pictures_below
 from atrun.data.splits import SPLIT_NAMES
 from atrun.measure import decoded
-from atrun.method import Method, method_of_run
-from atrun.parts import Labelled
+from atrun.method import DERIVED, Method, method_of_run
 from atrun.record import Record
 from atrun.report import Asked, run_report, table_report
-from atrun.runner import held_out, is_main_process, load_result, resume, start, weights_of
+from atrun.runner import load_result, note, resume, start, weights_of
 from atrun.teachers.load import load_teacher
 from atrun.untrained import UNTRAINED
 
-METHODS = tuple(name.value for name in generic.NAMES if not name.is_unlabelled)
+METHODS = tuple(name.value for name in DERIVED if not name.is_unlabelled)
 
 
 class Trained(NamedTuple):
@@ -120,6 +117,7 @@ def transfer(
     given, settings = _written(teacher, out, settings)
     asked = _asked(given, str(data), student, method, settings, seed)
     config, rules = configured(*asked)
+    note(rules)
     images = training_images(config)
     note_hours([config], len(images), outputs_for(config, images))
     return _carried_out(asked, config, rules, out, images)
@@ -149,7 +147,7 @@ def compare_methods(
     methods = [method_of_run(name) for name in dict.fromkeys(methods)]
     tuned = out / "teacher"
     if any(method.reads_logits for method in methods) and not says_classes(teacher_name(str(given))):
-        print(f"logits: the teacher learns these classes first, in {tuned}", file=sys.stderr)
+        note(f"logits: the teacher learns these classes first, in {tuned}")
         transfer(given, data, None, Method.FINE_TUNE, out=tuned, settings=settings)
     else:
         tuned = given
@@ -159,6 +157,7 @@ def compare_methods(
         for seed in range(seeds):
             runs[out / f"{method}-{seed}"] = _asked(of, str(data), student, method, settings, seed)
     configs, rules = zip(*(configured(*asked) for asked in runs.values()))
+    note("\n".join(dict.fromkeys(rules)))
     images = training_images(configs[0])
     note_hours(configs, len(images), outputs_for(configs[0], images))
     seconds, right = {}, {}
@@ -249,11 +248,10 @@ def _written(
 def _asked(
     teacher: str, data: str, student: str | None, method: Method, settings: Mapping[str, str], seed: int
 ) -> Asked:
-    if student is not None and method is not Method.FINE_TUNE:  # which begins with the teacher's weights
-        known = None if teacher == UNTRAINED else teacher_name(teacher)
-        settings = {**generic.student_settings(student, known, settings), **settings}
-    where = data_name(data, settings.get("data_path"))
-    return Asked(method, where, teacher_name(teacher), settings, seed)
+    teacher = teacher_name(teacher)
+    if method is not Method.FINE_TUNE:  # which begins with the teacher's weights
+        settings = generic.with_student(student, teacher, settings)
+    return Asked(method, data_name(data, settings.get("data_path")), teacher, settings, seed)
 
 
 def _carried_out(asked: Asked, config: RunConfig, rules: str, folder: Path, images=None) -> Trained:
@@ -267,7 +265,7 @@ def _carried_out(asked: Asked, config: RunConfig, rules: str, folder: Path, imag
         record = resume(folder, trust_data=True)
     student, text, tested_on, right = load_result(weights_of(folder)), "", None, None
     if record is not None:
-        if isinstance(config.task, Labelled):
+        if not config.method.pretrains:
             tested_on = held_out(read_config(folder, trust_data=True))
             device = "cuda" if torch.cuda.is_available() else "cpu"
             said = predict(student.to(device), tested_on).argmax(1)
@@ -320,24 +318,15 @@ def transfer_command(arguments: argparse.Namespace) -> int:
     if arguments.out is None:
         raise ValueError("--out DIR is missing: where shall the files go? (--dry-run needs none)")
     asked = {"out": arguments.out, "settings": settings_of(arguments)}
-    try:
+    of = arguments.teacher, arguments.data
+
+    def run() -> str:
         if len(arguments.methods) == arguments.seeds == 1:
-            text = transfer(arguments.teacher, arguments.data, student, arguments.methods[0], **asked).report
-        else:
-            several = arguments.methods, student
-            text = compare_methods(
-                arguments.teacher, arguments.data, *several, seeds=arguments.seeds, **asked
-            ).text()
-            text += f"\ntable: {arguments.out / 'table.json'}\nreport: {arguments.out / 'report.html'}"
-    except Preempted as stopped:
-        print(f"python -m atlib: {stopped}\nthe same command goes on", file=sys.stderr)
-        return STOPPED
-    except NonFiniteLoss as error:
-        print(f"python -m atlib: {error}", file=sys.stderr)
-        return 1
-    if is_main_process():
-        print(text)
-    return 0
+            return transfer(*of, student, arguments.methods[0], **asked).report
+        table = compare_methods(*of, arguments.methods, student, seeds=arguments.seeds, **asked).text()
+        return f"{table}\ntable: {arguments.out / 'table.json'}\nreport: {arguments.out / 'report.html'}"
+
+    return until_stopped(run, lambda: "the same command goes on")
 
 
 def _dry_run(arguments: argparse.Namespace, student: str | None) -> int:
@@ -350,7 +339,9 @@ def _dry_run(arguments: argparse.Namespace, student: str | None) -> int:
             method = Method.FINE_TUNE
         settings = settings_of(arguments)
         asked = _asked(arguments.teacher, arguments.data, student, method, settings, 0)
-        dry_run(configured(*asked)[0])
+        config, rules = configured(*asked)
+        note(rules)
+        dry_run(config)
     if arguments.seeds > 1:
         print(f"{arguments.seeds} runs of each method, one a seed")
     return 0

@@ -19,7 +19,8 @@ def pairs(arguments: Sequence[str]) -> dict[str, str]:
     """["--lr", "1e-3", "--plan.what=q"] as {"lr": "1e-3", "plan.what": "q"}. A name may have dashes in place
     of its underscores, as other commands' options have.
 
-    Raises `ValueError` for a name without a value, a value without a name, and a name given twice.
+    Raises `ValueError` for a name without a value, and a value without a name; of a name given twice the
+    last value counts.
     """
     texts: dict[str, str] = {}
     waiting = list(arguments)
@@ -32,36 +33,35 @@ def pairs(arguments: Sequence[str]) -> dict[str, str]:
                 raise ValueError(f"{name} has no value: write {name} VALUE")
             value = waiting.pop(0)
         name = name[2:].replace("-", "_")
-        if name in texts:
-            raise ValueError(f"--{name} is given twice, as {texts[name]!r} and as {value!r}")
         texts[name] = value
     return texts
 
 
 def read(texts: Mapping[str, str], kinds: Mapping[str, Any]) -> dict[str, Any]:
     """The values of some settings, {name: value} for {name: text}; `kinds` has the type of every one there
-    is.
+    is. With "model" among them any argument of the model, `model.NAME`, is taken.
 
     Raises `ValueError` for an unknown name, with the close ones, and for a text that is no value of its type.
     """
     values = {}
     for name, text in texts.items():
-        if name not in kinds:
+        is_models = "model" in kinds and name.startswith("model.")
+        kind = Any if is_models else kinds.get(name, MISSING)
+        if kind is MISSING:
             close = difflib.get_close_matches(name, kinds)
             meant = f" Did you mean {' or '.join(f'--{other}' for other in close)}?" if close else ""
             raise ValueError(f"unknown setting --{name}.{meant} `train --settings` lists them all")
-        if not isinstance(text, str):
-            raise ValueError(f"{name}={text!r}: settings are texts, {str(text)!r}")
-        if text.lower() == "none" and (kinds[name] is Any or type(None) in get_args(kinds[name])):
+        text = str(text)
+        if text.lower() == "none" and (kind is Any or type(None) in get_args(kind)):
             text = "null"  # as YAML, in which values are read, writes it
         # A parser for each: one that knows `model` takes `model.depth` for a part of its value.
         parser = ArgumentParser(exit_on_error=False)
-        parser.add_argument(f"--{name}", type=kinds[name], default=argparse.SUPPRESS)
+        parser.add_argument(f"--{name}", type=kind)
         try:
             values[name] = parser.parse_args([f"--{name}={text}"])[name]
         except argparse.ArgumentError as error:
-            kind = kinds[name].__name__ if isinstance(kinds[name], type) else kinds[name]
-            raise ValueError(f"--{name} {text}: it must be {kind}") from error
+            needed = kind.__name__ if isinstance(kind, type) else kind
+            raise ValueError(f"--{name} {text}: it must be {needed}") from error
     return values
 
 
@@ -74,21 +74,18 @@ class Setting(NamedTuple):
 
 
 def said_of(of: type) -> dict[str, Setting]:
-    """The fields of a dataclass that are its own, not inherited, with what the `#:` comment above each says,
-    which the book's page of the library prints as well."""
-    kinds, words = get_type_hints(of), _comments(of)
-    own = [field for field in fields(of) if field.name in inspect.get_annotations(of)]
-    return {field.name: Setting(kinds[field.name], words.get(field.name, ""), field.default) for field in own}
-
-
-def _comments(of: type) -> dict[str, str]:
-    """The comments above what a class declares; none where its source was not installed with it."""
+    """The fields of a dataclass, with what the `#:` comment above each says, which the book's page of the
+    library prints as well; without it where the source was not installed."""
     try:
-        source = inspect.getsource(of)
+        above = re.findall(r"((?:^ +#: .*\n)+) +(\w+):", inspect.getsource(of), re.MULTILINE)
     except OSError:
-        return {}
-    above = re.findall(r"((?:^ +#: .*\n)+) +(\w+):", source, re.MULTILINE)
-    return {name: " ".join(re.findall(r"#: (.*)", comments)) for comments, name in above}
+        above = []
+    words = {name: " ".join(re.findall(r"#: (.*)", comments)) for comments, name in above}
+    kinds = get_type_hints(of)
+    return {
+        field.name: Setting(kinds[field.name], words.get(field.name, ""), field.default)
+        for field in fields(of)
+    }
 
 
 def help_text(sections: Mapping[str, Mapping[str, Setting]]) -> str:

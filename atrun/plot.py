@@ -16,7 +16,7 @@ PANELS = (("task_loss", "task loss"), ("transfer_loss", "transfer loss"), ("_acc
 
 def curves(runs: Sequence[Path]) -> Figure:
     """The task's loss, the transfer loss and the accuracies of runs by epoch, a panel each, a line for each
-    run. Raises `ValueError` for a folder without a log, and `OSError` for a damaged one."""
+    run. Raises `ValueError` for a folder without a log."""
     logs = {}
     for folder in runs:
         logs[folder] = [entry for entry in read_log(folder) if entry.get("event") == "epoch"]
@@ -30,8 +30,8 @@ def curves(runs: Sequence[Path]) -> Figure:
     for axes, (ending, title) in zip(figure.subplots(1, len(PANELS)), PANELS):
         axes.set(title=title, xlabel="epoch")
         for folder, entries in logs.items():
-            names = [name for name in dict.fromkeys(name for entry in entries for name in entry)]
-            for name in (name for name in names if name.endswith(ending)):
+            names = dict.fromkeys(name for entry in entries for name in entry if name.endswith(ending))
+            for name in names:
                 points = [(entry["epoch"], entry[name]) for entry in entries if name in entry]
                 label = called[folder] if ending == name else f"{called[folder]}, {name.removesuffix(ending)}"
                 axes.plot(*zip(*points), marker="o", markersize=2, label=label)

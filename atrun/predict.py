@@ -18,7 +18,6 @@ from atlib.objectives import outputs
 from atlib.pair import student_of
 from atrun.build import preparation_of
 from atrun.classes import class_names
-from atrun.config import is_run, read_config
 from atrun.data.decoding import decode
 from atrun.data.folders import pictures_below
 from atrun.data.loading import ON_CORRUPT, CorruptImage
@@ -59,9 +58,7 @@ def predictions(path: Path, files: Sequence[Path], on_corrupt: str = "raise") ->
     than outputs, for such an image, for images of which none can be decoded, and for a model that says NaN,
     and `OSError` for a file that cannot be read."""
     require_known("on_corrupt", on_corrupt, ON_CORRUPT)
-    said, augmentation = preparation_of(path)
-    if not said and is_run(path.parent):
-        augmentation = read_config(path.parent, trust_data=True).augmentation
+    _, augmentation = preparation_of(path)
     if augmentation is None:
         raise ValueError(
             f"{path} does not say how image files are prepared for it: name a run, or let save_vit(...,"

@@ -9,64 +9,37 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from atlib.baselines import load_stored_maps, save_stored_maps
+from atfamily.stored_maps import load_stored_maps, save_stored_maps
 from atlib.checkpoint import load_bundle, load_vit, read_header, save_bundle, save_vit
-from atlib.checkpoint_manager import CheckpointManager, digest, digest_of_weights
 from atlib.evaluate import evaluate_together
 from atlib.pair import student_of
 from atlib.processes import require_together
 from atlib.train import train
-from atrun.build import (
-    READING,
-    Built,
-    build,
-    coco_images,
-    held_out_images,
-    image_size,
-    loss_of,
-    outputs_for,
-    result_of,
-    training_images,
-    with_student,
-)
-from atrun.config import FREE, RunConfig, config_path, read_config, write_config
+from atrun.build import Built, build, held_out, loss_of, outputs_for, result_of, training_images, with_student
+from atrun.checkpoint_manager import CheckpointManager, digest, digest_of_weights
+from atrun.config import FREE, RunConfig, config_path, read_config, require_use, write_config
 from atrun.log import RunLog, require_tracker
 from atrun.method import Method
-from atrun.parts import Classify, Detect, Labelled
 from atrun.record import Record, about, peak_memory_mb, read_record, write_record
-from atrun.untrained import UNTRAINED, store_untrained
+from atrun.untrained import UNTRAINED, stored_path
 
 WEIGHTS = tuple(f"{name}.safetensors" for name in ("student", "teacher", "averaged", "detector"))
 LEFT_BEHIND = ("checkpoints/step-*", "record.json", *WEIGHTS, "log.jsonl")  # by a run, besides its config
 
 
 def check_folder(folder: Path) -> None:
-    """Raise `ValueError` where a folder holds a run already, or what one has left, or where it cannot be made
-    and written to. Nothing stays written."""
+    """Raise `ValueError` where a folder holds a run already, or what one has left."""
     if config_path(folder).exists():
         raise ValueError(f"{folder} holds a run already: `python -m atlib resume {folder}`, or another --out")
     if left := [path for pattern in LEFT_BEHIND for path in sorted(folder.glob(pattern))]:
         raise ValueError(f"{folder} holds {left[0].relative_to(folder)} of a run without its config.json")
-    made = []  # what is not there is made, and taken away again
-    try:
-        for parent in (*reversed(folder.parents), folder):
-            if not parent.is_dir():
-                parent.mkdir()
-                made.append(parent)
-        probe = folder / f".written-{os.getpid()}"
-        probe.write_bytes(b"")
-        probe.unlink()
-    except OSError as error:
-        raise ValueError(f"--out {folder} cannot be written to ({error})") from error
-    finally:
-        for parent in reversed(made):
-            parent.rmdir()
 
 
 def start(config: RunConfig, folder: Path, images=None, log: Callable[[dict], None] | None = None) -> Record:
@@ -84,8 +57,8 @@ def start(config: RunConfig, folder: Path, images=None, log: Callable[[dict], No
     images = training_images(config) if images is None else images
     config = config.on(len(images))
     ready = _make_ready(config, images, folder)
-    if is_main_process() and isinstance(config.task, Labelled):
-        trained_on, tested_on = config.reading.training_split, config.task.evaluation_split
+    if is_main_process() and not config.method.pretrains:
+        trained_on, tested_on = config.training_split, config.evaluation_split
         if tested_on in trained_on.split("+"):
             says = f"training split {trained_on!r} holds evaluation split {tested_on!r}"
             warnings.warn(f"the run is evaluated on images that it trains on: {says}", stacklevel=2)
@@ -115,8 +88,8 @@ def resume(
     require_together()
     before = config = read_config(folder, trust_data)
     if on_corrupt is not None:
-        config.require_use(["on_corrupt"])
-        config = config.changed(on_corrupt=on_corrupt)
+        require_use(["on_corrupt"], config.method, config.data)
+        config = replace(config, on_corrupt=on_corrupt)
     if is_finished(folder, config):
         return read_record(record_path(folder))
     images = training_images(config)
@@ -150,7 +123,7 @@ def missing_results(folder: Path, config: RunConfig) -> list[Path]:
         return True
 
     averaged = [] if config.recipe.ema is None else [averaged_path(folder)]
-    detector = [detector_path(folder)] if isinstance(config.task, Detect) else []
+    detector = [detector_path(folder)] if config.detects else []
     paths = result_path(folder, config.method), *averaged, *detector
     return [path for path in paths if not is_whole(path)]
 
@@ -189,7 +162,7 @@ def weights_of(run_or_file: Path, averaged: bool = False) -> Path:
         return run_or_file
     if averaged:
         return averaged_path(run_or_file)
-    if isinstance(config.task, Detect):
+    if config.detects:
         return detector_path(run_or_file)
     return result_path(run_or_file, config.method)
 
@@ -198,6 +171,12 @@ def is_main_process() -> bool:
     """Whether this process writes; not asked of Accelerate, which would open the process group for it."""
     ranks = ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK")  # in Accelerate's order
     return int(next((os.environ[name] for name in ranks if name in os.environ), 0)) == 0
+
+
+def note(text: str) -> None:
+    """Tell people, once, what is no result."""
+    if text and is_main_process():
+        print(f"python -m atlib: {text}", file=sys.stderr)
 
 
 def load_result(path: Path) -> nn.Module:
@@ -213,34 +192,34 @@ def load_result(path: Path) -> nn.Module:
 def _make_ready(config: RunConfig, images, folder: Path) -> tuple[Any | None, Built]:
     """What the run is tested on (None: nothing) and what it trains: find out now, not hours later, that
     training lacks the evaluation's classes."""
-    tested_on = held_out(config) if isinstance(config.task, Labelled) else None
+    tested_on = held_out(config) if not config.method.pretrains else None
     if config.method.reads_logits and tuple(read_header(config.teacher)["classes"]) != tuple(images.classes):
         raise ValueError(f"{config.teacher} was trained on other classes than {config.data} has")
     built = build(config, outputs_for(config, images), getattr(images, "normalisation", None), folder)
     says = [] if built.teacher_view is None else [built.teacher_view]
     if tested_on is not None:
         _check_classes(config, images, tested_on, built.student.overrides["num_classes"])
-        counts = f"{len(images)} images to train on ({config.reading.training_split})"
-        says.append(f"{counts}, {len(tested_on)} to evaluate on ({config.task.evaluation_split})")
-    for line in says if is_main_process() else ():
-        print(f"python -m atlib: {line}", file=sys.stderr)
+        counts = f"{len(images)} images to train on ({config.training_split})"
+        says.append(f"{counts}, {len(tested_on)} to evaluate on ({config.evaluation_split})")
+    for line in says:
+        note(line)
     return tested_on, built
 
 
 def _check_classes(config: RunConfig, images, tested_on, outputs: int) -> None:
     """Raise `ValueError` for classes that the evaluation has and the training images or the model lack: none
     of them could be learned. A part of the images, chosen by the seed, may lack some."""
-    trained_on, what = config.reading.training_split, f"{config.data} {config.task.evaluation_split}"
+    trained_on, what = config.training_split, f"{config.data} {config.evaluation_split}"
     classes = tuple(images.classes), tuple(tested_on.classes)
     if all(classes) and classes[0] != classes[1]:
         unknown = sorted(set(classes[1]) ^ set(classes[0]))[:5]
         raise ValueError(f"{what} has other classes than {trained_on}: {unknown or 'in another order'}")
-    if isinstance(config.task, Detect):
+    if config.detects:
         return
     if (label := tested_on.targets.max().item()) >= outputs:
         raise ValueError(f"{what} has label {label}, the model {outputs} classes: set model.num_classes")
     labels = getattr(images, "targets", None)
-    if labels is None or config.reading.data_size is not None or labels.ndim != 1:
+    if labels is None or config.data_size is not None or labels.ndim != 1:
         return
     if lacking := sorted(set(tested_on.targets.tolist()) - set(labels.tolist())):
         names = [images.classes[label] if images.classes else label for label in lacking[:5]]
@@ -260,15 +239,14 @@ def _carry_out(
     """Train, keep the result, write the record. The record of the first process; the others have none.
     may_differ: from what the run was started with."""
     averaged = copy.deepcopy(student_of(built.model)) if config.recipe.ema is not None else None
-    same, detects = config.fingerprint(), isinstance(config.task, Detect)
+    same, detects = config.fingerprint(), config.detects
     prepared = prepared_as(config, images) | tested_as(config, tested_on)
-    split, evaluate_every = "none", 0
-    if isinstance(config.task, Labelled):
-        split, evaluate_every = config.task.evaluation_split, config.task.evaluate_every
+    split = "none" if config.method.pretrains else config.evaluation_split
     if built.untrained is not None:
         same["teacher's sha256"] = digest_of_weights(built.untrained)
-        if is_main_process():
-            store_untrained(folder, built.untrained, built.teacher)
+        if is_main_process() and not stored_path(folder).exists():
+            # kept: another version of torch may draw other numbers from the seed
+            save_vit(stored_path(folder), built.untrained, built.teacher)
     for name in ("teacher", "student_weights"):
         weights = getattr(config, name)
         if weights not in (None, UNTRAINED):
@@ -302,7 +280,7 @@ def _carry_out(
             loss=loss_of(config),
             seed=config.seed,
             evaluate=None if tested_on is None else metrics,
-            evaluate_every=evaluate_every,
+            evaluate_every=config.evaluate_every,
             after_pass=_maps_drawer(config, tested_on, log),
             progress=config.recipe_name,
             keeper=keeper,
@@ -332,22 +310,12 @@ def precision(detector: nn.Module, images) -> dict[str, float]:
     return evaluate_detector(detector, images)
 
 
-def held_out(config: RunConfig):
-    """The images that a run is evaluated on."""
-    split = config.task.evaluation_split
-    if isinstance(config.task, Detect):
-        return coco_images(config.reading.data_path, split, image_size(config), workers=config.workers)
-    flat = config.flat()
-    reading = {name: flat[name] for name in READING if name in flat}
-    return held_out_images(config.data, split, config.augmentation, **reading)
-
-
 def _maps_drawer(
     config: RunConfig, images: Any, log: RunLog | None
 ) -> Callable[[nn.Module, dict], None] | None:
     """What draws, after every so many passes, where teacher and student look in the same six images; None
     where no picture is asked for."""
-    every = config.task.maps_every if isinstance(config.task, Classify) else 0
+    every = config.maps_every
     if every == 0:
         return None
     from atrun.pictures import as_png, maps_picture, some_of  # runs without pictures draw nothing
@@ -380,7 +348,7 @@ def _locked(folder: Path) -> Iterator[None]:
         except OSError:
             pass  # a shared file system without locks: better unguarded than not at all
         for left in (path for place in (folder, folder / "checkpoints") for path in place.glob(".*")):
-            if left.is_file() and re.fullmatch(r"\..+\.\d+\.tmp|\.written-\d+", left.name):
+            if left.is_file() and re.fullmatch(r"\..+\.\d+\.tmp", left.name):
                 left.unlink(missing_ok=True)
         yield
 
@@ -389,8 +357,8 @@ def prepared_as(config: RunConfig, images) -> dict[str, Any]:
     """What a file says beside the weights: how images are prepared and normalised for them, so that an
     evaluation elsewhere sees the same, and, of a classifier, the names of its classes."""
     normalisation = getattr(images, "normalisation", None)
-    says = {} if isinstance(config.task, Detect) else {"augmentation": config.describe().get("augmentation")}
-    if isinstance(config.task, Classify):
+    says = {} if config.detects else {"augmentation": config.describe().get("augmentation")}
+    if config.classifies:
         says["classes"] = list(images.classes)
     return says | {"normalisation": None if normalisation is None else normalisation.describe()}
 
@@ -399,10 +367,10 @@ def tested_as(config: RunConfig, images) -> dict[str, Any]:
     """Which images a classifier is tested on, as its file says it: by their split, their number, and a digest
     of their labels. An evaluation in the run's folder can tell by it whether they are the same; of those that
     are held out of the training images, others would be images that the model has learned."""
-    if not isinstance(config.task, Classify):
+    if not config.classifies:
         return {}
     labels = hashlib.sha256(images.targets.long().cpu().numpy().tobytes()).hexdigest()
-    return {"tested_on": {"split": config.task.evaluation_split, "images": len(images), "labels": labels}}
+    return {"tested_on": {"split": config.evaluation_split, "images": len(images), "labels": labels}}
 
 
 def _save(
@@ -425,12 +393,12 @@ def _save(
             save_vit(path, model, built.student, prepared)
 
     path = result_path(folder, config.method)
-    if isinstance(config.task, Detect):
+    if config.detects:
         from atfamily.detection.files import save_detector
 
         vit = built.model.backbone.vit
         save(path, vit if config.method is Method.COPY else student_of(vit))
-        described = config.task.detector, images.classes, built.student, built.teacher
+        described = config.detector, images.classes, built.student, built.teacher
         save_detector(detector_path(folder), built.model, *described)
         if averaged is not None:
             save_detector(averaged_path(folder), averaged, *described)

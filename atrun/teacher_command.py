@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
     parser.add_argument("--from", dest="source", metavar="NAME", help=source)
     images = "image files whose maps are drawn"
     parser.add_argument("--images", type=Path, nargs="+", metavar="PATH", help=images)
-    out = "where the picture of its maps goes, a .png; with --from, its weights"
+    out = "where the picture of its maps goes, a .png or an .html; with --from, its weights"
     parser.add_argument("--out", type=Path, metavar="FILE", help=out)
     size = "pixels a side that it shall take (default: its own)"
     parser.add_argument("--image-size", type=int, help=size)
@@ -36,10 +36,17 @@ def teacher_command(arguments: argparse.Namespace, parser: argparse.ArgumentPars
                 f"--from {arguments.source} writes weights: give --out FILE.safetensors, and no --images"
             )
         arguments.name, arguments.out = str(_written(arguments.source, arguments.out)), None
-    from atrun.teachers.load import report
+    if (arguments.images is None) != (arguments.out is None):
+        raise ValueError("--images and --out belong together")
+    from atrun.teachers.load import load_teacher, report
 
     options = {name: getattr(arguments, name) for name in ("image_size", "heads", "architecture")}
-    print(report(arguments.name, arguments.images, arguments.out, **options))
+    print(report(arguments.name, **options))
+    if arguments.images is not None:
+        from atrun.looking.page import look
+
+        vit = load_teacher(arguments.name, **options, quiet=True).vit
+        print(look(vit, arguments.images).save(arguments.out))
     return 0
 
 

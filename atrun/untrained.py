@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
 
-from atlib.checkpoint import save_vit
 from atlib.loading import seed_for
 from atlib.vit import Architecture
 from atrun.method import Method
@@ -45,12 +43,13 @@ def untrained_teacher(config: "RunConfig", folder: Path | None = None) -> "Teach
     It is the student's architecture without class head and stochastic depth, and independent of the student's
     first weights. Raises `OSError` for a stored file that cannot be read or is another model's."""
     from atrun.teachers.build import Teacher
-    from atrun.teachers.load import load_teacher
 
     name, overrides = config.architecture(0)
     overrides = {key: value for key, value in overrides.items() if key != "drop_path_rate"}
     architecture = Architecture(name, overrides | {"num_classes": 0})
     if folder is not None and stored_path(folder).exists():
+        from atrun.teachers.load import load_teacher
+
         stored = load_teacher(stored_path(folder), quiet=True)
         if stored.architecture != architecture:
             raise OSError(f"{stored_path(folder)} holds {stored.architecture}, this run has {architecture}")
@@ -58,10 +57,3 @@ def untrained_teacher(config: "RunConfig", folder: Path | None = None) -> "Teach
     torch.manual_seed(seed_for(config.seed, "untrained"))
     vit = architecture.build().eval()
     return Teacher(vit, UNTRAINED, architecture, "first weights", used=len(vit.state_dict()), unused=())
-
-
-def store_untrained(folder: Path, vit: nn.Module, architecture: Architecture) -> None:
-    """Keep an untrained teacher in its run's folder: another version of torch may draw other numbers from the
-    seed, and what the student learned from can be looked at."""
-    if not stored_path(folder).exists():
-        save_vit(stored_path(folder), vit, architecture)

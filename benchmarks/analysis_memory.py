@@ -19,18 +19,9 @@ from torch import Tensor
 
 from atbook.records import add_record, records_file
 from atbook.worlds import marked_glyphs
+from atfamily.measures.cka import MinibatchCKA, StreamingCKA, class_token, every_token, layer_cka, linear_cka
 from atlib import create_vit
-from atlib.analysis import (
-    MinibatchCKA,
-    StreamingCKA,
-    StreamingDivergence,
-    class_token,
-    compare_layers,
-    describe_layers,
-    every_token,
-    layer_cka,
-    linear_cka,
-)
+from atlib.analysis import StreamingDivergence, compare_layers, describe_layers
 from atlib.data import Images
 from atrun.record import Record, about, peak_memory_mb
 

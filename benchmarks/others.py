@@ -27,8 +27,8 @@ from torch import Tensor, nn
 from atlib import AttentionTransfer, create_student, create_vit
 from atlib.pair import IMAGENET, attach
 from atlib.recipe import Recipe
-from atlib.student import derive_plan
 from atlib.train import make_optimizer
+from atrun.derived_plan import derive_plan
 
 TEACHER, PIXELS, CLASSES = "vit_small_patch14_dinov2", 98, 10
 RECIPE = Recipe(lr=1e-9)

@@ -21,11 +21,11 @@ from torch import nn
 
 from atbook.worlds import glyph_images, glyphs
 from atlib import AttentionTransfer, Plan
-from atlib.checkpoint_manager import CheckpointManager
 from atlib.data import crop_and_flip
 from atlib.recipe import Recipe
 from atlib.train import Preempted, train
 from atlib.vit import create_vit
+from atrun.checkpoint_manager import CheckpointManager
 
 
 def main(arguments: list[str] | None = None) -> dict:

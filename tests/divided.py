@@ -31,12 +31,12 @@ from atfamily.detection.detector import SIZES, detection_loss, mask_rcnn
 from atfamily.detection.evaluate import evaluate_detector
 from atlib import AttentionTransfer, Plan, create_vit
 from atlib.checkpoint import save_weights
-from atlib.checkpoint_manager import CheckpointManager
 from atlib.evaluate import evaluate_together
 from atlib.recipe import Recipe
 from atlib.train import train
 from atrun import __main__ as command
 from atrun import runner
+from atrun.checkpoint_manager import CheckpointManager
 from atrun.data.coco import CocoObjects
 from tests.detection.coco_folder import coco_folder
 from tests.detection.knows import Knows

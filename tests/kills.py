@@ -20,10 +20,10 @@ import torch
 from atbook.worlds import glyph_images
 from atbook.worlds.glyphs import generate
 from atlib import AttentionTransfer, Plan, create_vit
-from atlib.checkpoint_manager import CheckpointManager
 from atlib.data import crop_and_flip
 from atlib.recipe import Recipe
 from atlib.train import train
+from atrun.checkpoint_manager import CheckpointManager
 
 RECIPE = Recipe(steps=40, batch_size=12, accumulate=2, ema=0.9, mixup=0.8, cutmix=1.0)
 

@@ -7,8 +7,6 @@ import json
 import datasets
 import numpy as np
 import pyarrow
-import pytest
-import torch
 from PIL import Image
 
 from atlib.loading import ShardSpec
@@ -121,21 +119,3 @@ def all_batches(photos, workers=0, **part):
 def pictures_in(batches):
     """What is really in the batches that count, told by colour."""
     return [index_of(image) for batch in batches if batch.weight > 0 for image in batch.images]
-
-
-def check_every_image_once(photos, world, count):
-    """Over all processes each picture comes once with its label, in equally many steps, whose weights make
-    the mean over processes the mean over the step's images."""
-    ranks = [all_batches(photos, world=world, rank=rank) for rank in range(world)]
-    assert len(photos) == count and {len(batches) for batches in ranks} == {-(-count // 5)}
-    assert sorted(picture for batches in ranks for picture in pictures_in(batches)) == list(range(count))
-    places = [place for batches in ranks for batch in batches if batch.weight > 0 for place in batch.indices]
-    assert len(set(places)) == count
-    for own in zip(*ranks):
-        means = [torch.tensor([float(index_of(image)) for image in batch.images]).mean() for batch in own]
-        whole = pictures_in(own)
-        mean = sum(batch.weight * mean.item() for batch, mean in zip(own, means)) / world
-        assert mean == pytest.approx(sum(whole) / len(whole))
-        for batch in own:
-            if batch.weight > 0:
-                assert batch.targets.tolist() == [index_of(image) % 3 for image in batch.images]

@@ -26,11 +26,11 @@ from atbook.worlds import glyph_images
 from atbook.worlds.glyphs import generate
 from atfamily.contrast import Dino, MoCo, contrast_loss
 from atlib import AttentionTransfer, Plan, processes
-from atlib.checkpoint_manager import CheckpointManager
 from atlib.evaluate import evaluate_together
 from atlib.recipe import Recipe
 from atlib.train import NonFiniteLoss, Preempted, student_loss, train
 from atrun import __main__ as command
+from atrun.checkpoint_manager import CheckpointManager
 from atrun.data.views import looks, small_views
 from tests.helpers import tiny
 

@@ -58,6 +58,8 @@ MOVED = {
     "notebooks/14-a-real-teacher": "notebooks/05-photographs",
     "notebooks/15-where-things-are": "notebooks/where-things-are",
     "notebooks/16-should-you-use-it": "notebooks/10-when-it-fails-when-to-use-it",
+    "book/paper": "book/repeat-imagenet",
+    "book/repeat-others": "book/repeat-imagenet",
 }
 
 # A line of a tqdm bar: its name, and how far it came ("100%" when it was done).

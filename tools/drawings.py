@@ -1,4 +1,4 @@
-"""Draw the book's drawings, book/assets/drawings/*.svg, anew: `make drawings`."""
+"""Draw anew those of book/assets/drawings/*.svg that show records and models: `make drawings`."""
 
 from pathlib import Path
 
@@ -8,14 +8,8 @@ FOLDER = Path(__file__).resolve().parent.parent / "book" / "assets" / "drawings"
 
 
 def main() -> None:
-    FOLDER.mkdir(exist_ok=True)
-    drawn = dict(drawings())
-    for file in FOLDER.glob("*.svg"):
-        if file.name not in drawn:
-            file.unlink()
-    for name, text in drawn.items():
+    for name, text in drawings():
         (FOLDER / name).write_text(text, encoding="utf-8")
-    print(f"wrote {len(drawn)} drawings to {FOLDER}")
 
 
 if __name__ == "__main__":

@@ -59,14 +59,6 @@ def looks_of(method: str, sees: Seen, task: str) -> np.ndarray:
     return row.view(glyphs.GRID, glyphs.GRID).numpy()
 
 
-@cache
-def mean_map(layer: int) -> np.ndarray:
-    """The mean over 500 images and over heads of the teacher's map in a layer, (N, N)."""
-    images, _ = glyph_images(glyphs.generate("test", 500, world=glyphs.World("match"))).take(range(500))
-    with torch.no_grad():
-        return walk(_model("teacher"), images).layers[layer].map.mean((0, 1)).numpy()
-
-
 def answer(method: str, sees: Seen, maps_of: Seen | None = None) -> str:
     """The shape that a recorded student of Match, seed 0, names in a picture, with the teacher's maps of
     `maps_of` in place of its own where they are given."""

@@ -30,17 +30,10 @@ def number(value: float) -> str:
 
 
 def text(x: float, y: float, words: str, anchor: str = "middle", size: float = 12, bold: bool = False) -> str:
-    """A line of text at its base line. anchor: what of it is at x, "start", "middle" or "end". `_` in front
-    of a letter or number sets it below the line: q_i."""
-    head, *subscripts = words.split("_")
-    spans = escape(head)
-    for part in subscripts:
-        end = len(part) - len(part.lstrip("abcdefghijklmnopqrstuvwxyz0123456789"))
-        spans += f'<tspan dy="3" font-size="{number(0.97 * size)}">{escape(part[:end])}</tspan>'
-        spans += f'<tspan dy="-3">{escape(part[end:])}</tspan>' if part[end:] else ""
+    """A line of text at its base line. anchor: what of it is at x, "start", "middle" or "end"."""
     weight = ' font-weight="700"' if bold else ""
     place = f'x="{number(x)}" y="{number(y)}" text-anchor="{anchor}" font-size="{number(size)}"'
-    return f'<text {place} fill="currentColor"{weight}>{spans}</text>'
+    return f'<text {place} fill="currentColor"{weight}>{escape(words)}</text>'
 
 
 def box(
@@ -61,7 +54,7 @@ def box(
     return f'<rect {place} rx="{number(corner)}" {look}{dashes}/>'
 
 
-def arrow(x: float, y: float, to_x: float, to_y: float, colour: str = GREY, line: str = "solid") -> str:
+def arrow(x: float, y: float, to_x: float, to_y: float, colour: str = GREY) -> str:
     """A straight arrow."""
     length = np.hypot(to_x - x, to_y - y)
     along_x, along_y = (to_x - x) / length, (to_y - y) / length
@@ -69,10 +62,9 @@ def arrow(x: float, y: float, to_x: float, to_y: float, colour: str = GREY, line
     corners = [(to_x, to_y), (back_x - 4 * along_y, back_y + 4 * along_x)]
     corners.append((back_x + 4 * along_y, back_y - 4 * along_x))
     head = "L".join(f"{number(a)} {number(b)}" for a, b in corners)
-    dashes = f' stroke-dasharray="{DASHES[line]}"' if DASHES[line] else ""
     shaft = f"M{number(x)} {number(y)}L{number(back_x)} {number(back_y)}"
     return (
-        f'<path d="{shaft}" stroke="{colour}" stroke-width="2" fill="none"{dashes}/>'
+        f'<path d="{shaft}" stroke="{colour}" stroke-width="2" fill="none"/>'
         f'<path d="M{head}z" fill="{colour}"/>'
     )
 
@@ -98,18 +90,17 @@ def pixels(x: float, y: float, size: float, image: np.ndarray) -> str:
     return f'<g transform="{place}" shape-rendering="crispEdges">{ground}{paths}</g>{frame}'
 
 
-def heat(x: float, y: float, side: float, shares: np.ndarray, shown: np.ndarray | None = None) -> str:
+def heat(x: float, y: float, side: float, shares: np.ndarray) -> str:
     """A table of shares (rows, columns), each a square of `side`; the scale is 0 (black) to 1 (white), that
-    of all maps of the book. shown: bool (rows,), the rows that are drawn; the others are left grey."""
+    of all maps of the book."""
     squares = ""
     for row, line in enumerate(shares):
         for column, share in enumerate(line):
-            if shown is None or shown[row]:
-                colour = to_hex(colormaps["magma"](round(float(share), 2)))
-                squares += f'<path fill="{colour}" d="M{column} {row}h1v1h-1z"/>'
+            colour = to_hex(colormaps["magma"](round(float(share), 2)))
+            squares += f'<path fill="{colour}" d="M{column} {row}h1v1h-1z"/>'
     place = f"translate({number(x)} {number(y)}) scale({number(side)})"
     rows, columns = shares.shape
-    frame = box(x, y, side * columns, side * rows, tint=0.15 if shown is not None else 0, thick=1, corner=0)
+    frame = box(x, y, side * columns, side * rows, thick=1, corner=0)
     return f'{frame}<g transform="{place}" shape-rendering="crispEdges">{squares}</g>'
 
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from atbook.exercises.judging import Exercise, Wrong
+from atbook.exercises.judging import Exercise, told
 
 # --- 1.1 ---
 
@@ -24,7 +24,7 @@ def by_listening(patch: int, layer: int, depth: int, tokens: int) -> list[Tensor
     return [*one_hot(heard, tokens).double()]
 
 
-def row_and_column(patch: int, layer: int, depth: int, tokens: int) -> list[Tensor]:
+def row_and_column(patch, layer, depth, tokens):
     """Here the patch listens to the class token. Row i says where token i listens, so it is row 0 that has to
     change."""
     layers = [torch.eye(tokens) for _ in range(depth)]
@@ -33,14 +33,14 @@ def row_and_column(patch: int, layer: int, depth: int, tokens: int) -> list[Tens
     return layers
 
 
-def row_of_two(patch: int, layer: int, depth: int, tokens: int) -> list[Tensor]:
+def row_of_two(patch, layer, depth, tokens):
     """The class token's row sums to 2, because it still listens to itself. Rows are shares."""
     layers = [torch.eye(tokens) for _ in range(depth)]
     layers[layer][0, patch + 1] = 1
     return layers
 
 
-def everybody_listens(patch: int, layer: int, depth: int, tokens: int) -> list[Tensor]:
+def everybody_listens(patch, layer, depth, tokens):
     """All tokens listen to the patch, so it speaks to every other patch too. Only the class token's row
     changes."""
     layers = [torch.eye(tokens) for _ in range(depth)]
@@ -52,9 +52,6 @@ def everybody_listens(patch: int, layer: int, depth: int, tokens: int) -> list[T
 EXERCISES = (
     Exercise(
         "1.1",
-        "Only one patch is heard",
-        stars=1,
-        minutes=10,
         subject="maps",
         right=only_patch,
         cases={
@@ -63,19 +60,12 @@ EXERCISES = (
         },
         also_right=(by_listening,),
         wrong={
-            "class token forgotten": Wrong(
-                lambda patch, layer, depth, tokens: only_patch(patch - 1, layer, depth, tokens),
-                "The class token listens to the token with the patch's number. Token 0 is the class token, so"
-                " patch p is token p + 1.",
-            ),
-            "row and column": Wrong(row_and_column),
-            "a row of two": Wrong(row_of_two),
-            "in every layer": Wrong(
-                lambda patch, layer, depth, tokens: depth * only_patch(patch, 0, 1, tokens),
-                "The class token listens to the patch in every layer. In all layers but one it has to listen"
-                " to itself.",
-            ),
-            "everybody listens": Wrong(everybody_listens),
+            "The class token listens to the token with the patch's"
+            " number. Token 0 is the class token, so patch p is"
+            " token p + 1.": lambda patch, layer, depth, tokens: only_patch(patch - 1, layer, depth, tokens),
+            "The class token listens to the patch in every layer. In all layers but one it has to"
+            " listen to itself.": lambda patch, layer, depth, tokens: depth * only_patch(patch, 0, 1, tokens),
+            **told(row_and_column, row_of_two, everybody_listens),
         },
         see="Experiment 2: which token can influence which?",
         view=lambda layers: torch.stack(tuple(layers)),

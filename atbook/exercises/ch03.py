@@ -10,7 +10,7 @@ from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor
 
 from atbook.exercises.inputs import normal, vit
-from atbook.exercises.judging import Exercise, Wrong
+from atbook.exercises.judging import Exercise, told
 from atlib import walk
 from atlib.attention import Instead, Seen
 
@@ -25,12 +25,6 @@ def place_on_ruler(scratch: list[float], method: list[float], full: list[float])
 def by_sums(scratch: list[float], method: list[float], full: list[float]) -> float:
     """The same from the seeds' gains, because the number of seeds cancels."""
     return sum(m - s for m, s in zip(method, scratch)) / sum(f - s for f, s in zip(full, scratch))
-
-
-def mean_of_ratios(scratch: list[float], method: list[float], full: list[float]) -> float:
-    """You averaged a ratio for each seed. Where one seed's gap is small, its ratio is huge and decides all:
-    divide the mean gain by the mean gap."""
-    return mean((m - s) / (f - s) for s, m, f in zip(scratch, method, full))
 
 
 # --- 3.2 ---
@@ -93,9 +87,7 @@ def copied_as_queries_and_keys(
     return walk(student, images, replace=replace).logits
 
 
-def of_the_students_tokens(
-    teacher: VisionTransformer, student: VisionTransformer, images: Tensor, layers: Sequence[int]
-) -> Tensor:
+def of_the_students_tokens(teacher, student, images, layers):
     """The teacher's layers were given the student's tokens. The teacher has to be run on its own, from the
     image on, and whole block by whole block."""
     s = first_tokens(student, images)
@@ -110,9 +102,7 @@ def of_the_students_tokens(
     return student.head(student.norm(s)[:, 0])
 
 
-def values_too(
-    teacher: VisionTransformer, student: VisionTransformer, images: Tensor, layers: Sequence[int]
-) -> Tensor:
+def values_too(teacher, student, images, layers):
     """In the copied layers the values are the teacher's, too, so its content reaches the student. Copy
     replaces the map and nothing else."""
     s, seen = first_tokens(student, images), seen_by(teacher, images)
@@ -123,39 +113,18 @@ def values_too(
     return student.head(student.norm(s)[:, 0])
 
 
-def from_the_first_on(
-    teacher: VisionTransformer, student: VisionTransformer, images: Tensor, layers: Sequence[int]
-) -> Tensor:
+def from_the_first_on(teacher, student, images, layers):
     """After the first copied layer all later ones are copied, too. A layer that is not in `layers` uses the
     student's own map."""
     later = range(min(layers, default=len(student.blocks)), len(student.blocks))
     return copied_by_walking(teacher, student, images, later)
 
 
-def the_others(
-    teacher: VisionTransformer, student: VisionTransformer, images: Tensor, layers: Sequence[int]
-) -> Tensor:
-    """You copied the layers that are not in `layers`, and left those that are to the student."""
-    unnamed = [i for i in range(len(student.blocks)) if i not in layers]
-    return copied_by_walking(teacher, student, images, unnamed)
-
-
-def at_the_students_scale(
-    teacher: VisionTransformer, student: VisionTransformer, images: Tensor, layers: Sequence[int]
-) -> Tensor:
+def at_the_students_scale(teacher, student, images, layers):
     """The teacher's scores were divided by the student's √d. The wider teacher has wider heads: take the
     scale of its own attention."""
     seen = seen_by(teacher, images)
     return walk(student, images, replace={i: Instead(q=seen[i].q, k=seen[i].k) for i in layers}).logits
-
-
-def teacher_learns(
-    teacher: VisionTransformer, student: VisionTransformer, images: Tensor, layers: Sequence[int]
-) -> Tensor:
-    """The logits are right, but a gradient reaches the teacher through its maps. They are constants:
-    torch.no_grad() or .detach()."""
-    seen = walk(teacher, images).layers
-    return walk(student, images, replace={i: Instead(map=seen[i].map) for i in layers}).logits
 
 
 def pictures(number: int, seed: int) -> Tensor:
@@ -198,27 +167,6 @@ def by_patterns(
     return factors
 
 
-def one_layer_too_high(names: list[str], depth: int, decay: float) -> dict[str, float]:
-    """The last block has the head's full rate, and all below it one factor too many. The last block has γ,
-    the embedding γ^(depth + 1)."""
-    right = rate_factors(names, depth, decay)
-    return {name: min(1.0, factor / decay) for name, factor in right.items()}
-
-
-def upside_down(names: list[str], depth: int, decay: float) -> dict[str, float]:
-    """The embedding learns fastest and the head slowest. It is the reverse: what is general, at the bottom,
-    is to change least."""
-    right = rate_factors(names, depth, decay)
-    return {name: decay ** (depth + 1) / factor for name, factor in right.items()}
-
-
-def pooled_norm_below(names: list[str], depth: int, decay: float) -> dict[str, float]:
-    """fc_norm has the embedding's rate. It normalises the average of the last tokens, right below the head,
-    and goes with the head."""
-    slowest = {name: decay ** (depth + 1) for name in names if name.startswith("fc_norm")}
-    return rate_factors(names, depth, decay) | slowest
-
-
 TWELVE_BLOCKS = [
     *("cls_token", "reg_token", "pos_embed", "patch_embed.proj.weight", "norm_pre.weight"),
     *("blocks.0.norm1.bias", "blocks.1.attn.qkv.weight", "blocks.10.mlp.fc1.weight", "blocks.11.ls1.gamma"),
@@ -230,9 +178,6 @@ FOUR_BLOCKS = ["pos_embed", "blocks.0.attn.proj.bias", "blocks.3.norm2.weight", 
 EXERCISES = (
     Exercise(
         "3.1",
-        "Where on the ruler?",
-        stars=1,
-        minutes=10,
         subject="statistics",
         right=place_on_ruler,
         cases={
@@ -246,34 +191,28 @@ EXERCISES = (
         },
         also_right=(by_sums,),
         wrong={
-            "mean of ratios": Wrong(mean_of_ratios),
-            "from the other end": Wrong(
-                lambda scratch, method, full: 1 - place_on_ruler(scratch, method, full),
-                "0 and 1 are exchanged: scratch is 0, fine-tuning is 1.",
+            "You averaged a ratio for each seed. Where one seed's gap is small, its ratio"
+            " is huge and decides all: divide the mean gain by the mean gap.": lambda scratch, method, full: (
+                mean((m - s) / (f - s) for s, m, f in zip(scratch, method, full))
             ),
-            "cut at the ends": Wrong(
-                lambda scratch, method, full: min(1.0, max(0.0, place_on_ruler(scratch, method, full))),
-                "The place is cut off at 0 and 1. A method may lie beyond fine-tuning or below scratch, and"
-                " the ruler has to be able to say so.",
+            "0 and 1 are exchanged: scratch is 0, fine-tuning is 1.": lambda scratch, method, full: (
+                1 - place_on_ruler(scratch, method, full)
             ),
-            "a share of the accuracy": Wrong(
-                lambda scratch, method, full: mean(method) / mean(full),
-                "That is the method's accuracy as a share of fine-tuning's. Scratch, which got nothing,"
-                " would then not be at 0: take its accuracy away from both.",
-            ),
-            "the best seeds": Wrong(
-                lambda scratch, method, full: place_on_ruler([max(scratch)], [max(method)], [max(full)]),
-                "You took the best seed of each. The best of several says how lucky one run was: average"
-                " over seeds.",
+            "The place is cut off at 0 and 1. A method may lie beyond"
+            " fine-tuning or below scratch, and the ruler has to be able to say"
+            " so.": lambda scratch, method, full: min(1.0, max(0.0, place_on_ruler(scratch, method, full))),
+            "That is the method's accuracy as a share of fine-tuning's."
+            " Scratch, which got nothing, would then not be at"
+            " 0: take its accuracy away from both.": lambda scratch, method, full: mean(method) / mean(full),
+            "You took the best seed of each. The best of several"
+            " says how lucky one run was: average over seeds.": lambda scratch, method, full: place_on_ruler(
+                [max(scratch)], [max(method)], [max(full)]
             ),
         },
         see="The ruler: scratch and fine-tuning",
     ),
     Exercise(
         "3.2",
-        "Copy some layers",
-        stars=3,
-        minutes=30,
         subject="copy",
         right=copy_some,
         cases={
@@ -283,21 +222,23 @@ EXERCISES = (
         },
         also_right=(copied_by_walking, copied_as_queries_and_keys),
         wrong={
-            "the student's tokens": Wrong(of_the_students_tokens),
-            "values too": Wrong(values_too),
-            "from the first on": Wrong(from_the_first_on),
-            "the others": Wrong(the_others),
-            "the student's scale": Wrong(at_the_students_scale),
-            "the teacher learns": Wrong(teacher_learns),
+            "You copied the layers that are not in `layers`,"
+            " and left those that are to the student.": lambda t, s, images, layers: copied_by_walking(
+                t, s, images, [i for i in range(len(s.blocks)) if i not in layers]
+            ),
+            "The logits are right, but a gradient reaches the teacher through"
+            " its maps. They are constants: torch.no_grad() or .detach().": lambda t, s, images, layers: (
+                walk(
+                    s, images, replace={i: Instead(map=walk(t, images).layers[i].map) for i in layers}
+                ).logits
+            ),
+            **told(of_the_students_tokens, values_too, from_the_first_on, at_the_students_scale),
         },
         see="Copy, in the library's own lines",
         grads=("teacher", "student"),
     ),
     Exercise(
         "3.3",
-        "Smaller rates for early layers",
-        stars=2,
-        minutes=15,
         subject="training",
         right=rate_factors,
         cases={
@@ -306,18 +247,27 @@ EXERCISES = (
         },
         also_right=(by_patterns,),
         wrong={
-            "one digit": Wrong(
-                lambda names, depth, decay: by_patterns(names, depth, decay, block=r"blocks\.(\d)"),
-                "blocks.10 and blocks.11 have the rate of blocks.1: only one digit of the number was read.",
+            "blocks.10 and blocks.11 have the rate of blocks.1: only one digit of the number"
+            " was read.": lambda names, depth, decay: by_patterns(names, depth, decay, block=r"blocks\.(\d)"),
+            "norm_pre has the last block's rate, because its name begins with 'norm'. It"
+            " stands before the first block and belongs to the embedding. (timm 1.0.20"
+            " did so, too.)": lambda names, depth, decay: by_patterns(names, depth, decay, last="norm"),
+            "The last block has the head's full rate, and all below it one factor"
+            " too many. The last block has γ, the embedding γ^(depth + 1).": lambda names, depth, decay: (
+                {name: min(1.0, factor / decay) for name, factor in rate_factors(names, depth, decay).items()}
             ),
-            "norm_pre": Wrong(
-                lambda names, depth, decay: by_patterns(names, depth, decay, last="norm"),
-                "norm_pre has the last block's rate, because its name begins with 'norm'. It stands before"
-                " the first block and belongs to the embedding. (timm 1.0.20 did so, too.)",
+            "The embedding learns fastest and the head slowest. It is the"
+            " reverse: what is general, at the bottom, is to change least.": lambda names, depth, decay: (
+                {
+                    name: decay ** (depth + 1) / factor
+                    for name, factor in rate_factors(names, depth, decay).items()
+                }
             ),
-            "one layer too high": Wrong(one_layer_too_high),
-            "upside down": Wrong(upside_down),
-            "fc_norm": Wrong(pooled_norm_below),
+            "fc_norm has the embedding's rate. It normalises the average of"
+            " the last tokens, right below the head, and goes with the head.": lambda names, depth, decay: (
+                rate_factors(names, depth, decay)
+                | {name: decay ** (depth + 1) for name in names if name.startswith("fc_norm")}
+            ),
         },
         see="The ruler: scratch and fine-tuning",
     ),

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from atbook.exercises.inputs import maps
-from atbook.exercises.judging import Exercise, Wrong
+from atbook.exercises.judging import Exercise, told
 
 # --- 4.1 ---
 
@@ -27,7 +27,7 @@ def by_seeds_gains(scratch: Seeds, routing: Seeds, message: Seeds, copy: Seeds) 
     return {"routing": first, "message": second, "rest": (gain - sum(twins)) / gain}
 
 
-def what_the_other_lacks(scratch: Seeds, routing: Seeds, message: Seeds, copy: Seeds) -> dict[str, float]:
+def what_the_other_lacks(scratch, routing, message, copy):
     """You gave routing all that the message twin lacks, and message all that the routing twin lacks. What
     takes both is then counted twice: a twin's share is its own gain over scratch."""
     gain = mean(copy) - mean(scratch)
@@ -35,7 +35,7 @@ def what_the_other_lacks(scratch: Seeds, routing: Seeds, message: Seeds, copy: S
     return {"routing": first, "message": second, "rest": 1 - first - second}
 
 
-def made_to_add_up(scratch: Seeds, routing: Seeds, message: Seeds, copy: Seeds) -> dict[str, float]:
+def made_to_add_up(scratch, routing, message, copy):
     """You stretched both shares until their sum is 1. They need not add up: some of the gain may take both,
     or either may be enough."""
     share = gain_shares(scratch, routing, message, copy)
@@ -43,31 +43,18 @@ def made_to_add_up(scratch: Seeds, routing: Seeds, message: Seeds, copy: Seeds) 
     return {"routing": share["routing"] / total, "message": share["message"] / total, "rest": 0.0}
 
 
-def ratios_averaged(scratch: Seeds, routing: Seeds, message: Seeds, copy: Seeds) -> dict[str, float]:
+def ratios_averaged(scratch, routing, message, copy):
     """You took shares for each seed and averaged them. A seed in which Copy gains little then decides all:
     divide mean gains."""
     by_seed = [gain_shares(*([x] for x in seed)) for seed in zip(scratch, routing, message, copy)]
     return {name: mean(shares[name] for shares in by_seed) for name in by_seed[0]}
 
 
-def counted_from_nothing(scratch: Seeds, routing: Seeds, message: Seeds, copy: Seeds) -> dict[str, float]:
+def counted_from_nothing(scratch, routing, message, copy):
     """You divided accuracies. What a student reaches without a teacher is no gain of the maps: take scratch
     away first."""
     first, second = (mean(twin) / mean(copy) for twin in (routing, message))
     return {"routing": first, "message": second, "rest": 1 - first - second}
-
-
-def never_below_nothing(scratch: Seeds, routing: Seeds, message: Seeds, copy: Seeds) -> dict[str, float]:
-    """Negative shares were set to 0. A negative rest says that either alone is nearly enough, and a twin may
-    end below scratch."""
-    return {name: max(0.0, x) for name, x in gain_shares(scratch, routing, message, copy).items()}
-
-
-def dead_seeds_dropped(scratch: Seeds, routing: Seeds, message: Seeds, copy: Seeds) -> dict[str, float]:
-    """Seeds that only guess were left out. They are results as good as any: a method that sometimes fails has
-    a lower mean."""
-    methods = (scratch, routing, message, copy)
-    return gain_shares(*([accuracy for accuracy in seeds if accuracy > 12.5] for seeds in methods))
 
 
 # --- 4.2 ---
@@ -102,7 +89,7 @@ def with_message(scene: Scene, other: Scene, message: Scene) -> dict[str, Scene 
     return twins_of(scene, other) | {"message": message}
 
 
-def only_the_asked_for(scene: Scene, other: Scene) -> dict[str, Scene | Tensor]:
+def only_the_asked_for(scene, other):
     """In the routing twin only the marked glyph has another shape. All shapes are drawn again: the
     distractors' are content of the image, too."""
     rows, shape = torch.arange(len(scene["cell"])), scene["shape"].clone()
@@ -110,7 +97,7 @@ def only_the_asked_for(scene: Scene, other: Scene) -> dict[str, Scene | Tensor]:
     return twins_of(scene, other) | {"routing": scene | {"shape": shape}}
 
 
-def at_the_old_place(scene: Scene, other: Scene) -> dict[str, Scene | Tensor]:
+def at_the_old_place(scene, other):
     """The message twin has the shape where the image has it. Its own mark is at other['cell']: the shape has
     to be there, or the teacher does not look at it."""
     right, rows = twins_of(scene, other), torch.arange(len(scene["cell"]))
@@ -119,14 +106,14 @@ def at_the_old_place(scene: Scene, other: Scene) -> dict[str, Scene | Tensor]:
     return with_message(scene, other, other | {"shape": shape})
 
 
-def mark_stays(scene: Scene, other: Scene) -> dict[str, Scene | Tensor]:
+def mark_stays(scene, other):
     """Your message twin has its mark where the image has it, so its maps tell the routing as well. Place and
     hues are the other scene's."""
     shape = at_the_old_place(scene, other)["message"]["shape"]
     return with_message(scene, other, other | {"shape": shape, "cell": scene["cell"]})
 
 
-def in_every_image(scene: Scene, other: Scene) -> dict[str, Scene | Tensor]:
+def in_every_image(scene, other):
     """shape[:, cell] writes the cells of all images into every image. One cell for each row:
     shape[torch.arange(n), cell]."""
     shape, labels = other["shape"].clone(), twins_of(scene, other)["labels"]
@@ -134,7 +121,7 @@ def in_every_image(scene: Scene, other: Scene) -> dict[str, Scene | Tensor]:
     return with_message(scene, other, other | {"shape": shape})
 
 
-def labels_of_the_twin(scene: Scene, other: Scene) -> dict[str, Scene | Tensor]:
+def labels_of_the_twin(scene, other):
     """The labels are those of the routing twin. The student looks at the image itself and is asked about
     that; only the teacher sees the twin."""
     right, rows = twins_of(scene, other), torch.arange(len(scene["cell"]))
@@ -187,37 +174,28 @@ def mean_map_of_cells(batches: Batches, number: int) -> Tensor:
     return torch.where(seen > 0, total / seen.clamp(min=1), even)
 
 
-def all_at_once(batches: Batches, number: int) -> Tensor:
-    """The same cell by cell, with all maps side by side."""
-    p, cells = (torch.cat(parts) for parts in zip(*batches))
-    even = torch.full_like(p[:1], 1 / p.shape[-1])
-    return torch.cat(
-        [p[cells == c].mean(0, keepdim=True) if (cells == c).any() else even for c in range(number)]
-    )
-
-
-def zero_by_zero(batches: Batches, number: int) -> Tensor:
+def zero_by_zero(batches, number):
     """A cell that no image marks got nan, the mean of nothing. Its map has to say nothing: the even one, 1/N
     everywhere."""
     p, cells = (torch.cat(parts) for parts in zip(*batches))
     return torch.stack([p[cells == c].mean(0) for c in range(number)])
 
 
-def everybodys_mean(batches: Batches, number: int) -> Tensor:
+def everybodys_mean(batches, number):
     """A cell that no image marks got the mean of all images, which looks at other cells. It has to be the
     even map, 1/N everywhere."""
     means = zero_by_zero(batches, number)
     return torch.where(means.isnan(), torch.cat([p for p, _ in batches]).mean(0), means)
 
 
-def mean_of_means(batches: Batches, number: int) -> Tensor:
+def mean_of_means(batches, number):
     """You averaged the means of the batches as if all had equally many images of a cell. Add up maps and
     counts, and divide once."""
     means = torch.stack([zero_by_zero([batch], number) for batch in batches]).nanmean(0)
     return means.nan_to_num(1 / means.shape[-1])
 
 
-def repeats_lost(batches: Batches, number: int) -> Tensor:
+def repeats_lost(batches, number):
     """Of several images with the same cell in a batch only one was added: total[cells] += p writes each place
     once. index_add_ adds them all."""
     total = torch.zeros(number, *batches[0][0].shape[1:]).to(batches[0][0])
@@ -232,9 +210,6 @@ def repeats_lost(batches: Batches, number: int) -> Tensor:
 EXERCISES = (
     Exercise(
         "4.1",
-        "Which share was the routing?",
-        stars=1,
-        minutes=10,
         subject="controls",
         right=gain_shares,
         cases={
@@ -255,20 +230,20 @@ EXERCISES = (
         },
         also_right=(by_seeds_gains,),
         wrong={
-            "what the other lacks": Wrong(what_the_other_lacks),
-            "made to add up": Wrong(made_to_add_up),
-            "mean of ratios": Wrong(ratios_averaged),
-            "counted from nothing": Wrong(counted_from_nothing),
-            "never negative": Wrong(never_below_nothing),
-            "dead seeds dropped": Wrong(dead_seeds_dropped),
+            "Negative shares were set to 0. A negative rest says that either alone"
+            " is nearly enough, and a twin may end below scratch.": lambda scratch, routing, message, copy: (
+                {name: max(0.0, x) for name, x in gain_shares(scratch, routing, message, copy).items()}
+            ),
+            "Seeds that only guess were left out. They are results as"
+            " good as any: a method that sometimes fails has a lower mean.": lambda *methods: gain_shares(
+                *([accuracy for accuracy in seeds if accuracy > 12.5] for seeds in methods)
+            ),
+            **told(what_the_other_lacks, made_to_add_up, ratios_averaged, counted_from_nothing),
         },
         see="Many seeds, two worlds",
     ),
     Exercise(
         "4.2",
-        "Make the twins",
-        stars=2,
-        minutes=20,
         subject="controls",
         right=twins_of,
         cases={
@@ -276,20 +251,11 @@ EXERCISES = (
             "1 image": lambda: (scenes(1, seed=2), scenes(1, seed=3)),
         },
         also_right=(by_scattering,),
-        wrong={
-            "only the asked-for glyph": Wrong(only_the_asked_for),
-            "at the old place": Wrong(at_the_old_place),
-            "the mark stays": Wrong(mark_stays),
-            "in every image": Wrong(in_every_image),
-            "the twin's label": Wrong(labels_of_the_twin),
-        },
+        wrong=told(only_the_asked_for, at_the_old_place, mark_stays, in_every_image, labels_of_the_twin),
         see="The twin",
     ),
     Exercise(
         "4.3",
-        "The mean map of the others",
-        stars=1,
-        minutes=10,
         subject="maps",
         right=mean_of_others,
         cases={
@@ -298,32 +264,21 @@ EXERCISES = (
         },
         also_right=(one_left_out, by_weights),
         wrong={
-            "itself, too": Wrong(
-                lambda p: p.mean(0, keepdim=True).expand_as(p),
-                "An image's own map is part of its mean: what it says of this image is still there, in a"
-                " B-th of its strength. Leave it out.",
+            "An image's own map is part of its mean: what it says of this image is still there,"
+            " in a B-th of its strength. Leave it out.": lambda p: p.mean(0, keepdim=True).expand_as(p),
+            "The sum of B - 1 maps was divided by B, so rows no longer sum to 1.": lambda p: (
+                (p.sum(0) - p) / len(p)
             ),
-            "divided by B": Wrong(
-                lambda p: (p.sum(0) - p) / len(p),
-                "The sum of B - 1 maps was divided by B, so rows no longer sum to 1.",
+            "That is the mean over the other heads of the same image. Images are axis 0.": lambda p: (
+                (p.sum(1, keepdim=True) - p) / (p.shape[1] - 1)
             ),
-            "over heads": Wrong(
-                lambda p: (p.sum(1, keepdim=True) - p) / (p.shape[1] - 1),
-                "That is the mean over the other heads of the same image. Images are axis 0.",
-            ),
-            "one for all": Wrong(
-                lambda p: p.mean(0, keepdim=True),
-                "That is one map for the whole batch, with every image in it. Each image needs its own"
-                " mean, of B - 1 maps: the shape stays (B, H, N, N).",
-            ),
+            "That is one map for the whole batch, with every image in it. Each image needs"
+            " its own mean, of B - 1 maps: the shape stays (B, H, N, N).": lambda p: p.mean(0, keepdim=True),
         },
         see="And in the paper?",
     ),
     Exercise(
         "4.4",
-        "The mean map of a cell",
-        stars=2,
-        minutes=20,
         subject="controls",
         right=mean_map_of_cells,
         cases={
@@ -336,22 +291,14 @@ EXERCISES = (
             ),
             "one batch": lambda: ([(maps(4, 1, 5, 5, seed=5), torch.tensor([1, 1, 0, 1]))], 3),
         },
-        also_right=(all_at_once,),
         wrong={
-            "0 / 0": Wrong(zero_by_zero),
-            "rows of zeros": Wrong(
-                lambda batches, number: zero_by_zero(batches, number).nan_to_num(0.0),
-                "A cell that no image marks got rows of zeros, a token that listens to none. Rows are"
-                " shares: use the even map, 1/N everywhere.",
-            ),
-            "1 / number": Wrong(
-                lambda batches, number: zero_by_zero(batches, number).nan_to_num(1 / number),
-                "A cell that no image marks got 1/number everywhere, with the number of cells. Its rows have"
-                " N entries and sum to 1: the even map has 1/N.",
-            ),
-            "everybody's mean": Wrong(everybodys_mean),
-            "mean of means": Wrong(mean_of_means),
-            "repeated cells": Wrong(repeats_lost),
+            "A cell that no image marks got rows of zeros, a token"
+            " that listens to none. Rows are shares: use the even"
+            " map, 1/N everywhere.": lambda batches, number: zero_by_zero(batches, number).nan_to_num(0.0),
+            "A cell that no image marks got 1/number everywhere, with the"
+            " number of cells. Its rows have N entries and sum to 1: the even"
+            " map has 1/N.": lambda batches, number: zero_by_zero(batches, number).nan_to_num(1 / number),
+            **told(zero_by_zero, everybodys_mean, mean_of_means, repeats_lost),
         },
     ),
 )

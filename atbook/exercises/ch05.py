@@ -8,7 +8,7 @@ from scipy import optimize
 from torch import Tensor
 
 from atbook.exercises.inputs import maps, normal
-from atbook.exercises.judging import Exercise, Wrong
+from atbook.exercises.judging import Exercise, told
 
 # --- 5.1 ---
 
@@ -23,37 +23,6 @@ def by_filling(images: Tensor, grey: float) -> Tensor:
     pairs = images.new_empty(len(images), 2, *images.shape[1:])
     pairs[:, 0], pairs[:, 1] = grey, images
     return pairs
-
-
-def teacher_in_the_dark(images: Tensor, grey: float) -> Tensor:
-    """The student sees the photograph and the teacher the blank image. Turn them round: the maps have to be
-    of the photograph, and the student has to have nothing but these maps."""
-    return blank_pairs(images, grey).flip(1)
-
-
-def both_in_the_dark(images: Tensor, grey: float) -> Tensor:
-    """The teacher sees the blank image, too, so all its maps are the same and nothing can be told. It has to
-    see the photograph."""
-    return torch.full_like(images, grey)[:, None].repeat(1, 2, 1, 1, 1)
-
-
-def its_own_mean(images: Tensor, grey: float) -> Tensor:
-    """Your blank image has the photograph's own mean colour, which says something about the photograph (the
-    sea is blue). It has to be the same image each time."""
-    means = images.mean((2, 3), keepdim=True).expand_as(images)
-    return torch.stack([means, images], 1)
-
-
-def shuffled_pixels(images: Tensor, grey: float) -> Tensor:
-    """Your student sees the photographs of others in the batch. They say nothing about its own photograph,
-    but they are a noise that blank images do not have: fill with the grey that is given."""
-    return torch.stack([images.roll(1, 0), images], 1)
-
-
-def side_by_side(images: Tensor, grey: float) -> Tensor:
-    """You put blank images behind photographs, (2B, 3, height, width). An entry is a pair: stack along a new
-    axis 1."""
-    return torch.cat([torch.full_like(images, grey), images])
 
 
 # --- 5.2 ---
@@ -95,7 +64,7 @@ def by_search(scratch: Seeds, blank: Seeds, copy: Seeds, t: float) -> Interval:
     return float(share), float(low), float(high)
 
 
-def gain_taken_as_known(scratch: Seeds, blank: Seeds, copy: Seeds, t: float) -> Interval:
+def gain_taken_as_known(scratch, blank, copy, t):
     """You divided the interval of the blind student's gain by Copy's mean gain, as if that were known
     exactly. It was measured in the same few seeds: ask for each share s whether part - s · whole could be
     nothing."""
@@ -104,7 +73,7 @@ def gain_taken_as_known(scratch: Seeds, blank: Seeds, copy: Seeds, t: float) -> 
     return tuple(float(x / whole.mean()) for x in (part.mean(), part.mean() - reach, part.mean() + reach))
 
 
-def shares_averaged(scratch: Seeds, blank: Seeds, copy: Seeds, t: float) -> Interval:
+def shares_averaged(scratch, blank, copy, t):
     """You took the share of each seed and the mean of these. A seed in which Copy gains little then decides:
     divide mean gains."""
     part, whole = _gains(scratch, blank, copy)
@@ -113,33 +82,26 @@ def shares_averaged(scratch: Seeds, blank: Seeds, copy: Seeds, t: float) -> Inte
     return float(shares.mean()), float(shares.mean() - reach), float(shares.mean() + reach)
 
 
-def spread_of_seeds(scratch: Seeds, blank: Seeds, copy: Seeds, t: float) -> Interval:
+def spread_of_seeds(scratch, blank, copy, t):
     """Your interval is one for a single seed. The mean over S seeds is more certain: divide variances and
     covariance by S."""
     part, whole = _gains(scratch, blank, copy)
     return _fieller(part.mean(), whole.mean(), np.cov(part, whole, ddof=1), t)
 
 
-def divided_by_seeds(scratch: Seeds, blank: Seeds, copy: Seeds, t: float) -> Interval:
+def divided_by_seeds(scratch, blank, copy, t):
     """Variances were divided by S, not by S - 1, so the interval is too short: with few seeds it matters
     (ddof=1)."""
     part, whole = _gains(scratch, blank, copy)
     return _fieller(part.mean(), whole.mean(), np.cov(part, whole, ddof=0) / len(part), t)
 
 
-def as_if_unrelated(scratch: Seeds, blank: Seeds, copy: Seeds, t: float) -> Interval:
+def as_if_unrelated(scratch, blank, copy, t):
     """You left out the covariance. Both gains are measured from the same scratch students, so they move
     together."""
     part, whole = _gains(scratch, blank, copy)
     of_means = np.diag(np.diag(np.cov(part, whole, ddof=1))) / len(part)
     return _fieller(part.mean(), whole.mean(), of_means, t)
-
-
-def of_accuracies(scratch: Seeds, blank: Seeds, copy: Seeds, t: float) -> Interval:
-    """You divided accuracies. What a student reaches without any map is no gain: take scratch away, seed by
-    seed."""
-    nothing = [0.0] * len(scratch)
-    return share_with_interval(nothing, blank, copy, t)
 
 
 # --- 5.3 ---
@@ -175,7 +137,7 @@ def by_images(p: Tensor, labels: Tensor, asked: Tensor, ridge: float) -> Tensor:
     return targets.mean(0) + new @ known.T @ torch.linalg.solve(gram, targets - targets.mean(0))
 
 
-def classes_as_amounts(p: Tensor, labels: Tensor, asked: Tensor, ridge: float) -> Tensor:
+def classes_as_amounts(p, labels, asked, ridge):
     """You fitted the class's number, as if class 2 were twice class 1. Give each class a column of its own:
     1 for its images, 0 for others."""
     middle, start = _flat(p).mean(0), labels.to(p).mean()
@@ -183,19 +145,7 @@ def classes_as_amounts(p: Tensor, labels: Tensor, asked: Tensor, ridge: float) -
     return said.expand(-1, int(labels.max()) + 1)
 
 
-def not_centred(p: Tensor, labels: Tensor, asked: Tensor, ridge: float) -> Tensor:
-    """Nothing was centred, so the penalty pulls on what all maps share, too. Take the mean of the known maps,
-    and of their targets, away first, and add the targets' mean again at the end."""
-    return _scores(_flat(p), _one_hot(labels, p), _flat(asked), ridge)
-
-
-def centred_by_itself(p: Tensor, labels: Tensor, asked: Tensor, ridge: float) -> Tensor:
-    """You centred the asked maps by their own mean. A reader has to say the same of a map whatever others
-    are asked about with it: take the mean of the known maps."""
-    return read_labels(p, labels, asked - asked.mean(0) + p.mean(0), ridge)
-
-
-def all_maps_centred(p: Tensor, labels: Tensor, asked: Tensor, ridge: float) -> Tensor:
+def all_maps_centred(p, labels, asked, ridge):
     """The mean was taken over known and asked maps together. What is asked about must not change what was
     learned: take it over the known ones."""
     middle = torch.cat([p, asked]).mean(0)
@@ -204,13 +154,7 @@ def all_maps_centred(p: Tensor, labels: Tensor, asked: Tensor, ridge: float) -> 
     return targets.mean(0) + said
 
 
-def ridge_by_image(p: Tensor, labels: Tensor, asked: Tensor, ridge: float) -> Tensor:
-    """Your penalty grows with the number of images: the sum of squares is over images, and the ridge is
-    added once."""
-    return read_labels(p, labels, asked, ridge * len(p))
-
-
-def no_ridge(p: Tensor, labels: Tensor, asked: Tensor, ridge: float) -> Tensor:
+def no_ridge(p, labels, asked, ridge):
     """The ridge is missing. With more numbers in a map than there are images, infinitely many readers are
     right on all known maps; the ridge takes the smallest ones."""
     middle, targets = _flat(p).mean(0), _one_hot(labels, p)
@@ -221,9 +165,6 @@ def no_ridge(p: Tensor, labels: Tensor, asked: Tensor, ridge: float) -> Tensor:
 EXERCISES = (
     Exercise(
         "5.1",
-        "A blank image for the student",
-        stars=1,
-        minutes=10,
         subject="controls",
         right=blank_pairs,
         cases={
@@ -233,19 +174,26 @@ EXERCISES = (
         },
         also_right=(by_filling,),
         wrong={
-            "the teacher in the dark": Wrong(teacher_in_the_dark),
-            "both in the dark": Wrong(both_in_the_dark),
-            "its own mean colour": Wrong(its_own_mean),
-            "another photograph": Wrong(shuffled_pixels),
-            "behind one another": Wrong(side_by_side),
+            "The student sees the photograph and the teacher the blank image. Turn"
+            " them round: the maps have to be of the photograph, and the student"
+            " has to have nothing but these maps.": lambda images, grey: blank_pairs(images, grey).flip(1),
+            "The teacher sees the blank image, too, so all its maps"
+            " are the same and nothing can be told. It has to see the"
+            " photograph.": lambda images, grey: torch.full_like(images, grey)[:, None].repeat(1, 2, 1, 1, 1),
+            "Your student sees the photographs of others in the batch. They say nothing about"
+            " its own photograph, but they are a noise that blank images do not have: fill"
+            " with the grey that is given.": lambda images, grey: torch.stack([images.roll(1, 0), images], 1),
+            "You put blank images behind photographs, (2B, 3, height, width). An entry is a pair: stack"
+            " along a new axis 1.": lambda images, grey: torch.cat([torch.full_like(images, grey), images]),
+            "Your blank image has the photograph's own mean colour, which says something about the"
+            " photograph (the sea is blue). It has to be the same image each time.": lambda images, grey: (
+                torch.stack([images.mean((2, 3), keepdim=True).expand_as(images), images], 1)
+            ),
         },
         see="A student that never sees the photograph",
     ),
     Exercise(
         "5.2",
-        "How sure is a share?",
-        stars=3,
-        minutes=30,
         subject="intervals",
         right=share_with_interval,
         cases={
@@ -270,20 +218,16 @@ EXERCISES = (
         },
         also_right=(by_search,),
         wrong={
-            "Copy's gain taken as known": Wrong(gain_taken_as_known),
-            "mean of shares": Wrong(shares_averaged),
-            "of one seed": Wrong(spread_of_seeds),
-            "divided by S": Wrong(divided_by_seeds),
-            "no covariance": Wrong(as_if_unrelated),
-            "of accuracies": Wrong(of_accuracies),
+            "You divided accuracies. What a student reaches without"
+            " any map is no gain: take scratch away, seed by seed.": lambda scratch, blank, copy, t: (
+                share_with_interval([0.0] * len(scratch), blank, copy, t)
+            ),
+            **told(gain_taken_as_known, shares_averaged, spread_of_seeds, divided_by_seeds, as_if_unrelated),
         },
         see="A student that never sees the photograph",
     ),
     Exercise(
         "5.3",
-        "A reader of maps",
-        stars=2,
-        minutes=20,
         subject="controls",
         right=read_labels,
         cases={
@@ -302,12 +246,19 @@ EXERCISES = (
         },
         also_right=(by_images,),
         wrong={
-            "classes as amounts": Wrong(classes_as_amounts),
-            "not centred": Wrong(not_centred),
-            "centred by the asked": Wrong(centred_by_itself),
-            "centred by all": Wrong(all_maps_centred),
-            "ridge by image": Wrong(ridge_by_image),
-            "no ridge": Wrong(no_ridge),
+            "Nothing was centred, so the penalty pulls on what all maps share,"
+            " too. Take the mean of the known maps, and of their targets,"
+            " away first, and add the targets' mean again at the end.": lambda p, labels, asked, ridge: (
+                _scores(_flat(p), _one_hot(labels, p), _flat(asked), ridge)
+            ),
+            "You centred the asked maps by their own mean. A reader"
+            " has to say the same of a map whatever others are"
+            " asked about with it: take the mean of the known maps.": lambda p, labels, asked, ridge: (
+                read_labels(p, labels, asked - asked.mean(0) + p.mean(0), ridge)
+            ),
+            "Your penalty grows with the number of images: the sum of squares is over images, and the ridge"
+            " is added once.": lambda p, labels, asked, ridge: read_labels(p, labels, asked, ridge * len(p)),
+            **told(classes_as_amounts, all_maps_centred, no_ridge),
         },
         see="What a linear classifier reads from maps",
     ),

@@ -6,9 +6,10 @@ import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 from torch.nn.functional import kl_div, one_hot
+from torch.special import entr
 
 from atbook.exercises.inputs import maps, normal, vit
-from atbook.exercises.judging import Exercise, Wrong
+from atbook.exercises.judging import Exercise, told
 from atlib import walk
 from atlib.losses import map_cross_entropy
 
@@ -20,63 +21,17 @@ def map_loss(s0: Tensor, s1: Tensor, t0: Tensor, t1: Tensor) -> Tensor:
     return sum(-(t.detach() * s.log()).sum(-1).mean() for s, t in ((s0, t0), (s1, t1)))
 
 
-def over_keys_too(s0: Tensor, s1: Tensor, t0: Tensor, t1: Tensor) -> Tensor:
-    """You averaged over keys too, which divides by N. Keys belong to one distribution: they are summed."""
-    return sum(-(t.detach() * s.log()).mean() for s, t in ((s0, t0), (s1, t1)))
-
-
-def exchanged(s0: Tensor, s1: Tensor, t0: Tensor, t1: Tensor) -> Tensor:
-    """Teacher and student are exchanged: the teacher's share weighs the student's logarithm, not the
-    reverse."""
-    return sum(-(s * t.detach().log()).sum(-1).mean() for s, t in ((s0, t0), (s1, t1)))
-
-
-def not_detached(s0: Tensor, s1: Tensor, t0: Tensor, t1: Tensor) -> Tensor:
-    """The value is right, but a gradient reaches the teacher's maps. They are constants: .detach()."""
-    return sum(-(t * s.log()).sum(-1).mean() for s, t in ((s0, t0), (s1, t1)))
-
-
-def over_heads(s0: Tensor, s1: Tensor, t0: Tensor, t1: Tensor) -> Tensor:
-    """Heads are summed. They are averaged, so that λ does not depend on their number."""
-    return sum(-(t.detach() * s.log()).sum(-1).mean((0, 2)).sum() for s, t in ((s0, t0), (s1, t1)))
-
-
 # --- 6.2 ---
 
 
 def excess(students: list[Tensor], teachers: list[Tensor]) -> Tensor:
     """The loss minus its floor, the teacher's entropy."""
-    return sum(
-        (-torch.special.entr(t).sum(-1) - torch.xlogy(t, s).sum(-1)).mean()
-        for s, t in zip(students, teachers)
-    )
+    return sum((-entr(t).sum(-1) - torch.xlogy(t, s).sum(-1)).mean() for s, t in zip(students, teachers))
 
 
 def by_ratio(students: list[Tensor], teachers: list[Tensor]) -> Tensor:
     """The same as a Kullback-Leibler divergence."""
     return sum(torch.where(t > 0, t * (t / s).log(), 0).sum(-1).mean() for s, t in zip(students, teachers))
-
-
-def with_nan(students: list[Tensor], teachers: list[Tensor]) -> Tensor:
-    """0 · log 0 made a nan where the teacher gives a token nothing. torch.special.entr and xlogy know that it
-    is 0."""
-    return sum((t * t.log() - t * s.log()).sum(-1).mean() for s, t in zip(students, teachers))
-
-
-def students_floor(students: list[Tensor], teachers: list[Tensor]) -> Tensor:
-    """The student's entropy was taken away. The floor is the teacher's: it is reached when the maps are
-    equal, whatever the student."""
-    return sum(
-        (-torch.special.entr(s).sum(-1) - torch.xlogy(t, s).sum(-1)).mean()
-        for s, t in zip(students, teachers)
-    )
-
-
-def floor_added(students: list[Tensor], teachers: list[Tensor]) -> Tensor:
-    """The teacher's entropy was added instead of taken away (Σ p log p is negative)."""
-    return sum(
-        (torch.special.entr(t).sum(-1) - torch.xlogy(t, s).sum(-1)).mean() for s, t in zip(students, teachers)
-    )
 
 
 def layers(number: int, *shape: int, seed: int = 0) -> list[Tensor]:
@@ -161,41 +116,7 @@ def branch_by_branch(
     )
 
 
-def whole_teacher(
-    teacher: VisionTransformer, student: VisionTransformer, images: Tensor, rates: list[float], draw: Draw
-) -> Streams:
-    """The teacher drops nothing, so its maps are those of a deeper network than the one that learns from
-    them. It drops what the student drops."""
-    _, s = drop_both(teacher, student, images, rates, draw)
-    return dropped(teacher, images, None), s
-
-
-def one_for_the_batch(
-    teacher: VisionTransformer, student: VisionTransformer, images: Tensor, rates: list[float], draw: Draw
-) -> Streams:
-    """One draw serves the whole batch. Every image draws for itself: draw(keep, len(images))."""
-    return drop_both(teacher, student, images, rates, lambda keep, number: draw(keep, 1).repeat(number))
-
-
-def not_scaled(
-    teacher: VisionTransformer, student: VisionTransformer, images: Tensor, rates: list[float], draw: Draw
-) -> Streams:
-    """Kept branches were not divided by 1 - rate. On average they then add less in training than in
-    evaluation, where none is dropped."""
-    return drop_both(teacher, student, images, rates, lambda keep, number: keep * draw(keep, number))
-
-
-def dropped_for_kept(
-    teacher: VisionTransformer, student: VisionTransformer, images: Tensor, rates: list[float], draw: Draw
-) -> Streams:
-    """You drew with the rate, so branches are kept as often as they should be dropped. A branch is kept with
-    probability 1 - rate."""
-    return drop_both(teacher, student, images, rates, lambda keep, number: draw(1 - keep, number))
-
-
-def both_branches(
-    teacher: VisionTransformer, student: VisionTransformer, images: Tensor, rates: list[float], draw: Draw
-) -> Streams:
+def both_branches(teacher, student, images, rates, draw):
     """Attention and MLP of a block are dropped together. Each is a branch with a draw of its own."""
     masks = [2 * (draw_one(rate, images, draw),) for rate in rates]
     return dropped(teacher, images, masks), dropped(student, images, masks)
@@ -220,9 +141,6 @@ EACH_ITS_OWN = (
 EXERCISES = (
     Exercise(
         "6.1",
-        "Sum over layers, mean over the rest",
-        stars=2,
-        minutes=10,
         subject="losses",
         right=map_loss,
         cases={
@@ -236,42 +154,39 @@ EXERCISES = (
             lambda s0, s1, t0, t1: map_cross_entropy(s0.log(), t0) + map_cross_entropy(s1.log(), t1),
         ),
         wrong={
-            "mean over layers": Wrong(
-                lambda *maps_of_layers: map_loss(*maps_of_layers) / 2,
-                "You averaged over layers. The paper sums them: with more layers the loss pulls harder, and λ"
-                " has to know it.",
+            "You averaged over layers. The paper sums them: with more layers the loss"
+            " pulls harder, and λ has to know it.": lambda *maps_of_layers: map_loss(*maps_of_layers) / 2,
+            "You averaged over keys too, which divides by N."
+            " Keys belong to one distribution: they are summed.": lambda s0, s1, t0, t1: sum(
+                -(t.detach() * s.log()).mean() for s, t in ((s0, t0), (s1, t1))
             ),
-            "mean over keys": Wrong(over_keys_too),
-            "exchanged": Wrong(exchanged),
-            "the teacher learns": Wrong(not_detached),
-            "sum over heads": Wrong(over_heads),
-            "over queries": Wrong(
-                lambda s0, s1, t0, t1: sum(
-                    -(t.detach() * s.log()).sum(-2).mean() for s, t in ((s0, t0), (s1, t1))
-                ),
-                "You summed over queries and averaged over keys. A distribution is a row: sum over keys, the"
-                " last axis, and average over queries.",
+            "Teacher and student are exchanged: the teacher's share"
+            " weighs the student's logarithm, not the reverse.": lambda s0, s1, t0, t1: sum(
+                -(s * t.detach().log()).sum(-1).mean() for s, t in ((s0, t0), (s1, t1))
             ),
-            "batchmean": Wrong(
-                lambda s0, s1, t0, t1: sum(
-                    -(t.detach() * s.log()).sum() / len(s) for s, t in ((s0, t0), (s1, t1))
-                ),
-                "You divided by the number of images alone, as reduction='batchmean' does. Heads and queries"
-                " are averaged, too.",
+            "The value is right, but a gradient reaches the"
+            " teacher's maps. They are constants: .detach().": lambda s0, s1, t0, t1: sum(
+                -(t * s.log()).sum(-1).mean() for s, t in ((s0, t0), (s1, t1))
             ),
-            "Kullback-Leibler": Wrong(
-                lambda s0, s1, t0, t1: sum(
-                    (t.detach() * (t.detach() / s).log()).sum(-1).mean() for s, t in ((s0, t0), (s1, t1))
-                ),
-                "The gradients are right, the value is the Kullback-Leibler divergence: the teacher's entropy"
-                " is taken away. The cross-entropy keeps it.",
+            "Heads are summed. They are averaged, so"
+            " that λ does not depend on their number.": lambda s0, s1, t0, t1: sum(
+                -(t.detach() * s.log()).sum(-1).mean((0, 2)).sum() for s, t in ((s0, t0), (s1, t1))
             ),
-            "kl_div with batchmean": Wrong(
-                lambda s0, s1, t0, t1: sum(
-                    kl_div(s.log(), t.detach(), reduction="batchmean") for s, t in ((s0, t0), (s1, t1))
-                ),
-                "kl_div with reduction='batchmean' divides by the number of images alone, and takes the"
-                " teacher's entropy away. Average over heads and queries, and keep the entropy.",
+            "You summed over queries and averaged over keys. A distribution is"
+            " a row: sum over keys, the last axis, and average over queries.": lambda s0, s1, t0, t1: sum(
+                (-(t.detach() * s.log()).sum(-2).mean() for s, t in ((s0, t0), (s1, t1)))
+            ),
+            "You divided by the number of images alone, as"
+            " reduction='batchmean' does. Heads and queries are averaged, too.": lambda s0, s1, t0, t1: sum(
+                (-(t.detach() * s.log()).sum() / len(s) for s, t in ((s0, t0), (s1, t1)))
+            ),
+            "The gradients are right, the value is the Kullback-Leibler divergence:"
+            " the teacher's entropy is taken away. The cross-entropy keeps it.": lambda s0, s1, t0, t1: sum(
+                ((t.detach() * (t.detach() / s).log()).sum(-1).mean() for s, t in ((s0, t0), (s1, t1)))
+            ),
+            "kl_div with reduction='batchmean' divides by the number of images alone, and takes the teacher's"
+            " entropy away. Average over heads and queries, and keep the entropy.": lambda s0, s1, t0, t1: (
+                sum((kl_div(s.log(), t.detach(), reduction="batchmean") for s, t in ((s0, t0), (s1, t1))))
             ),
         },
         see="The idea",
@@ -280,9 +195,6 @@ EXERCISES = (
     ),
     Exercise(
         "6.2",
-        "Where is zero?",
-        stars=2,
-        minutes=15,
         subject="losses",
         right=excess,
         cases={
@@ -291,29 +203,30 @@ EXERCISES = (
         },
         also_right=(by_ratio,),
         wrong={
-            "0 log 0": Wrong(with_nan),
-            "the student's entropy": Wrong(students_floor),
-            "floor added": Wrong(floor_added),
-            "batchmean": Wrong(
-                lambda students, teachers: sum(
-                    kl_div(s.log(), t, reduction="batchmean") for s, t in zip(students, teachers)
-                ),
-                "reduction='batchmean' divides by the number of images alone. Heads and queries are averaged,"
-                " too.",
+            "0 · log 0 made a nan where the teacher gives a token"
+            " nothing. torch.special.entr and xlogy know that it is 0.": lambda students, teachers: sum(
+                (t * t.log() - t * s.log()).sum(-1).mean() for s, t in zip(students, teachers)
             ),
-            "the floor left in": Wrong(
-                lambda students, teachers: sum(
-                    -torch.xlogy(t, s).sum(-1).mean() for s, t in zip(students, teachers)
-                ),
-                "That is the cross-entropy: the teacher's entropy, its floor, is still in it.",
+            "reduction='batchmean' divides by the number of"
+            " images alone. Heads and queries are averaged, too.": lambda students, teachers: sum(
+                (kl_div(s.log(), t, reduction="batchmean") for s, t in zip(students, teachers))
+            ),
+            "That is the cross-entropy: the teacher's"
+            " entropy, its minimum, is still in it.": lambda students, teachers: sum(
+                (-torch.xlogy(t, s).sum(-1).mean() for s, t in zip(students, teachers))
+            ),
+            "The student's entropy was taken away. The minimum is the teacher's:"
+            " it is reached when the maps are equal, whatever the student.": lambda students, teachers: sum(
+                (-entr(s).sum(-1) - torch.xlogy(t, s).sum(-1)).mean() for s, t in zip(students, teachers)
+            ),
+            "The teacher's entropy was added instead"
+            " of taken away (Σ p log p is negative).": lambda students, teachers: sum(
+                (entr(t).sum(-1) - torch.xlogy(t, s).sum(-1)).mean() for s, t in zip(students, teachers)
             ),
         },
     ),
     Exercise(
         "6.3",
-        "Drop the same branches in both",
-        stars=3,
-        minutes=30,
         subject="training",
         right=drop_both,
         cases={
@@ -325,14 +238,26 @@ EXERCISES = (
         },
         also_right=(by_walking,),
         wrong={
-            "each its own, one after the other": Wrong(one_after_the_other, EACH_ITS_OWN),
-            "each its own, block by block": Wrong(block_by_block, EACH_ITS_OWN),
-            "each its own, branch by branch": Wrong(branch_by_branch, EACH_ITS_OWN),
-            "a whole teacher": Wrong(whole_teacher),
-            "one for the batch": Wrong(one_for_the_batch),
-            "not scaled": Wrong(not_scaled),
-            "dropped for kept": Wrong(dropped_for_kept),
-            "both branches": Wrong(both_branches),
+            EACH_ITS_OWN + " You drew all of the teacher's first.": one_after_the_other,
+            EACH_ITS_OWN + " You drew in every block, first for the teacher.": block_by_block,
+            EACH_ITS_OWN + " You drew in every branch, first for the teacher.": branch_by_branch,
+            "One draw serves the whole batch. Every image"
+            " draws for itself: draw(keep, len(images)).": lambda teacher, student, images, rates, draw: (
+                drop_both(teacher, student, images, rates, lambda keep, number: draw(keep, 1).repeat(number))
+            ),
+            "Kept branches were not divided by 1 - rate. On average they then add less in training"
+            " than in evaluation, where none is dropped.": lambda teacher, student, images, rates, draw: (
+                drop_both(teacher, student, images, rates, lambda keep, number: keep * draw(keep, number))
+            ),
+            "You drew with the rate, so branches are kept as often as they should be dropped."
+            " A branch is kept with probability 1 - rate.": lambda teacher, student, images, rates, draw: (
+                drop_both(teacher, student, images, rates, lambda keep, number: draw(1 - keep, number))
+            ),
+            "The teacher drops nothing, so its maps are those of a deeper network than the one"
+            " that learns from them. It drops what the student drops.": lambda t, s, images, rates, draw: (
+                (dropped(t, images, None), drop_both(t, s, images, rates, draw)[1])
+            ),
+            **told(both_branches),
         },
     ),
 )

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from atbook.exercises.inputs import normal
-from atbook.exercises.judging import Exercise, Wrong
+from atbook.exercises.judging import Exercise, told
 
 # --- 7.1 ---
 
@@ -18,12 +18,6 @@ def by_solving(q: Tensor, k: Tensor, A: Tensor, c: Tensor) -> tuple[Tensor, Tens
     """The same without an inverse: A k'ᵀ = kᵀ, one key after the other."""
     keys = torch.linalg.solve(A, k.mT).mT
     return torch.einsum("bhnd,de->bhne", q, A), keys + c
-
-
-def turned_alike(q: Tensor, k: Tensor, A: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-    """You multiplied keys by A, too. That leaves the map alone only where A Aᵀ = 1, as for a rotation: from
-    (q A)(k M)ᵀ = q kᵀ follows M = (A⁻¹)ᵀ."""
-    return q @ A, k @ A + c
 
 
 # --- 7.2 ---
@@ -43,20 +37,7 @@ def by_singular_values(q_s: Tensor, q_t: Tensor) -> Tensor:
     return (squares - 2 * torch.linalg.svdvals(products).sum()) / q_s.numel()
 
 
-def across_heads(q_s: Tensor, q_t: Tensor) -> Tensor:
-    """One matrix mixes the channels of all heads. A map is made inside a head: each has a matrix of its own,
-    and none may mix them."""
-    wide = (q.transpose(1, 2).flatten(2).unsqueeze(1) for q in (q_s, q_t))  # (B, 1, N, H·d)
-    return blind_error(*wide)
-
-
-def for_every_image(q_s: Tensor, q_t: Tensor) -> Tensor:
-    """Every image got a matrix of its own, which fits too well. Coordinates come from weights, and those are
-    the same for all images: one matrix a head for the whole batch."""
-    return torch.stack([blind_error(source[None], target[None]) for source, target in zip(q_s, q_t)]).mean()
-
-
-def turned_back(q_s: Tensor, q_t: Tensor) -> Tensor:
+def turned_back(q_s, q_t):
     """The best matrix was used transposed, so queries are turned the wrong way. For q_sᵀ q_t = U S Vᵀ it is U
     Vᵀ, from the right."""
     source, target = (q.transpose(0, 1).flatten(1, 2) for q in (q_s, q_t))
@@ -64,20 +45,14 @@ def turned_back(q_s: Tensor, q_t: Tensor) -> Tensor:
     return (source @ (U @ Vh).mT - target).square().mean()
 
 
-def other_order(q_s: Tensor, q_t: Tensor) -> Tensor:
+def other_order(q_s, q_t):
     """The best matrix was made in the other order, Vᵀ U. For q_sᵀ q_t = U S Vᵀ it is U Vᵀ: `U @ Vh`."""
     source, target = (q.transpose(0, 1).flatten(1, 2) for q in (q_s, q_t))
     U, _, Vh = torch.linalg.svd(source.mT @ target)
     return (source @ Vh @ U - target).square().mean()
 
 
-def centred(q_s: Tensor, q_t: Tensor) -> Tensor:
-    """Queries were centred first. Other coordinates turn about 0; a shift of all queries changes maps, and
-    has to cost."""
-    return blind_error(*(q - q.mean((0, 2), keepdim=True) for q in (q_s, q_t)))
-
-
-def any_matrix(q_s: Tensor, q_t: Tensor) -> Tensor:
+def any_matrix(q_s, q_t):
     """You allowed any matrix (least squares), which also stretches. Queries that are far too small, and make
     nearly even maps, would then cost nothing."""
     source, target = (q.transpose(0, 1).flatten(1, 2) for q in (q_s, q_t))
@@ -98,9 +73,6 @@ def turned_queries() -> tuple[Tensor, Tensor]:
 EXERCISES = (
     Exercise(
         "7.1",
-        "Other queries and keys, the same map",
-        stars=1,
-        minutes=10,
         subject="queries and keys",
         right=disguise,
         cases={
@@ -119,34 +91,22 @@ EXERCISES = (
         },
         also_right=(by_solving,),
         wrong={
-            "both by A": Wrong(turned_alike),
-            "not transposed": Wrong(
-                lambda q, k, A, c: (q @ A, k @ A.inverse() + c),
-                "You multiplied keys by A⁻¹. Keys enter transposed: (q A)(k M)ᵀ = q A Mᵀ kᵀ, so Mᵀ = A⁻¹.",
-            ),
-            "keys as they were": Wrong(
-                lambda q, k, A, c: (q @ A, k + c),
-                "The keys were not adapted, so the map is different. A model with other queries needs other"
-                " keys.",
-            ),
-            "queries shifted": Wrong(
-                lambda q, k, A, c: (q @ A + c, k @ A.inverse().mT),
-                "You shifted the queries. That adds c · k_j to the scores, which differs from key to key, and"
-                " a softmax sees it. A shift of all keys adds q_i · c, the same for the whole row.",
-            ),
-            "shifted first": Wrong(
-                lambda q, k, A, c: (q @ A, (k + c) @ A.inverse().mT),
-                "The map is right, but the shift was done before the multiplication: the new keys are shifted"
-                " by c (A⁻¹), not by c. Add it last.",
-            ),
+            "You multiplied keys by A, too. That leaves the map alone only where A Aᵀ = 1, as for"
+            " a rotation: from (q A)(k M)ᵀ = q kᵀ follows M = (A⁻¹)ᵀ.": lambda q, k, A, c: (q @ A, k @ A + c),
+            "You multiplied keys by A⁻¹. Keys enter transposed:"
+            " (q A)(k M)ᵀ = q A Mᵀ kᵀ, so Mᵀ = A⁻¹.": lambda q, k, A, c: (q @ A, k @ A.inverse() + c),
+            "The keys were not adapted, so the map is different."
+            " A model with other queries needs other keys.": lambda q, k, A, c: (q @ A, k + c),
+            "You shifted the queries. That adds c · k_j to the scores, which"
+            " differs from key to key, and a softmax sees it. A shift of all keys"
+            " adds q_i · c, the same for the whole row.": lambda q, k, A, c: (q @ A + c, k @ A.inverse().mT),
+            "The map is right, but the shift was done before the multiplication: the new keys are shifted"
+            " by c (A⁻¹), not by c. Add it last.": lambda q, k, A, c: (q @ A, (k + c) @ A.inverse().mT),
         },
         see="Distill Q",
     ),
     Exercise(
         "7.2",
-        "A squared error that is blind to rotation",
-        stars=3,
-        minutes=30,
         subject="losses",
         right=blind_error,
         cases={
@@ -156,17 +116,20 @@ EXERCISES = (
         },
         also_right=(by_singular_values,),
         wrong={
-            "across heads": Wrong(across_heads),
-            "for every image": Wrong(for_every_image),
-            "transposed": Wrong(turned_back),
-            "Vh @ U": Wrong(other_order),
-            "centred": Wrong(centred),
-            "any matrix": Wrong(any_matrix),
-            "not blind": Wrong(
-                lambda q_s, q_t: (q_s - q_t).square().mean(),
-                "That is the plain squared error, which sees every rotation. Turn q_s first, by the matrix"
-                " that brings it nearest to q_t.",
+            "Queries were centred first. Other coordinates turn about"
+            " 0; a shift of all queries changes maps, and has to"
+            " cost.": lambda q_s, q_t: blind_error(*(q - q.mean((0, 2), keepdim=True) for q in (q_s, q_t))),
+            "That is the plain squared error, which sees every rotation. Turn q_s first,"
+            " by the matrix that brings it nearest to q_t.": lambda q_s, q_t: (q_s - q_t).square().mean(),
+            "One matrix mixes the channels of all heads. A map is made inside"
+            " a head: each has a matrix of its own, and none may mix them.": lambda *queries: blind_error(
+                *(q.transpose(1, 2).flatten(2).unsqueeze(1) for q in queries)
             ),
+            "Every image got a matrix of its own, which fits too well. Coordinates come from weights, and"
+            " those are the same for all images: one matrix a head for the whole batch.": lambda *queries: (
+                torch.stack([blind_error(a[None], b[None]) for a, b in zip(*queries)]).mean()
+            ),
+            **told(turned_back, other_order, any_matrix),
         },
         see="Distill Q",
         atol=1e-8,

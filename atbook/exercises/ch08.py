@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from atbook.exercises.inputs import normal
-from atbook.exercises.judging import Exercise, Wrong
+from atbook.exercises.judging import Exercise, told
 from atlib.baselines import hard_distillation, soft_distillation
 
 # --- 8.1 ---
@@ -25,19 +25,13 @@ def read_off_the_gradient(z_t: Tensor, labels: Tensor) -> Tensor:
     return z_s.detach().softmax(-1) - len(z_t) * grad
 
 
-def written_over(z_t: Tensor, labels: Tensor) -> Tensor:
+def written_over(z_t, labels):
     """Where the teacher is right, one half is written over the other and the row sums to 1/2. Both halves
     fall on the same class there: add them, and the label has it all."""
     target, images = torch.zeros_like(z_t), torch.arange(len(z_t))
     target[images, labels] = 0.5
     target[images, z_t.argmax(-1)] = 0.5
     return target
-
-
-def teachers_probabilities(z_t: Tensor, labels: Tensor) -> Tensor:
-    """You took the teacher's probabilities, as soft distillation does. The hard one knows its top class
-    alone."""
-    return (F.one_hot(labels, z_t.shape[-1]) + z_t.softmax(-1)) / 2
 
 
 # --- 8.2 ---
@@ -61,12 +55,7 @@ def of_cross_entropy(z_s: Tensor, z_t: Tensor, tau: float) -> Tensor:
     return torch.autograd.grad(loss, z_s)[0]
 
 
-def without_temperature(z_s: Tensor, z_t: Tensor, tau: float) -> Tensor:
-    """The probabilities are those at τ = 1. Both sides are softened: softmax(z/τ)."""
-    return tau * (z_s.softmax(-1) - z_t.softmax(-1)) / len(z_s)
-
-
-def of_reverse(z_s: Tensor, z_t: Tensor, tau: float) -> Tensor:
+def of_reverse(z_s, z_t, tau):
     """That is the gradient of KL(student ‖ teacher). In DeiT's formula the teacher's probability weighs the
     logarithm, and what is left is simpler."""
     log_s, log_t = (z_s / tau).log_softmax(-1), (z_t / tau).log_softmax(-1)
@@ -97,28 +86,7 @@ def renamed(block: Block, order: Tensor, hidden: Tensor) -> Block:
     return new
 
 
-def by_matrices(block: Block, order: Tensor, hidden: Tensor) -> Block:
-    """The same, with permutation matrices: P x is x in the new order, and Pᵀ undoes it."""
-    weight = block["norm1.weight"]
-    P, R = (torch.eye(len(permutation)).to(weight)[permutation] for permutation in (order, hidden))
-    none = torch.eye(len(block["attn.qkv.bias"])).to(weight)
-    writes = {"attn.qkv": (none, P), "attn.proj": (P, P.mT @ P), "mlp.fc1": (R, P), "mlp.fc2": (P, R)}
-    new = {}
-    for name, w in block.items():
-        part, kind = name.rsplit(".", 1)
-        left, right = writes.get(part, (P, None))
-        new[name] = left @ w @ right.mT if kind == "weight" and right is not None else left @ w
-    return new
-
-
-def norms_left(block: Block, order: Tensor, hidden: Tensor) -> Block:
-    """Weights and biases of the norms stayed in the old order. They are one number a channel and move with
-    it."""
-    new = renamed(block, order, hidden)
-    return new | {name: w for name, w in block.items() if name.startswith("norm")}
-
-
-def read_by_the_inverse(block: Block, order: Tensor, hidden: Tensor) -> Block:
+def read_by_the_inverse(block, order, hidden):
     """The columns of qkv and fc1 have the inverse order. The new channel j is the old order[j] for a matrix
     that reads it, too: w[:, order]."""
     new, inverse = renamed(block, order, hidden), order.argsort()
@@ -126,7 +94,7 @@ def read_by_the_inverse(block: Block, order: Tensor, hidden: Tensor) -> Block:
     return new | {"attn.qkv.weight": qkv, "mlp.fc1.weight": fc1}
 
 
-def rows_of_qkv(block: Block, order: Tensor, hidden: Tensor) -> Block:
+def rows_of_qkv(block, order, hidden):
     """The rows of qkv moved as well. They are channels inside of heads, drawers of a different chest: moving
     them changes queries, keys and maps."""
     new = renamed(block, order, hidden)
@@ -135,29 +103,12 @@ def rows_of_qkv(block: Block, order: Tensor, hidden: Tensor) -> Block:
     return new
 
 
-def columns_of_proj(block: Block, order: Tensor, hidden: Tensor) -> Block:
-    """The columns of proj moved as well. It reads the heads' outputs, which stayed; only its rows are the
-    stream's channels."""
-    new = renamed(block, order, hidden)
-    return new | {"attn.proj.weight": new["attn.proj.weight"][:, order]}
-
-
-def nothing_written(block: Block, order: Tensor, hidden: Tensor) -> Block:
+def nothing_written(block, order, hidden):
     """What attention and MLP *write* to the stream is in the old order: the rows and the biases of proj and
     fc2."""
     new = renamed(block, order, hidden)
     proj = {name: block[name] for name in ("attn.proj.weight", "attn.proj.bias", "mlp.fc2.bias")}
     return new | proj | {"mlp.fc2.weight": block["mlp.fc2.weight"][:, hidden]}
-
-
-def hidden_bias_left(block: Block, order: Tensor, hidden: Tensor) -> Block:
-    """The hidden units moved and fc1's bias did not: every unit now has the threshold of another unit."""
-    return renamed(block, order, hidden) | {"mlp.fc1.bias": block["mlp.fc1.bias"]}
-
-
-def one_end(block: Block, order: Tensor, hidden: Tensor) -> Block:
-    """fc1 makes the hidden units in the new order, fc2 reads them in the old one: its columns move along."""
-    return renamed(block, order, hidden) | {"mlp.fc2.weight": block["mlp.fc2.weight"][order]}
 
 
 def random_block(width: int, hidden: int, seed: int = 0) -> Block:
@@ -182,9 +133,6 @@ def random_block(width: int, hidden: int, seed: int = 0) -> Block:
 EXERCISES = (
     Exercise(
         "8.1",
-        "One label in place of two",
-        stars=1,
-        minutes=10,
         subject="losses",
         right=single_target,
         cases={
@@ -193,29 +141,22 @@ EXERCISES = (
         },
         also_right=(read_off_the_gradient,),
         wrong={
-            "half is lost": Wrong(written_over),
-            "the whole distribution": Wrong(teachers_probabilities),
-            "the teacher alone": Wrong(
-                lambda z_t, labels: F.one_hot(z_t.argmax(-1), z_t.shape[-1]).double(),
-                "Only the teacher's class is left. Half of the loss is the cross-entropy with the label.",
+            "You took the teacher's probabilities, as soft distillation does. The hard one knows its"
+            " top class alone.": lambda z_t, labels: (F.one_hot(labels, z_t.shape[-1]) + z_t.softmax(-1)) / 2,
+            "Only the teacher's class is left. Half of the loss is the cross-entropy"
+            " with the label.": lambda z_t, labels: F.one_hot(z_t.argmax(-1), z_t.shape[-1]).double(),
+            "Only the label is left. That is so where the teacher's top class"
+            " is the label, on the images of its own training; on others"
+            " it adds an answer of its own.": lambda z_t, labels: F.one_hot(labels, z_t.shape[-1]).double(),
+            "Rows sum to 2: each of the two cross-entropies counts one half.": lambda z_t, labels: (
+                2 * single_target(z_t, labels)
             ),
-            "the label alone": Wrong(
-                lambda z_t, labels: F.one_hot(labels, z_t.shape[-1]).double(),
-                "Only the label is left. That is so where the teacher's top class is the label, on the images"
-                " of its own training; on others it adds an answer of its own.",
-            ),
-            "not halved": Wrong(
-                lambda z_t, labels: 2 * single_target(z_t, labels),
-                "Rows sum to 2: each of the two cross-entropies counts one half.",
-            ),
+            **told(written_over),
         },
         see="Predictions, by hand",
     ),
     Exercise(
         "8.2",
-        "What τ² is for",
-        stars=2,
-        minutes=15,
         subject="gradients",
         right=soft_gradient,
         cases={
@@ -225,34 +166,23 @@ EXERCISES = (
         },
         also_right=(by_autograd, of_cross_entropy),
         wrong={
-            "τ² left out": Wrong(
-                lambda z_s, z_t, tau: soft_gradient(z_s, z_t, tau) / tau**2,
-                "The factor τ² of the loss is missing: what is left shrinks about as 1/τ², and at a high τ"
-                " the teacher hardly pulls.",
-            ),
-            "1/τ forgotten": Wrong(
-                lambda z_s, z_t, tau: soft_gradient(z_s, z_t, tau) * tau,
-                "τ² of the loss meets the 1/τ that comes from differentiating z/τ: one τ is left, not two.",
-            ),
-            "at τ = 1": Wrong(without_temperature),
-            "exchanged": Wrong(of_reverse),
-            "the other sign": Wrong(
-                lambda *inputs: -soft_gradient(*inputs),
-                "The sign is turned: a loss falls *against* its gradient, and where the student gives a class"
-                " more than the teacher does, its logit has to come down.",
-            ),
-            "summed over images": Wrong(
-                lambda z_s, z_t, tau: soft_gradient(z_s, z_t, tau) * len(z_s),
-                "The loss is a mean over images, so each image's gradient is divided by B.",
-            ),
+            "The factor τ² of the loss is missing: what is left shrinks about as 1/τ², and at a"
+            " high τ the teacher hardly pulls.": lambda z_s, z_t, tau: soft_gradient(z_s, z_t, tau) / tau**2,
+            "τ² of the loss meets the 1/τ that comes from differentiating"
+            " z/τ: one τ is left, not two.": lambda z_s, z_t, tau: soft_gradient(z_s, z_t, tau) * tau,
+            "The probabilities are those at τ = 1. Both sides are softened:"
+            " softmax(z/τ).": lambda z_s, z_t, tau: tau * (z_s.softmax(-1) - z_t.softmax(-1)) / len(z_s),
+            "The sign is turned: a loss falls *against* its"
+            " gradient, and where the student gives a class more"
+            " than the teacher does, its logit has to come down.": lambda *inputs: -soft_gradient(*inputs),
+            "The loss is a mean over images, so each image's"
+            " gradient is divided by B.": lambda z_s, z_t, tau: soft_gradient(z_s, z_t, tau) * len(z_s),
+            **told(of_reverse),
         },
         see="Predictions, by hand",
     ),
     Exercise(
         "8.3",
-        "The same block under other names",
-        stars=3,
-        minutes=25,
         subject="weights",
         right=renamed,
         cases={
@@ -267,15 +197,25 @@ EXERCISES = (
                 torch.tensor([2, 0, 1, 3]),
             ),
         },
-        also_right=(by_matrices,),
         wrong={
-            "norms forgotten": Wrong(norms_left),
-            "inverse on the way in": Wrong(read_by_the_inverse),
-            "heads moved": Wrong(rows_of_qkv),
-            "columns of proj": Wrong(columns_of_proj),
-            "written in the old order": Wrong(nothing_written),
-            "bias of the hidden units": Wrong(hidden_bias_left),
-            "hidden units at one end": Wrong(one_end),
+            "The hidden units moved and fc1's bias did not:"
+            " every unit now has the threshold of another unit.": lambda block, order, hidden: (
+                renamed(block, order, hidden) | {"mlp.fc1.bias": block["mlp.fc1.bias"]}
+            ),
+            "fc1 makes the hidden units in the new order, fc2"
+            " reads them in the old one: its columns move along.": lambda block, order, hidden: (
+                renamed(block, order, hidden) | {"mlp.fc2.weight": block["mlp.fc2.weight"][order]}
+            ),
+            "Weights and biases of the norms stayed in the old"
+            " order. They are one number a channel and move with it.": lambda block, *order: (
+                renamed(block, *order) | {name: w for name, w in block.items() if name.startswith("norm")}
+            ),
+            "The columns of proj moved as well. It reads the heads' outputs,"
+            " which stayed; only its rows are the stream's channels.": lambda block, order, hidden: (
+                renamed(block, order, hidden)
+                | {"attn.proj.weight": renamed(block, order, hidden)["attn.proj.weight"][:, order]}
+            ),
+            **told(read_by_the_inverse, rows_of_qkv, nothing_written),
         },
         see="The drawers relabelled",
     ),

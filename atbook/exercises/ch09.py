@@ -1,6 +1,6 @@
 """Exercises of chapter 9, When the images change."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import log
 
 import numpy as np
@@ -10,7 +10,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
 from atbook.exercises.inputs import normal, vit
-from atbook.exercises.judging import Exercise, Wrong
+from atbook.exercises.judging import Exercise, told
 from atfamily.measures.robustness import effective_robustness, fit_line
 from atlib import walk
 from atlib.attention import Instead
@@ -48,37 +48,17 @@ def line(pool: Sequence[tuple[float, float]]) -> dict[str, float]:
     return {"members": len(pool), "slope": fitted.slope, "intercept": fitted.intercept}
 
 
-def from_counts(ordinary: list[float], shifted: list[float], classes: int) -> dict[str, float]:
-    """The same: the logit of the corrected accuracy is log((a·C - 1) / (C·(1 - a)))."""
-    a, b = (classes * np.array(accuracies) for accuracies in (ordinary, shifted))
-    kept = (a > 1) & (b > 1)
-    x, y = (np.log((scaled[kept] - 1) / (classes - scaled[kept])) for scaled in (a, b))
-    slope, intercept = np.polyfit(x, y, 1)
-    return {"members": int(kept.sum()), "slope": slope, "intercept": intercept}
-
-
-def clipped(ordinary: list[float], shifted: list[float], classes: int) -> dict[str, float]:
+def clipped(ordinary, shifted, classes):
     """A member at or below chance was moved to 0.01, which is an invented point that pulls the line. Leave
     such members out, and say how many are left."""
     above = ((np.array([ordinary, shifted]) - 1 / classes) / (1 - 1 / classes)).clip(0.01)
     return line([*zip(*above.tolist())])
 
 
-def one_axis(ordinary: list[float], shifted: list[float], classes: int) -> dict[str, float]:
+def one_axis(ordinary, shifted, classes):
     """Only the shifted accuracies were corrected. Chance is chance on both axes."""
     above = [(b - 1 / classes) / (1 - 1 / classes) for b in shifted]
     return line([(a, b) for a, b in zip(ordinary, above) if b > 0])
-
-
-def not_rescaled(ordinary: list[float], shifted: list[float], classes: int) -> dict[str, float]:
-    """Chance was subtracted and the rest not rescaled: a perfect model has to stay at 1."""
-    return line([(a - 1 / classes, b - 1 / classes) for a, b in zip(ordinary, shifted) if b > 1 / classes])
-
-
-def as_they_are(ordinary: list[float], shifted: list[float], classes: int) -> dict[str, float]:
-    """Members at chance are gone, but the others were not corrected: on this axis guessing has to be at 0,
-    whose logit is minus infinity."""
-    return line([(a, b) for a, b in zip(ordinary, shifted) if b > 1 / classes])
 
 
 # --- 9.3 ---
@@ -94,71 +74,16 @@ def with_maps(vit: VisionTransformer, images: Tensor, maps: dict[int, Tensor]) -
     return walk(vit, images, replace={i: Instead(map=p) for i, p in maps.items()}).logits
 
 
+def by_layer(vit: VisionTransformer, clean: Tensor, shifted: Tensor, chosen: Callable) -> list[Tensor]:
+    """For each layer, the logits of shifted images with maps chosen from {layer: map} of both."""
+    old, new = (dict(enumerate(maps_of(vit, images))) for images in (clean, shifted))
+    return [with_maps(vit, shifted, chosen(old, new, i)) for i in new]
+
+
 def repaired(vit: VisionTransformer, clean: Tensor, shifted: Tensor) -> list[Tensor]:
     """The logits of shifted images with one layer's map from the clean images and all other maps held: a list
     over layers."""
-    old, new = (dict(enumerate(maps_of(vit, images))) for images in (clean, shifted))
-    return [with_maps(vit, shifted, new | {i: old[i]}) for i in new]
-
-
-def repaired_by_hand(vit: VisionTransformer, clean: Tensor, shifted: Tensor) -> list[Tensor]:
-    """The same, block by block from the ViT's own modules, with both images' streams side by side."""
-
-    def map_and_value(block, x):
-        q, k, v = (
-            block.attn.qkv(block.norm1(x))
-            .reshape(*x.shape[:2], 3, block.attn.num_heads, -1)
-            .permute(2, 0, 3, 1, 4)
-        )
-        return (q @ k.mT * block.attn.scale).softmax(-1), v
-
-    def step(block, x, p):
-        v = map_and_value(block, x)[1]
-        x = x + block.attn.proj((p @ v).transpose(1, 2).flatten(2))
-        return x + block.mlp(block.norm2(x))
-
-    a, b = (vit.patch_embed(images) for images in (clean, shifted))
-    a, b = (torch.cat([vit.cls_token.expand(len(x), -1, -1), x], 1) + vit.pos_embed for x in (a, b))
-    streams = [b] * len(vit.blocks)  # one for each layer that is repaired
-    for i, block in enumerate(vit.blocks):
-        old, new = map_and_value(block, a)[0], map_and_value(block, b)[0]
-        streams = [step(block, x, old if i == layer else new) for layer, x in enumerate(streams)]
-        a, b = step(block, a, old), step(block, b, new)
-    return [vit.head(vit.norm(x)[:, 0]) for x in streams]
-
-
-def others_anew(vit: VisionTransformer, clean: Tensor, shifted: Tensor) -> list[Tensor]:
-    """Later layers made new maps from repaired tokens, and so they were repaired as well. Hold all others at
-    the maps of the shifted images."""
-    return [with_maps(vit, shifted, {i: p}) for i, p in enumerate(maps_of(vit, clean))]
-
-
-def one_more(vit: VisionTransformer, clean: Tensor, shifted: Tensor) -> list[Tensor]:
-    """Entry i has the clean maps of all layers up to i. Repair one layer at a time, or the last entry says
-    nothing about the last layer."""
-    old, new = (dict(enumerate(maps_of(vit, images))) for images in (clean, shifted))
-    return [with_maps(vit, shifted, new | {j: old[j] for j in range(i + 1)}) for i in new]
-
-
-def all_but_one(vit: VisionTransformer, clean: Tensor, shifted: Tensor) -> list[Tensor]:
-    """You repaired all layers but one. That tells which layer's damage is enough by itself; the task asks
-    which repair is."""
-    old, new = (dict(enumerate(maps_of(vit, images))) for images in (clean, shifted))
-    return [with_maps(vit, shifted, old | {i: new[i]}) for i in old]
-
-
-def clean_contents(vit: VisionTransformer, clean: Tensor, shifted: Tensor) -> list[Tensor]:
-    """Clean images were read with one map of the shifted ones: that breaks a layer. Start from the *shifted*
-    images and put in a clean map."""
-    return repaired(vit, shifted, clean)
-
-
-def mean_maps(vit: VisionTransformer, clean: Tensor, shifted: Tensor) -> list[Tensor]:
-    """The clean maps were averaged over the batch. Scene b's map belongs to scene b: the mean is a different
-    intervention."""
-    old, new = (dict(enumerate(maps_of(vit, images))) for images in (clean, shifted))
-    means = [p.mean(0, keepdim=True).expand_as(p) for p in old.values()]
-    return [with_maps(vit, shifted, new | {i: p}) for i, p in enumerate(means)]
+    return by_layer(vit, clean, shifted, lambda old, new, i: new | {i: old[i]})
 
 
 # --- 9.4 ---
@@ -184,13 +109,6 @@ def by_leverage(ordinary: Pool, shifted: Pool) -> np.ndarray:
     return 100 * (expit(y) - expit(y - (y - slope * x - intercept) / (1 - leverage)))
 
 
-def itself_in_pool(ordinary: Pool, shifted: Pool) -> list[float]:
-    """One line for all: each member helps to draw the line that it is judged by, which pulls its own verdict
-    towards 0. Fit again without it."""
-    fitted = fit_line(ordinary, shifted)
-    return [100 * (b - fitted.expected(a)) for a, b in zip(ordinary, shifted)]
-
-
 def lines_of_others(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """The value that the line of the others expects of each member, on the given axes."""
     expected = []
@@ -200,21 +118,7 @@ def lines_of_others(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return np.array(expected)
 
 
-def raw_accuracies(ordinary: Pool, shifted: Pool) -> np.ndarray:
-    """The lines were fitted to accuracies as they are. A point near 95 % is not a point near 60 %: fit on
-    logit axes."""
-    x, y = np.array(ordinary), np.array(shifted)
-    return 100 * (y - lines_of_others(x, y))
-
-
-def left_in_logits(ordinary: Pool, shifted: Pool) -> np.ndarray:
-    """The difference was taken on the logit axis. Bring the expected value back to an accuracy first; the
-    answer is in points."""
-    x, y = logit(ordinary), logit(shifted)
-    return y - lines_of_others(x, y)
-
-
-def axes_exchanged(ordinary: Pool, shifted: Pool) -> np.ndarray:
+def axes_exchanged(ordinary, shifted):
     """The line predicts the unshifted accuracy from the shifted one and was read backwards. Least squares is
     not symmetric: fit the shifted logit by the unshifted one."""
     x, y, expected = logit(ordinary), logit(shifted), []
@@ -227,9 +131,6 @@ def axes_exchanged(ordinary: Pool, shifted: Pool) -> np.ndarray:
 EXERCISES = (
     Exercise(
         "9.1",
-        "Two dials at once",
-        stars=1,
-        minutes=10,
         subject="logit axes",
         right=both,
         cases={
@@ -239,39 +140,24 @@ EXERCISES = (
         },
         also_right=(by_odds,),
         wrong={
-            "points": Wrong(
-                lambda plain, first, second: first + second - plain,
-                "You added losses in points. Two shifts that cost 45 and 50 points of 80 would leave less"
-                " than nothing: add them on the logit axis.",
-            ),
-            "shares": Wrong(
-                lambda plain, first, second: first * second / plain,
-                "You multiplied the shares of accuracy that are left. That is the sum on the axis of log a;"
-                " the task asks for the sum on that of the logit, log(a / (1 - a)).",
-            ),
-            "nothing subtracted": Wrong(
-                lambda plain, first, second: expit(logit(first) + logit(second)).item(),
-                "The logits of the two accuracies were added, not their losses: the logit without a shift"
-                " has to be subtracted once.",
-            ),
-            "left in logits": Wrong(
-                lambda plain, first, second: (logit(first) + logit(second) - logit(plain)).item(),
-                "That is a logit. Bring it back to an accuracy: 1 / (1 + exp(-x)).",
-            ),
-            "logits to base 10": Wrong(
-                lambda plain, first, second: expit(
-                    (logit(first) + logit(second) - logit(plain)) / log(10)
-                ).item(),
-                "The logits have base 10, and the way back has base e. Use one logarithm, the natural one.",
-            ),
+            "You added losses in points. Two shifts that cost 45 and 50 points of 80 would leave less"
+            " than nothing: add them on the logit axis.": lambda plain, first, second: first + second - plain,
+            "You multiplied the shares of accuracy that are left. That"
+            " is the sum on the axis of log a; the task asks for the sum"
+            " on that of the logit, log(a / (1 - a)).": lambda plain, first, second: first * second / plain,
+            "The logits of the two accuracies were added, not their losses: the logit without a shift has to"
+            " be subtracted once.": lambda plain, first, second: expit(logit(first) + logit(second)).item(),
+            "That is a logit. Bring it back to an accuracy: 1 / (1"
+            " + exp(-x)).": lambda plain, first, second: (logit(first) + logit(second) - logit(plain)).item(),
+            "The logits have base 10, and the way back has"
+            " base e. Use one logarithm, the natural one.": lambda plain, first, second: expit(
+                (logit(first) + logit(second) - logit(plain)) / log(10)
+            ).item(),
         },
         see="Worse than what?",
     ),
     Exercise(
         "9.2",
-        "The logit knows nothing of chance",
-        stars=2,
-        minutes=20,
         subject="effective robustness",
         right=chance_corrected,
         cases={
@@ -282,24 +168,23 @@ EXERCISES = (
             ),
             "4 classes, all above": lambda: ([0.55, 0.7, 0.8, 0.9], [0.3, 0.4, 0.6, 0.75], 4),
         },
-        also_right=(from_counts,),
         wrong={
-            "clipped": Wrong(clipped),
-            "one axis": Wrong(one_axis),
-            "not rescaled": Wrong(not_rescaled),
-            "C - 1": Wrong(
-                lambda ordinary, shifted, classes: chance_corrected(ordinary, shifted, classes - 1),
-                "You took 1 / (C - 1) for chance. Guessing among C classes is right 1/C of the time.",
+            "You took 1 / (C - 1) for chance. Guessing among C classes is right 1/C of"
+            " the time.": lambda ordinary, shifted, classes: chance_corrected(ordinary, shifted, classes - 1),
+            "Members at chance are gone, but the others were not corrected: on this axis"
+            " guessing has to be at 0, whose logit is minus infinity.": lambda ordinary, shifted, classes: (
+                line([(a, b) for a, b in zip(ordinary, shifted) if b > 1 / classes])
             ),
-            "not corrected": Wrong(as_they_are),
+            "Chance was subtracted and the rest not"
+            " rescaled: a perfect model has to stay at 1.": lambda ordinary, shifted, C: line(
+                [(a - 1 / C, b - 1 / C) for a, b in zip(ordinary, shifted) if b > 1 / C]
+            ),
+            **told(clipped, one_axis),
         },
         see="Worse than what?",
     ),
     Exercise(
         "9.3",
-        "Which layer lost the way?",
-        stars=2,
-        minutes=20,
         subject="interventions",
         right=repaired,
         cases={
@@ -310,22 +195,30 @@ EXERCISES = (
                 normal(2, 3, 16, 16, seed=2) + 0.5 * normal(2, 3, 16, 16, seed=3),
             ),
         },
-        also_right=(repaired_by_hand,),
         wrong={
-            "others made anew": Wrong(others_anew),
-            "one after the other": Wrong(one_more),
-            "all but one": Wrong(all_but_one),
-            "clean contents": Wrong(clean_contents),
-            "mean map": Wrong(mean_maps),
+            "Later layers made new maps from repaired tokens, and so they were repaired"
+            " as well. Hold all others at the maps of the shifted images.": lambda vit, clean, shifted: (
+                [with_maps(vit, shifted, {i: p}) for i, p in enumerate(maps_of(vit, clean))]
+            ),
+            "Clean images were read with one map of the shifted"
+            " ones: that breaks a layer. Start from the *shifted*"
+            " images and put in a clean map.": lambda vit, clean, shifted: repaired(vit, shifted, clean),
+            "Entry i has the clean maps of all layers up to i. Repair one layer"
+            " at a time, or the last entry says nothing about the last layer.": lambda *given: by_layer(
+                *given, lambda old, new, i: new | {j: old[j] for j in range(i + 1)}
+            ),
+            "You repaired all layers but one. That tells which layer's damage is enough by itself; the task"
+            " asks which repair is.": lambda *given: by_layer(*given, lambda old, new, i: old | {i: new[i]}),
+            "The clean maps were averaged over the batch. Scene b's map"
+            " belongs to scene b: the mean is a different intervention.": lambda *given: by_layer(
+                *given, lambda old, new, i: new | {i: old[i].mean(0, keepdim=True).expand_as(old[i])}
+            ),
         },
         see="Wrong place, or misread?",
         view=list,
     ),
     Exercise(
         "9.4",
-        "Every model outside its own pool",
-        stars=3,
-        minutes=25,
         subject="effective robustness",
         right=left_out,
         cases={
@@ -337,18 +230,23 @@ EXERCISES = (
         },
         also_right=(by_leverage,),
         wrong={
-            "itself in the pool": Wrong(itself_in_pool),
-            "raw accuracies": Wrong(raw_accuracies),
-            "left in logits": Wrong(left_in_logits),
-            "axes exchanged": Wrong(axes_exchanged),
-            "shares": Wrong(
-                lambda ordinary, shifted: [points / 100 for points in left_out(ordinary, shifted)],
-                "These are shares, from 0 to 1. The task asks for points: 100 times as much.",
+            "These are shares, from 0 to 1. The task asks for points: 100 times"
+            " as much.": lambda ordinary, shifted: [points / 100 for points in left_out(ordinary, shifted)],
+            "The sign is turned round: above the line is more robust, so it is found"
+            " less expected.": lambda ordinary, shifted: [-points for points in left_out(ordinary, shifted)],
+            "One line for all: each member helps to draw the line that it is judged"
+            " by, which pulls its own verdict towards 0. Fit again without it.": lambda ordinary, shifted: (
+                [100 * (b - fit_line(ordinary, shifted).expected(a)) for a, b in zip(ordinary, shifted)]
             ),
-            "sign": Wrong(
-                lambda ordinary, shifted: [-points for points in left_out(ordinary, shifted)],
-                "The sign is turned round: above the line is more robust, so it is found less expected.",
+            "The lines were fitted to accuracies as they are. A point"
+            " near 95 % is not a point near 60 %: fit on logit axes.": lambda ordinary, shifted: (
+                100 * (shifted - lines_of_others(np.array(ordinary), np.array(shifted)))
             ),
+            "The difference was taken on the logit axis. Bring the expected"
+            " value back to an accuracy first; the answer is in points.": lambda ordinary, shifted: (
+                logit(shifted) - lines_of_others(logit(ordinary), logit(shifted))
+            ),
+            **told(axes_exchanged),
         },
         see="Worse than what?",
         view=lambda result: torch.as_tensor(result, dtype=torch.float64),

@@ -7,7 +7,7 @@ from statistics import pstdev, stdev
 import numpy as np
 from scipy import stats
 
-from atbook.exercises.judging import Exercise, Wrong
+from atbook.exercises.judging import Exercise, told
 from atfamily.measures import accounting
 
 # --- 10.1 ---
@@ -30,54 +30,21 @@ def _scores(N: int, D: int) -> int:
     return 2 * product(N, D, D) + product(N, D, N)
 
 
+def _teacher(N: int, L: int, D: int) -> int:
+    """A teacher up to the scores of its last layer."""
+    return (L - 1) * _block(N, D) + _scores(N, D)
+
+
 def at_inference(N: int, L: int, D: int, teacher_D: int) -> Costs:
     """What the blocks of a distilled and of a copying student take an image."""
-    teacher = (L - 1) * _block(N, teacher_D) + _scores(N, teacher_D)
-    return {"distill": L * _block(N, D), "copy": teacher + L * (_block(N, D) - _scores(N, D))}
+    student = L * (_block(N, D) - _scores(N, D))
+    return {"distill": L * _block(N, D), "copy": _teacher(N, L, teacher_D) + student}
 
 
 def by_accounting(N: int, L: int, D: int, teacher_D: int) -> Costs:
     """The same with atlib's count."""
     own, teacher = (accounting.Shape(N, 0, L, width, 4 * width, 0, 0) for width in (D, teacher_D))
     return {"distill": accounting.plain(own), "copy": accounting.copy_inference(own, L, teacher)}
-
-
-def without_teacher(N: int, L: int, D: int, teacher_D: int) -> Costs:
-    """Copy's teacher is missing. The maps of a new image are the teacher's maps of that image: it runs for
-    every one, at inference too."""
-    return at_inference(N, L, D, teacher_D) | {"copy": L * (_block(N, D) - _scores(N, D))}
-
-
-def teacher_to_the_end(N: int, L: int, D: int, teacher_D: int) -> Costs:
-    """The teacher ran to its end. Nobody reads what comes after the map of its last layer: stop it there."""
-    student = L * (_block(N, D) - _scores(N, D))
-    return at_inference(N, L, D, teacher_D) | {"copy": L * _block(N, teacher_D) + student}
-
-
-def student_keeps_scores(N: int, L: int, D: int, teacher_D: int) -> Costs:
-    """The copying student still makes its own queries, keys and scores, which its map, the teacher's, does
-    not need. Take them away."""
-    teacher = (L - 1) * _block(N, teacher_D) + _scores(N, teacher_D)
-    return at_inference(N, L, D, teacher_D) | {"copy": teacher + L * _block(N, D)}
-
-
-def distill_with_teacher(N: int, L: int, D: int, teacher_D: int) -> Costs:
-    """Distill has a teacher in your count. It has one in training only: at inference the student makes its
-    own maps."""
-    costs = at_inference(N, L, D, teacher_D)
-    return costs | {"distill": costs["distill"] + (L - 1) * _block(N, teacher_D) + _scores(N, teacher_D)}
-
-
-def one_for_both(N: int, L: int, D: int, teacher_D: int) -> Costs:
-    """Your numbers are half of the right ones. Multiplications and additions are counted apart: a product of
-    (n, m) by (m, k) has 2 n m k."""
-    return {name: cost // 2 for name, cost in at_inference(N, L, D, teacher_D).items()}
-
-
-def teacher_as_narrow(N: int, L: int, D: int, teacher_D: int) -> Costs:
-    """The teacher is counted with the student's width. Its own is `teacher_D`, and the cost of its
-    projections grows with the square of it."""
-    return at_inference(N, L, D, D)
 
 
 # --- 10.2 ---
@@ -100,41 +67,6 @@ def in_a_loop(pilot: list[float], difference: float, t: Critical) -> int:
     while t[S - 1] * spread * S**-0.5 >= difference:
         S += 1
     return S
-
-
-def with_the_normals(pilot: list[float], difference: float, t: Critical) -> int:
-    """You took 1.96, the normal distribution's value. The spread is estimated from these few seeds too, so
-    take `t[S - 1]`, which is larger."""
-    return _fewest(lambda S: 1.96 * stdev(pilot) / sqrt(S), difference, max(t))
-
-
-def of_the_pilots_size(pilot: list[float], difference: float, t: Critical) -> int:
-    """You took the critical value of the pilot's number of seeds. It is that of the study you plan, with
-    S - 1 degrees of freedom for S seeds."""
-    return _fewest(lambda S: t[len(pilot) - 1] * stdev(pilot) / sqrt(S), difference, max(t))
-
-
-def without_root(pilot: list[float], difference: float, t: Critical) -> int:
-    """You divided by S. The standard error of a mean is the spread divided by the root of S."""
-    return _fewest(lambda S: t[S - 1] * stdev(pilot) / S, difference, max(t))
-
-
-def of_a_population(pilot: list[float], difference: float, t: Critical) -> int:
-    """The spread was divided by the number of seeds. It is a sample's: divide the squares by that number less
-    one."""
-    return _fewest(lambda S: t[S - 1] * pstdev(pilot) / sqrt(S), difference, max(t))
-
-
-def whole_width(pilot: list[float], difference: float, t: Critical) -> int:
-    """You asked for an interval whose whole width is below the difference. It is enough that it does not
-    reach from the difference to zero: half of the width."""
-    return _fewest(lambda S: 2 * t[S - 1] * stdev(pilot) / sqrt(S), difference, max(t))
-
-
-def of_one_run(pilot: list[float], difference: float, t: Critical) -> int:
-    """You compared the spread of single seeds with the difference. What is compared is the mean of S seeds:
-    divide by the root of S."""
-    return _fewest(lambda S: t[S - 1] * stdev(pilot), difference, max(t))
 
 
 def critical(most: int) -> Critical:
@@ -163,24 +95,7 @@ def by_segments(labels: list[int], scratch: list[float], accuracy: float) -> flo
     return inf
 
 
-def on_a_plain_axis(labels: list[int], scratch: list[float], accuracy: float) -> float:
-    """You interpolated on a plain axis of labels. Accuracy grows with the logarithm of their number: draw the
-    straight line there."""
-    return inf if accuracy > scratch[-1] else float(np.interp(accuracy, scratch, labels))
-
-
-def never_infinite(labels: list[int], scratch: list[float], accuracy: float) -> float:
-    """An accuracy above the whole curve gets the last number of labels. Nothing was measured beyond it:
-    return infinity."""
-    return float(np.exp(np.interp(accuracy, scratch, np.log(labels))))
-
-
-def next_point(labels: list[int], scratch: list[float], accuracy: float) -> float:
-    """You took the first measured point that reaches the accuracy. Between two points, interpolate."""
-    return next((float(n) for n, other in zip(labels, scratch) if other >= accuracy), inf)
-
-
-def extrapolated(labels: list[int], scratch: list[float], accuracy: float) -> float:
+def extrapolated(labels, scratch, accuracy):
     """You went on beyond the last point, along the last segment. A curve that bends may never get there:
     return infinity."""
     if accuracy <= scratch[-1]:
@@ -192,9 +107,6 @@ def extrapolated(labels: list[int], scratch: list[float], accuracy: float) -> fl
 EXERCISES = (
     Exercise(
         "10.1",
-        "What an image costs",
-        stars=2,
-        minutes=20,
         subject="costs",
         right=at_inference,
         cases={
@@ -203,20 +115,34 @@ EXERCISES = (
         },
         also_right=(by_accounting,),
         wrong={
-            "no teacher": Wrong(without_teacher),
-            "teacher to the end": Wrong(teacher_to_the_end),
-            "student's own scores": Wrong(student_keeps_scores),
-            "teacher of a distilled student": Wrong(distill_with_teacher),
-            "multiply-adds": Wrong(one_for_both),
-            "the teacher's width": Wrong(teacher_as_narrow),
+            "Copy's teacher is missing. The maps of a new image are the teacher's"
+            " maps of that image: it runs for every one, at inference too.": lambda N, L, D, teacher_D: (
+                at_inference(N, L, D, teacher_D) | {"copy": L * (_block(N, D) - _scores(N, D))}
+            ),
+            "Your numbers are half of the right ones. Multiplications and additions"
+            " are counted apart: a product of (n, m) by (m, k) has 2 n m k.": lambda N, L, D, teacher_D: (
+                {name: cost // 2 for name, cost in at_inference(N, L, D, teacher_D).items()}
+            ),
+            "The teacher is counted with the student's width. Its own is `teacher_D`, and the cost of its"
+            " projections grows with the square of it.": lambda N, L, D, teacher_D: at_inference(N, L, D, D),
+            "The teacher ran to its end. Nobody reads what comes"
+            " after the map of its last layer: stop it there.": lambda N, L, D, teacher_D: (
+                at_inference(N, L, D, teacher_D)
+                | {"copy": L * (_block(N, teacher_D) + _block(N, D) - _scores(N, D))}
+            ),
+            "The copying student still makes its own queries, keys and scores,"
+            " which its map, the teacher's, does not need. Take them away.": lambda N, L, D, teacher_D: (
+                at_inference(N, L, D, teacher_D) | {"copy": _teacher(N, L, teacher_D) + L * _block(N, D)}
+            ),
+            "Distill has a teacher in your count. It has one in training"
+            " only: at inference the student makes its own maps.": lambda N, L, D, teacher_D: (
+                at_inference(N, L, D, teacher_D) | {"distill": L * _block(N, D) + _teacher(N, L, teacher_D)}
+            ),
         },
         see="What does it cost?",
     ),
     Exercise(
         "10.2",
-        "How many seeds?",
-        stars=2,
-        minutes=15,
         subject="seeds",
         right=seeds_needed,
         cases={
@@ -226,20 +152,35 @@ EXERCISES = (
         },
         also_right=(in_a_loop,),
         wrong={
-            "1.96": Wrong(with_the_normals),
-            "the pilot's degrees of freedom": Wrong(of_the_pilots_size),
-            "no root": Wrong(without_root),
-            "a population's spread": Wrong(of_a_population),
-            "whole width": Wrong(whole_width),
-            "one run": Wrong(of_one_run),
+            "You took 1.96, the normal distribution's value. The spread is estimated"
+            " from these few seeds too, so take `t[S - 1]`, which is larger.": lambda pilot, difference, t: (
+                _fewest(lambda S: 1.96 * stdev(pilot) / sqrt(S), difference, max(t))
+            ),
+            "You took the critical value of the pilot's number of seeds. It is that of"
+            " the study you plan, with S - 1 degrees of freedom for S seeds.": lambda pilot, difference, t: (
+                _fewest(lambda S: t[len(pilot) - 1] * stdev(pilot) / sqrt(S), difference, max(t))
+            ),
+            "You divided by S. The standard error of a"
+            " mean is the spread divided by the root of S.": lambda pilot, difference, t: _fewest(
+                lambda S: t[S - 1] * stdev(pilot) / S, difference, max(t)
+            ),
+            "The spread was divided by the number of seeds. It is a"
+            " sample's: divide the squares by that number less one.": lambda pilot, difference, t: _fewest(
+                lambda S: t[S - 1] * pstdev(pilot) / sqrt(S), difference, max(t)
+            ),
+            "You asked for an interval whose whole width is below the difference. It is enough that it"
+            " does not reach from the difference to zero: half of the width.": lambda pilot, difference, t: (
+                _fewest(lambda S: 2 * t[S - 1] * stdev(pilot) / sqrt(S), difference, max(t))
+            ),
+            "You compared the spread of single seeds with the difference. What"
+            " is compared is the mean of S seeds: divide by the root of S.": lambda pilot, difference, t: (
+                _fewest(lambda S: t[S - 1] * stdev(pilot), difference, max(t))
+            ),
         },
         see="What is not known?",
     ),
     Exercise(
         "10.3",
-        "How many labels is a map worth?",
-        stars=1,
-        minutes=15,
         subject="labels",
         right=labels_worth,
         cases={
@@ -249,14 +190,21 @@ EXERCISES = (
         },
         also_right=(by_segments,),
         wrong={
-            "plain axis": Wrong(on_a_plain_axis),
-            "never infinite": Wrong(never_infinite),
-            "next point": Wrong(next_point),
-            "extrapolated": Wrong(extrapolated),
-            "a multiple": Wrong(
-                lambda labels, scratch, accuracy: labels_worth(labels, scratch, accuracy) / labels[0],
-                "You divided by the first number of labels. The number itself is asked for.",
+            "You interpolated on a plain axis of labels. Accuracy grows with the"
+            " logarithm of their number: draw the straight line there.": lambda labels, scratch, accuracy: (
+                inf if accuracy > scratch[-1] else float(np.interp(accuracy, scratch, labels))
             ),
+            "An accuracy above the whole curve gets the last number of"
+            " labels. Nothing was measured beyond it: return infinity.": lambda labels, scratch, accuracy: (
+                float(np.exp(np.interp(accuracy, scratch, np.log(labels))))
+            ),
+            "You took the first measured point that reaches"
+            " the accuracy. Between two points, interpolate.": lambda labels, scratch, accuracy: next(
+                (float(n) for n, other in zip(labels, scratch) if other >= accuracy), inf
+            ),
+            "You divided by the first number of labels. The number itself is asked"
+            " for.": lambda labels, scratch, accuracy: labels_worth(labels, scratch, accuracy) / labels[0],
+            **told(extrapolated),
         },
         see="How many labels?",
     ),

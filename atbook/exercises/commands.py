@@ -5,11 +5,26 @@ import argparse
 import json
 import re
 from pathlib import Path
+from typing import NamedTuple
 
-from atbook.exercises.judging import find
-
+HEAD = re.compile(r"^### Exercise (\w+\.\d+)\. (.+)\n\n(★+) (\d+) minutes\.", re.MULTILINE)
 CHECK = re.compile(r"^\s*check\(\s*[\"'](\w+\.\w+)[\"']", re.MULTILINE)
 SAID = re.compile(r"^Exercise (\w+\.\w+): (.*)$", re.MULTILINE)
+
+
+class Heading(NamedTuple):
+    """What a reader sees above an exercise."""
+
+    title: str
+    #: How hard it is, from 1 to 3.
+    stars: int
+    #: How long it may take.
+    minutes: int
+
+
+def headings(text: str) -> dict[str, Heading]:
+    """{number: heading} of the exercises in a page's text."""
+    return {number: Heading(title, len(stars), int(n)) for number, title, stars, n in HEAD.findall(text)}
 
 
 def verdicts(path: Path) -> dict[str, str]:
@@ -49,8 +64,15 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
 def exercises_command(arguments: argparse.Namespace) -> int:
     """Print the verdicts; 0 where all are right, 1 where one is not."""
     said = verdicts(arguments.notebook)
+    cells = json.loads(arguments.notebook.read_text(encoding="utf-8"))["cells"]
+    above = {number: head for cell in cells for number, head in headings("".join(cell["source"])).items()}
     listed = [
-        {"number": number, "title": title_of(number), "right": says.startswith("right"), "says": says}
+        {
+            "number": number,
+            "title": above[number].title if number in above else "",
+            "right": says.startswith("right"),
+            "says": says,
+        }
         for number, says in said.items()
     ]
     if arguments.json:
@@ -60,8 +82,3 @@ def exercises_command(arguments: argparse.Namespace) -> int:
             print(f"{verdict['number']:6} {verdict['says']}")
         print(f"{sum(verdict['right'] for verdict in listed)} of {len(listed)} right")
     return 0 if listed and all(verdict["right"] for verdict in listed) else 1
-
-
-def title_of(number: str) -> str:
-    """The title of a chapter's exercise; none of a graded task, whose checks come with its assignment."""
-    return "" if number.startswith("A") else find(number).title

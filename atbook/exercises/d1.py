@@ -5,7 +5,7 @@ from timm.layers import Attention
 from torch import Tensor
 
 from atbook.exercises.inputs import maps, normal
-from atbook.exercises.judging import Exercise, Wrong
+from atbook.exercises.judging import Exercise, told
 from atlib import walk
 
 # --- D1.1 ---
@@ -33,19 +33,24 @@ def by_jacobian(p: Tensor, grad: Tensor) -> Tensor:
 
 def maps_of(x: Tensor, W_qkv: Tensor, b_qkv: Tensor, heads: int) -> Tensor:
     """The maps of all images and heads."""
-    B, N, D = x.shape
-    q, k, _ = (x @ W_qkv.T + b_qkv).reshape(B, N, 3, heads, D // heads).permute(2, 0, 3, 1, 4)
-    return (q @ k.mT / (D // heads) ** 0.5).softmax(-1)
+    return maps_by(x, W_qkv, b_qkv, heads)
 
 
-def one_at_a_time(x: Tensor, W_qkv: Tensor, b_qkv: Tensor, heads: int) -> Tensor:
-    """The same with the loops of the chapter."""
-    p = []
-    for tokens in x:
-        q, k, _ = (tokens @ W_qkv.T + b_qkv).chunk(3, dim=-1)
-        pairs = zip(q.chunk(heads, dim=-1), k.chunk(heads, dim=-1))
-        p.append(torch.stack([(a @ b.T / a.shape[-1] ** 0.5).softmax(-1) for a, b in pairs]))
-    return torch.stack(p)
+def maps_by(
+    x: Tensor,
+    W_qkv: Tensor,
+    b_qkv: Tensor,
+    heads: int,
+    order: str = "phd",
+    width: int | None = None,
+    axis: int = -1,
+) -> Tensor:
+    """Maps, where a token's numbers are in the order of parts (q, k, v), heads and d channels, the scores are
+    divided by the root of `width`, and the softmax runs over `axis`."""
+    sizes = {"p": 3, "h": heads, "d": x.shape[-1] // heads}
+    parts = (x @ W_qkv.T + b_qkv).unflatten(-1, [sizes[name] for name in order])
+    q, k, _ = torch.einsum(f"bn{order}->pbhnd", parts)
+    return (q @ k.mT / (width or sizes["d"]) ** 0.5).softmax(axis)
 
 
 @torch.no_grad()
@@ -57,37 +62,7 @@ def by_timm(x: Tensor, W_qkv: Tensor, b_qkv: Tensor, heads: int) -> Tensor:
     return walk(attn, x).layers[0].map
 
 
-def heads_first(x: Tensor, W_qkv: Tensor, b_qkv: Tensor, heads: int) -> Tensor:
-    """You split into heads first, and inside of each into q, k and v. timm keeps all of q, then all of k,
-    then all of v: reshape to (B, N, 3, heads, d)."""
-    B, N, D = x.shape
-    q, k, _ = (x @ W_qkv.T + b_qkv).reshape(B, N, heads, 3, D // heads).permute(3, 0, 2, 1, 4)
-    return (q @ k.mT / (D // heads) ** 0.5).softmax(-1)
-
-
-def interleaved(x: Tensor, W_qkv: Tensor, b_qkv: Tensor, heads: int) -> Tensor:
-    """You gave each head every `heads`-th channel. A head's channels lie side by side: (heads, d), not (d,
-    heads)."""
-    B, N, D = x.shape
-    q, k, _ = (x @ W_qkv.T + b_qkv).reshape(B, N, 3, D // heads, heads).permute(2, 0, 4, 1, 3)
-    return (q @ k.mT / (D // heads) ** 0.5).softmax(-1)
-
-
-def models_width(x: Tensor, W_qkv: Tensor, b_qkv: Tensor, heads: int) -> Tensor:
-    """Scores are divided by √D, the model's width. A head's q · k has d = D / heads terms, so it is √d."""
-    B, N, D = x.shape
-    q, k, _ = (x @ W_qkv.T + b_qkv).reshape(B, N, 3, heads, D // heads).permute(2, 0, 3, 1, 4)
-    return (q @ k.mT / D**0.5).softmax(-1)
-
-
-def over_queries(x: Tensor, W_qkv: Tensor, b_qkv: Tensor, heads: int) -> Tensor:
-    """Columns sum to 1 instead of rows. The softmax runs over keys, the last axis."""
-    B, N, D = x.shape
-    q, k, _ = (x @ W_qkv.T + b_qkv).reshape(B, N, 3, heads, D // heads).permute(2, 0, 3, 1, 4)
-    return (q @ k.mT / (D // heads) ** 0.5).softmax(-2)
-
-
-def not_permuted(x: Tensor, W_qkv: Tensor, b_qkv: Tensor, heads: int) -> Tensor:
+def not_permuted(x, W_qkv, b_qkv, heads):
     """Heads were cut by reshape(B, heads, N, d), which mixes tokens and channels. Make (B, N, heads, d)
     first, and then exchange axes."""
     B, N, D = x.shape
@@ -95,14 +70,7 @@ def not_permuted(x: Tensor, W_qkv: Tensor, b_qkv: Tensor, heads: int) -> Tensor:
     return (q @ k.mT / (D // heads) ** 0.5).softmax(-1)
 
 
-def not_scaled(x: Tensor, W_qkv: Tensor, b_qkv: Tensor, heads: int) -> Tensor:
-    """Scores are not divided by √d, so maps are too sharp."""
-    B, N, D = x.shape
-    q, k, _ = (x @ W_qkv.T + b_qkv).reshape(B, N, 3, heads, D // heads).permute(2, 0, 3, 1, 4)
-    return (q @ k.mT).softmax(-1)
-
-
-def keys_ask(x: Tensor, W_qkv: Tensor, b_qkv: Tensor, heads: int) -> Tensor:
+def keys_ask(x, W_qkv, b_qkv, heads):
     """Keys ask and queries answer: the scores are k qᵀ. A row belongs to a query, so they are q kᵀ."""
     B, N, D = x.shape
     q, k, _ = (x @ W_qkv.T + b_qkv).reshape(B, N, 3, heads, D // heads).permute(2, 0, 3, 1, 4)
@@ -112,9 +80,6 @@ def keys_ask(x: Tensor, W_qkv: Tensor, b_qkv: Tensor, heads: int) -> Tensor:
 EXERCISES = (
     Exercise(
         "D1.1",
-        "Backwards through a softmax",
-        stars=2,
-        minutes=20,
         subject="gradients",
         right=softmax_backward,
         cases={
@@ -126,58 +91,42 @@ EXERCISES = (
         },
         also_right=(by_autograd, by_jacobian),
         wrong={
-            "the diagonal only": Wrong(
-                lambda p, grad: p * (1 - p) * grad,
-                "p(1 - p) is how a share answers to its own score. A score moves all shares of its row:"
-                " ∂p_j/∂z_k = p_j (1 - p_j) where k = j, and -p_j p_k elsewhere.",
-            ),
-            "over queries": Wrong(
-                lambda p, grad: p * (grad - (p * grad).sum(-2, keepdim=True)),
-                "You summed over queries, down a column. A softmax runs along a row: sum over keys, the last"
-                " axis.",
-            ),
-            "keepdim": Wrong(
-                lambda p, grad: p * (grad - (p * grad).sum(-1)),
-                "The sum lost its axis, so row i's sum was taken away from column i. Keep the axis:"
-                " .sum(-1, keepdim=True).",
-            ),
-            "p in front missing": Wrong(
-                lambda p, grad: grad - (p * grad).sum(-1, keepdim=True),
-                "The factor p in front is missing. A share of nearly 0 hardly moves, so its score must get"
-                " nearly no gradient.",
-            ),
-            "an even mean": Wrong(
-                lambda p, grad: p * (grad - grad.mean(-1, keepdim=True)),
-                "You took away the plain mean of the row's gradients. They count by their shares: Σ_j p_j"
-                " grad_j.",
-            ),
+            "p(1 - p) is how a share answers to its own score. A score moves all shares of its row: ∂p_j/∂z_k"
+            " = p_j (1 - p_j) where k = j, and -p_j p_k elsewhere.": lambda p, grad: p * (1 - p) * grad,
+            "You summed over queries, down a column. A softmax runs along a row:"
+            " sum over keys, the last axis.": lambda p, grad: p * (grad - (p * grad).sum(-2, keepdim=True)),
+            "The sum lost its axis, so row i's sum was taken away from column"
+            " i. Keep the axis: .sum(-1, keepdim=True).": lambda p, grad: p * (grad - (p * grad).sum(-1)),
+            "The factor p in front is missing. A share of nearly 0 hardly moves, so its"
+            " score must get nearly no gradient.": lambda p, grad: grad - (p * grad).sum(-1, keepdim=True),
+            "You took away the plain mean of the row's gradients. They count"
+            " by their shares: Σ_j p_j grad_j.": lambda p, grad: p * (grad - grad.mean(-1, keepdim=True)),
         },
         see="Why divide by √d",
     ),
     Exercise(
         "D1.2",
-        "All heads at once, in timm's layout",
-        stars=2,
-        minutes=20,
         subject="attention",
         right=maps_of,
         cases={
             "4 heads of width 4": lambda: (normal(2, 5, 16), normal(48, 16, seed=1), normal(48, seed=2), 4),
             "2 heads of width 3": lambda: (normal(3, 7, 6), normal(18, 6, seed=1), normal(18, seed=2), 2),
         },
-        also_right=(one_at_a_time, by_timm),
+        also_right=(by_timm,),
         wrong={
-            "heads first": Wrong(heads_first),
-            "interleaved heads": Wrong(interleaved),
-            "not permuted": Wrong(not_permuted),
-            "scale of the model": Wrong(models_width),
-            "no scale": Wrong(not_scaled),
-            "keys ask": Wrong(keys_ask),
-            "softmax over queries": Wrong(over_queries),
-            "bias forgotten": Wrong(
-                lambda x, W_qkv, b_qkv, heads: maps_of(x, W_qkv, 0 * b_qkv, heads),
-                "The bias is missing: q, k and v are x Wᵀ + b. A bias on q changes which keys a token likes.",
+            "The bias is missing: q, k and v are x Wᵀ + b. A bias on q changes"
+            " which keys a token likes.": lambda x, W_qkv, b_qkv, heads: maps_of(x, W_qkv, 0 * b_qkv, heads),
+            "You split into heads first, and inside of each into q, k and v. timm keeps all of q, then all of"
+            " k, then all of v: reshape to (B, N, 3, heads, d).": lambda *layer: maps_by(*layer, order="hpd"),
+            "You gave each head every `heads`-th channel. A head's channels"
+            " lie side by side: (heads, d), not (d, heads).": lambda *layer: maps_by(*layer, order="pdh"),
+            "Scores are divided by √D, the model's width. A head's q · k"
+            " has d = D / heads terms, so it is √d.": lambda x, *layer: maps_by(x, *layer, width=x.shape[-1]),
+            "Scores are not divided by √d, so maps are too sharp.": lambda *layer: maps_by(*layer, width=1),
+            "Columns sum to 1 instead of rows. The softmax runs over keys, the last axis.": lambda *layer: (
+                maps_by(*layer, axis=-2)
             ),
+            **told(not_permuted, keys_ask),
         },
         see="Tokens that listen to each other",
     ),

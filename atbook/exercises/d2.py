@@ -10,7 +10,7 @@ from scipy.stats import ttest_ind
 from torch import Tensor
 
 from atbook.exercises.inputs import normal
-from atbook.exercises.judging import Exercise, Wrong
+from atbook.exercises.judging import Exercise, told
 
 # --- D2.1 ---
 
@@ -27,12 +27,6 @@ def by_regression(accuracy: Tensor) -> dict[str, Tensor]:
     return regressed(accuracy, (-0.5, 0.5))
 
 
-def with_dummies(accuracy: Tensor) -> dict[str, Tensor]:
-    """These are the coefficients of a regression on 0 and 1. They say what features add under *useless*
-    routing, not on average; code the two levels as -1/2 and +1/2."""
-    return regressed(accuracy, (0.0, 1.0))
-
-
 def regressed(accuracy: Tensor, codes: tuple[float, float]) -> dict[str, Tensor]:
     """Coefficients of features, routing and their product, where `codes` stand for useless and useful."""
     seeds = len(accuracy)
@@ -44,26 +38,12 @@ def regressed(accuracy: Tensor, codes: tuple[float, float]) -> dict[str, Tensor]
     return dict(zip(("features", "routing", "interaction"), effects))
 
 
-def under_the_useful(accuracy: Tensor) -> dict[str, Tensor]:
+def under_the_useful(accuracy):
     """You took what features add under *useful* routing, and routing with useful features: one side of the
     square each. A main effect is the mean of two opposite sides."""
     corner = accuracy.mean(0)
     features, routing = corner[1, 1] - corner[0, 1], corner[1, 1] - corner[1, 0]
     return corner_effects(accuracy) | {"features": features, "routing": routing}
-
-
-def halved(accuracy: Tensor) -> dict[str, Tensor]:
-    """The interaction is halved. The task asks for the whole difference: how many points more features add
-    under useful routing than under useless."""
-    effects = corner_effects(accuracy)
-    return effects | {"interaction": effects["interaction"] / 2}
-
-
-def added(accuracy: Tensor) -> dict[str, Tensor]:
-    """You added what features do in the two columns. An interaction is how much the two *differ*; it is 0
-    where features are worth the same everywhere."""
-    effects = corner_effects(accuracy)
-    return effects | {"interaction": 2 * effects["features"]}
 
 
 # --- D2.2 ---
@@ -86,10 +66,15 @@ def interval(difference: float, parts: list[tuple[float, int]]) -> dict[str, flo
     return {"mean": difference, "low": difference - reach, "high": difference + reach}
 
 
+def compared_means(find: World, match: World, squared_error: Callable) -> dict[str, float]:
+    """How much more a message adds in Find than in Match, with this squared error of a mean."""
+    a, b = what_a_message_adds(find), what_a_message_adds(match)
+    return interval(mean(a) - mean(b), [(squared_error(sample), len(sample)) for sample in (a, b)])
+
+
 def more_of_a_message(find: World, match: World) -> dict[str, float]:
     """How much more a message adds in Find than in Match."""
-    a, b = what_a_message_adds(find), what_a_message_adds(match)
-    return interval(mean(a) - mean(b), [(variance(sample) / len(sample), len(sample)) for sample in (a, b)])
+    return compared_means(find, match, lambda sample: variance(sample) / len(sample))
 
 
 def by_scipy(find: World, match: World) -> dict[str, float]:
@@ -99,7 +84,7 @@ def by_scipy(find: World, match: World) -> dict[str, float]:
     return {"mean": (low + high) / 2, "low": low, "high": high}
 
 
-def nothing_paired(find: World, match: World) -> dict[str, float]:
+def nothing_paired(find, match):
     """You treated four lists as independent. Inside a world a seed's two students share labels and chance:
     subtract them seed by seed (where both are there), and what they share is gone."""
     lists = [list(world[name].values()) for world in (find, match) for name in ("copy", "copy-routing-twin")]
@@ -107,7 +92,7 @@ def nothing_paired(find: World, match: World) -> dict[str, float]:
     return interval(a - b - (c - d), [(variance(sample) / len(sample), len(sample)) for sample in lists])
 
 
-def worlds_paired(find: World, match: World) -> dict[str, float]:
+def worlds_paired(find, match):
     """Seeds of Find were paired with seeds of Match. Their images are different: nothing shared could cancel,
     and seeds are thrown away. The squared errors of the two means add."""
     four = [world[name] for world in (find, match) for name in ("copy", "copy-routing-twin")]
@@ -116,31 +101,13 @@ def worlds_paired(find: World, match: World) -> dict[str, float]:
     return interval(mean(differences), [(variance(differences) / len(seeds), len(seeds))])
 
 
-def normals_interval(find: World, match: World) -> dict[str, float]:
+def normals_interval(find, match):
     """1.96 errors are right when the spread is known. From few seeds it is estimated itself: take Student's t
     with Welch's degrees of freedom."""
     a, b = what_a_message_adds(find), what_a_message_adds(match)
     reach = student.ppf(0.975, 1e9) * sqrt(variance(a) / len(a) + variance(b) / len(b))
     difference = mean(a) - mean(b)
     return {"mean": difference, "low": difference - reach, "high": difference + reach}
-
-
-def spread_for_error(find: World, match: World) -> dict[str, float]:
-    """You took the variance of single seeds. A mean of n seeds has that variance divided by n."""
-    a, b = what_a_message_adds(find), what_a_message_adds(match)
-    return interval(mean(a) - mean(b), [(variance(sample), len(sample)) for sample in (a, b)])
-
-
-def divided_by_n(find: World, match: World) -> dict[str, float]:
-    """The squared deviations were divided by n. They are taken from the seeds' own mean, which lies too near
-    to them: divide by n - 1 (statistics.variance)."""
-    a, b = what_a_message_adds(find), what_a_message_adds(match)
-    return interval(mean(a) - mean(b), [(pvariance(sample) / len(sample), len(sample)) for sample in (a, b)])
-
-
-def turned(find: World, match: World) -> dict[str, float]:
-    """The sign is turned: the task asks how much *more* a message adds in Find than in Match."""
-    return more_of_a_message(match, find)
 
 
 def numbered(*accuracies: float, first: int = 0) -> Seeds:
@@ -178,37 +145,7 @@ def at(runs: Search, rate: float) -> float:
     return mean(test for _, test in runs[rate])
 
 
-def by_tensors(one: Search, other: Search) -> float | str:
-    """The same, with tables of all runs."""
-    rates = sorted(one)
-    if rates != sorted(other):
-        return "searched unequally"
-    tables = [torch.tensor([runs[rate] for rate in rates], dtype=torch.float64) for runs in (one, other)]
-    means = [table.mean(1) for table in tables]  # (rates, validation and test)
-    best = [mean_of_rate[:, 0].argmax().item() for mean_of_rate in means]
-    if {0, len(rates) - 1} & {*best}:
-        return "search on"
-    return (means[0][best[0], 1] - means[1][best[1], 1]).item()
-
-
-def by_test_images(one: Search, other: Search) -> float | str:
-    """The rate was chosen on test images, so its number is too good: the luck of the choice is in it. Choose
-    on validation, then read the test once."""
-    return compared(one, other, lambda runs: max(runs, key=lambda rate: at(runs, rate)))
-
-
-def by_the_best_seed(one: Search, other: Search) -> float | str:
-    """The best single run chose the rate. That is the luckiest seed: choose by the mean over seeds."""
-    return compared(one, other, lambda runs: max(runs, key=lambda rate: max(runs[rate])[0]))
-
-
-def at_one_rate(one: Search, other: Search) -> float | str:
-    """Both corners were read at the first one's rate. The same recipe is not equal tuning: each corner has
-    the rate that is best for itself."""
-    return compared(one, other, lambda runs: best_rate(one))
-
-
-def without_a_look_at_the_ends(one: Search, other: Search) -> float | str:
+def without_a_look_at_the_ends(one, other):
     """A best rate at the end of the search was taken. Beyond it may be better: "search on". With one rate for
     all, both ends are there."""
     if set(one) != set(other):
@@ -216,7 +153,7 @@ def without_a_look_at_the_ends(one: Search, other: Search) -> float | str:
     return at(one, best_rate(one)) - at(other, best_rate(other))
 
 
-def unequal_searches(one: Search, other: Search) -> float | str:
+def unequal_searches(one, other):
     """One corner has tried rates that the other has not, and a longer search finds more. Refuse first:
     "searched unequally"."""
     if any(best_rate(runs) in (min(runs), max(runs)) for runs in (one, other)):
@@ -224,7 +161,7 @@ def unequal_searches(one: Search, other: Search) -> float | str:
     return at(one, best_rate(one)) - at(other, best_rate(other))
 
 
-def ends_by_place(one: Search, other: Search) -> float | str:
+def ends_by_place(one, other):
     """The first and last entry were taken for the ends. A dict has the order in which rates were tried: the
     ends are min and max."""
     if set(one) != set(other):
@@ -266,9 +203,6 @@ def all_but(runs: Search, *rates: float) -> Search:
 EXERCISES = (
     Exercise(
         "D2.1",
-        "Four corners, three numbers",
-        stars=1,
-        minutes=10,
         subject="statistics",
         right=corner_effects,
         cases={
@@ -281,22 +215,24 @@ EXERCISES = (
         },
         also_right=(by_regression,),
         wrong={
-            "where the other is useful": Wrong(under_the_useful),
-            "zeros and ones": Wrong(with_dummies),
-            "exchanged": Wrong(
-                lambda accuracy: corner_effects(accuracy.mT),
-                "Features and routing are exchanged. accuracy[s, f, r]: features are axis 1, routing is axis"
-                " 2.",
+            "These are the coefficients of a regression on 0 and 1. They"
+            " say what features add under *useless* routing, not on average;"
+            " code the two levels as -1/2 and +1/2.": lambda accuracy: regressed(accuracy, (0.0, 1.0)),
+            "Features and routing are exchanged. accuracy[s,"
+            " f, r]: features are axis 1, routing is axis 2.": lambda accuracy: corner_effects(accuracy.mT),
+            "The interaction is halved. The task asks for the whole difference: how"
+            " many points more features add under useful routing than under useless.": lambda accuracy: (
+                corner_effects(accuracy) | {"interaction": corner_effects(accuracy)["interaction"] / 2}
             ),
-            "halved": Wrong(halved),
-            "added": Wrong(added),
+            "You added what features do in the two columns. An interaction is how much"
+            " the two *differ*; it is 0 where features are worth the same everywhere.": lambda accuracy: (
+                corner_effects(accuracy) | {"interaction": 2 * corner_effects(accuracy)["features"]}
+            ),
+            **told(under_the_useful),
         },
     ),
     Exercise(
         "D2.2",
-        "A difference of differences",
-        stars=3,
-        minutes=30,
         subject="statistics",
         right=more_of_a_message,
         cases={
@@ -320,21 +256,21 @@ EXERCISES = (
         },
         also_right=(by_scipy,),
         wrong={
-            "nothing paired": Wrong(nothing_paired),
-            "worlds paired": Wrong(worlds_paired),
-            "1.96": Wrong(normals_interval),
-            "spread of a seed": Wrong(spread_for_error),
-            "divided by n": Wrong(divided_by_n),
-            "turned": Wrong(turned),
+            "The sign is turned: the task asks how much *more*"
+            " a message adds in Find than in Match.": lambda find, match: more_of_a_message(match, find),
+            "You took the variance of single seeds. A mean of n seeds"
+            " has that variance divided by n.": lambda find, match: compared_means(find, match, variance),
+            "The squared deviations were divided by n. They are taken from the seeds' own mean,"
+            " which lies too near to them: divide by n - 1 (statistics.variance).": lambda find, match: (
+                compared_means(find, match, lambda sample: pvariance(sample) / len(sample))
+            ),
+            **told(nothing_paired, worlds_paired, normals_interval),
         },
         see="What do features add to maps?",
         rtol=1e-6,
     ),
     Exercise(
         "D2.3",
-        "When may two corners be compared?",
-        stars=2,
-        minutes=20,
         subject="tuning",
         right=advantage,
         cases={
@@ -343,14 +279,19 @@ EXERCISES = (
             "best at the end": lambda: tuple(all_but(runs, 4e-3) for runs in searched()),
             "one recipe for all": lambda: tuple(all_but(runs, *RATES[1:]) for runs in searched()),
         },
-        also_right=(by_tensors,),
         wrong={
-            "by test images": Wrong(by_test_images),
-            "by the best seed": Wrong(by_the_best_seed),
-            "at one rate": Wrong(at_one_rate),
-            "ends not looked at": Wrong(without_a_look_at_the_ends),
-            "unequal searches": Wrong(unequal_searches),
-            "ends by place": Wrong(ends_by_place),
+            "The rate was chosen on test images, so its number is too good: the luck"
+            " of the choice is in it. Choose on validation, then read the test once.": lambda one, other: (
+                compared(one, other, lambda runs: max(runs, key=lambda rate: at(runs, rate)))
+            ),
+            "The best single run chose the rate. That is the"
+            " luckiest seed: choose by the mean over seeds.": lambda one, other: compared(
+                one, other, lambda runs: max(runs, key=lambda rate: max(runs[rate])[0])
+            ),
+            "Both corners were read at the first one's rate. The same"
+            " recipe is not equal tuning: each corner has the rate"
+            " that is best for itself.": lambda one, other: compared(one, other, lambda runs: best_rate(one)),
+            **told(without_a_look_at_the_ends, unequal_searches, ends_by_place),
         },
     ),
 )

@@ -9,8 +9,9 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from atbook.exercises.inputs import maps, normal
-from atbook.exercises.judging import Exercise, Wrong
-from atlib.analysis import MinibatchCKA, StreamingDivergence, jensen_shannon
+from atbook.exercises.judging import Exercise, told
+from atfamily.measures.cka import MinibatchCKA
+from atlib.analysis import StreamingDivergence, jensen_shannon
 
 Hsic = Callable[[Tensor, Tensor], Tensor]
 
@@ -121,13 +122,7 @@ def batches_by_atlib(xs: list[Tensor], ys: list[Tensor], hsic: Hsic) -> float:
     return cka.value()
 
 
-def mean_of_ratios(xs: list[Tensor], ys: list[Tensor], hsic: Hsic) -> Tensor:
-    """You averaged the batches' CKAs. Each HSIC is unbiased, a ratio of them is not: average the three of
-    them, then divide once."""
-    return sum(len(x) * ratio(x, y, hsic) for x, y in zip(xs, ys)) / sum(map(len, xs))
-
-
-def batches_alike(xs: list[Tensor], ys: list[Tensor], hsic: Hsic) -> Tensor:
+def batches_alike(xs, ys, hsic):
     """Every batch counts alike, so an image of the small last batch counts more than others. Weigh each batch
     by its images."""
     hsics = [(hsic(K, L), hsic(K, K), hsic(L, L)) for _, (K, L) in tables(xs, ys)]
@@ -135,18 +130,12 @@ def batches_alike(xs: list[Tensor], ys: list[Tensor], hsic: Hsic) -> Tensor:
     return xy / (xx * yy).sqrt()
 
 
-def root_in_a_batch(xs: list[Tensor], ys: list[Tensor], hsic: Hsic) -> Tensor:
+def root_in_a_batch(xs, ys, hsic):
     """The root was taken batch by batch. The mean of roots is not the root of means: add up HSIC(K, K) and
     HSIC(L, L) first."""
     terms = [(n * hsic(K, L), n * (hsic(K, K) * hsic(L, L)).sqrt()) for n, (K, L) in tables(xs, ys)]
     above, below = map(sum, zip(*terms))
     return above / below
-
-
-def put_together(xs: list[Tensor], ys: list[Tensor], hsic: Hsic) -> Tensor:
-    """You put all images into one table. That is a good estimate, too, but its table grows with the square of
-    the images, which is what batches are to avoid."""
-    return ratio(torch.cat(xs), torch.cat(ys), hsic)
 
 
 def in_batches(p: int, q: int, *sizes: int, seed: int = 0) -> tuple[list[Tensor], list[Tensor], Hsic]:
@@ -160,9 +149,9 @@ def in_batches(p: int, q: int, *sizes: int, seed: int = 0) -> tuple[list[Tensor]
 Pairs = dict[str, float | list[int]]
 
 
-def divergences(a: Tensor, b: Tensor) -> Tensor:
+def divergences(a: Tensor, b: Tensor, divergence: Callable = jensen_shannon) -> Tensor:
     """The divergence of every head of a from every head of b, mean over images and queries: (H, H)."""
-    return torch.stack([jensen_shannon(p[:, None].expand_as(b), b).mean((0, 2)) for p in a.unbind(1)])
+    return torch.stack([divergence(p[:, None].expand_as(b), b).mean((0, 2)) for p in a.unbind(1)])
 
 
 def assigned(cost: Tensor, largest: bool = False) -> Pairs:
@@ -193,14 +182,14 @@ def by_streaming(a: Tensor, b: Tensor) -> Pairs:
     return {"divergence": stream.value("bipartite"), "partner": assigned(stream.matrix())["partner"]}
 
 
-def each_the_nearest(a: Tensor, b: Tensor) -> Pairs:
+def each_the_nearest(a, b):
     """Two heads got the same partner: the smallest number of each row is no pairing. One to one is an
     assignment problem, scipy.optimize.linear_sum_assignment."""
     cost = divergences(a, b)
     return {"divergence": cost.amin(1).mean().item(), "partner": cost.argmin(1).tolist()}
 
 
-def one_after_the_other(a: Tensor, b: Tensor) -> Pairs:
+def one_after_the_other(a, b):
     """Head 0 chose first and the others took what was left. What is best for one may cost another more: look
     for the least *sum*, scipy.optimize.linear_sum_assignment."""
     cost, partners = divergences(a, b), []
@@ -211,32 +200,11 @@ def one_after_the_other(a: Tensor, b: Tensor) -> Pairs:
     return {"divergence": cost[range(len(cost)), partners].mean().item(), "partner": partners}
 
 
-def turned_round(a: Tensor, b: Tensor) -> Pairs:
-    """The mean is right, but the list is turned round: the task asks for the head of b for each head of a."""
-    paired = pair_heads(a, b)
-    return paired | {"partner": torch.tensor(paired["partner"]).argsort().tolist()}
-
-
-def averaged_first(a: Tensor, b: Tensor) -> Pairs:
+def averaged_first(a, b):
     """Maps were averaged over images and queries before they were compared, and two heads that look elsewhere
     in every image may have the same mean. Compare row by row, then average."""
     p, q = a.mean((0, 2)), b.mean((0, 2))
     return assigned(torch.stack([jensen_shannon(row.expand_as(q), q) for row in p]))
-
-
-def distances(a: Tensor, b: Tensor) -> Pairs:
-    """You took the Jensen-Shannon *distance*, the root of the divergence, as
-    scipy.spatial.distance.jensenshannon does. Square it before you average."""
-    return assigned(
-        torch.stack([jensen_shannon(p[:, None].expand_as(b), b).sqrt().mean((0, 2)) for p in a.unbind(1)])
-    )
-
-
-def one_sided(a: Tensor, b: Tensor) -> Pairs:
-    """That is the Kullback-Leibler divergence of a's rows from b's, which depends on the order of the two.
-    Jensen-Shannon compares both with their mean."""
-    p = a[:, :, None]
-    return assigned((p * (p / b[:, None]).log()).sum(-1).mean((0, 3)))
 
 
 def other_order(heads: int, order: list[int], seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -282,19 +250,7 @@ def echo_by_cases(accuracy: float, copied: float, classes: int) -> Echo:
     return {"accuracy": second[0].item(), "different": different.item(), "place": place.item()}
 
 
-def guesses_never_right(accuracy: float, copied: float, classes: int) -> Echo:
-    """You took every guess for a mistake. One of C guesses is right by luck: b is right on (1 - copied)/C of
-    the images without knowing why."""
-    return placed(accuracy, copied * accuracy, (1 - copied) * (1 - 1 / classes), classes)
-
-
-def guesses_always_differ(accuracy: float, copied: float, classes: int) -> Echo:
-    """You let every guess differ from a's answer. Whatever a says, one of C guesses says the same."""
-    b = copied * accuracy + (1 - copied) / classes
-    return placed(accuracy, b, 1 - copied, classes)
-
-
-def never_wrong_alike(accuracy: float, copied: float, classes: int) -> Echo:
+def never_wrong_alike(accuracy, copied, classes):
     """Your independent models agree only where both are right. Two mistakes agree as well, one time in C -
     1."""
     echo = half_an_echo(accuracy, copied, classes)
@@ -302,18 +258,12 @@ def never_wrong_alike(accuracy: float, copied: float, classes: int) -> Echo:
     return echo | {"place": (echo["different"] - (a - b)) / (1 - a * b - (a - b))}
 
 
-def from_no_disagreement(accuracy: float, copied: float, classes: int) -> Echo:
+def from_no_disagreement(accuracy, copied, classes):
     """Your scale begins at no disagreement. Models of unequal accuracy *must* differ on a - b of the images:
     nested, 0, is there."""
     echo = half_an_echo(accuracy, copied, classes)
     a, b = accuracy, echo["accuracy"]
     return echo | {"place": echo["different"] / (1 - a * b - (1 - a) * (1 - b) / (classes - 1))}
-
-
-def share_for_place(accuracy: float, copied: float, classes: int) -> Echo:
-    """You took the share that is not copied for the place. Guesses make b less accurate, and most of the
-    disagreement is due to that alone."""
-    return half_an_echo(accuracy, copied, classes) | {"place": 1 - copied}
 
 
 # --- D3.5 ---
@@ -336,43 +286,9 @@ def by_counting_up(accuracy_a: float, accuracy_b: float, changed: float, z: floa
     return images
 
 
-def not_paired(accuracy_a: float, accuracy_b: float, changed: float, z: float) -> int:
-    """You treated the two accuracies as measured on different images. On the same ones an image that both
-    know, or neither, says nothing: the variance is changed - gain²."""
-    spread = accuracy_a * (1 - accuracy_a) + accuracy_b * (1 - accuracy_b)
-    return ceil(z**2 * spread / (accuracy_a - accuracy_b) ** 2)
-
-
-def rounded_down(accuracy_a: float, accuracy_b: float, changed: float, z: float) -> int:
-    """Rounded down, n is an image too small: the gain falls just short of z errors. Round up."""
-    gain = accuracy_a - accuracy_b
-    return floor(z**2 * (changed - gain**2) / gain**2)
-
-
-def z_not_squared(accuracy_a: float, accuracy_b: float, changed: float, z: float) -> int:
-    """z has to be squared: the standard error falls with the root of n."""
-    gain = accuracy_a - accuracy_b
-    return ceil(z * (changed - gain**2) / gain**2)
-
-
-def gain_not_squared(accuracy_a: float, accuracy_b: float, changed: float, z: float) -> int:
-    """A variance is the mean of squares minus the *square* of the mean: changed - gain²."""
-    gain = abs(accuracy_a - accuracy_b)
-    return ceil(z**2 * (changed - gain) / gain**2)
-
-
-def one_model_alone(accuracy_a: float, accuracy_b: float, changed: float, z: float) -> int:
-    """That is the spread of one model's accuracy, a (1 - a). The task asks for the spread of the
-    *difference*, which is 0 wherever both are right or both are wrong."""
-    return ceil(z**2 * accuracy_a * (1 - accuracy_a) / (accuracy_a - accuracy_b) ** 2)
-
-
 EXERCISES = (
     Exercise(
         "D3.1",
-        "CKA of a few images",
-        stars=3,
-        minutes=25,
         subject="features",
         right=unbiased_cka,
         cases={
@@ -381,42 +297,26 @@ EXERCISES = (
         },
         also_right=(by_atlib, from_four_images),
         wrong={
-            "the biased one": Wrong(
-                lambda x, y: ratio(x, y, biased),
-                "That is the chapter's HSIC, centred and biased: an image's likeness to itself, large in"
-                " every model, makes any two models alike. In HSIC₁ it occurs nowhere.",
-            ),
-            "diagonal kept": Wrong(
-                lambda x, y: ratio(x, y, from_tables),
-                "The formula is right, and the diagonals are still there. Set them to 0 in both tables before"
-                " anything is summed.",
-            ),
-            "centred": Wrong(
-                lambda x, y: ratio(x, y, centred_without_diagonal),
-                "You emptied the diagonals and then centred with H, which fills them again. The last two"
-                " terms of HSIC₁ do the centring.",
-            ),
-            "one in place of two": Wrong(
-                lambda x, y: ratio(x, y, one_in_place_of_two),
-                "The last term has the factor 2/(n - 2): rows of K and rows of L are both centred.",
-            ),
-            "entry by entry": Wrong(
-                lambda x, y: ratio(x, y, entry_by_entry),
-                "1ᵀK̃L̃1 is a matrix product: the row sums of one times the row sums of the other, not"
-                " the sum over products of entries, which is the trace.",
-            ),
-            "without a root": Wrong(
-                lambda x, y: hsic_1(x @ x.T, y @ y.T) / (hsic_1(x @ x.T, x @ x.T) * hsic_1(y @ y.T, y @ y.T)),
-                "The root is missing in the denominator, so that the scale of the features counts.",
+            "That is the chapter's HSIC, centred and biased:"
+            " an image's likeness to itself, large in every model,"
+            " makes any two models alike. In HSIC₁ it occurs nowhere.": lambda x, y: ratio(x, y, biased),
+            "The formula is right, and the diagonals are still there."
+            " Set them to 0 in both tables before anything is summed.": lambda x, y: ratio(x, y, from_tables),
+            "You emptied the diagonals and then centred with H, which fills them again. The"
+            " last two terms of HSIC₁ do the centring.": lambda x, y: ratio(x, y, centred_without_diagonal),
+            "The last term has the factor 2/(n - 2):"
+            " rows of K and rows of L are both centred.": lambda x, y: ratio(x, y, one_in_place_of_two),
+            "1ᵀK̃L̃1 is a matrix product: the row sums of one times the row sums of the other, not the"
+            " sum over products of entries, which is the trace.": lambda x, y: ratio(x, y, entry_by_entry),
+            "The root is missing in the denominator,"
+            " so that the scale of the features counts.": lambda x, y: (
+                hsic_1(x @ x.T, y @ y.T) / (hsic_1(x @ x.T, x @ x.T) * hsic_1(y @ y.T, y @ y.T))
             ),
         },
         see='What "the same features" should mean',
     ),
     Exercise(
         "D3.2",
-        "CKA from batches",
-        stars=2,
-        minutes=15,
         subject="features",
         right=cka_from_batches,
         cases={
@@ -425,17 +325,18 @@ EXERCISES = (
         },
         also_right=(batches_by_atlib,),
         wrong={
-            "mean of ratios": Wrong(mean_of_ratios),
-            "batches alike": Wrong(batches_alike),
-            "root in a batch": Wrong(root_in_a_batch),
-            "put together": Wrong(put_together),
+            "You averaged the batches' CKAs. Each HSIC is unbiased, a ratio"
+            " of them is not: average the three of them, then divide once.": lambda xs, ys, hsic: (
+                sum(len(x) * ratio(x, y, hsic) for x, y in zip(xs, ys)) / sum(map(len, xs))
+            ),
+            "You put all images into one table. That is a good estimate,"
+            " too, but its table grows with the square of the images, which"
+            " is what batches are to avoid.": lambda xs, ys, hsic: ratio(torch.cat(xs), torch.cat(ys), hsic),
+            **told(batches_alike, root_in_a_batch),
         },
     ),
     Exercise(
         "D3.3",
-        "Pair eight heads",
-        stars=2,
-        minutes=20,
         subject="maps",
         right=pair_heads,
         cases={
@@ -444,23 +345,24 @@ EXERCISES = (
         },
         also_right=(by_trying_all, by_streaming),
         wrong={
-            "each the nearest": Wrong(each_the_nearest),
-            "one after the other": Wrong(one_after_the_other),
-            "turned round": Wrong(turned_round),
-            "the largest": Wrong(
-                lambda a, b: assigned(divergences(a, b), largest=True),
-                "You found the pairing with the *largest* divergence. A divergence is a cost.",
+            "You found the pairing with the *largest* divergence. A divergence is a cost.": lambda a, b: (
+                assigned(divergences(a, b), largest=True)
             ),
-            "averaged first": Wrong(averaged_first),
-            "the distance": Wrong(distances),
-            "one-sided": Wrong(one_sided),
+            "The mean is right, but the list is turned round:"
+            " the task asks for the head of b for each head of a.": lambda a, b: (
+                pair_heads(a, b) | {"partner": torch.tensor(pair_heads(a, b)["partner"]).argsort().tolist()}
+            ),
+            "You took the Jensen-Shannon *distance*, the root of the divergence,"
+            " as scipy.spatial.distance.jensenshannon does. Square it before you"
+            " average.": lambda a, b: assigned(divergences(a, b, lambda p, q: jensen_shannon(p, q).sqrt())),
+            "That is the Kullback-Leibler divergence of a's rows from b's, which"
+            " depends on the order of the two. Jensen-Shannon compares both with their"
+            " mean.": lambda a, b: assigned(divergences(a, b, lambda p, q: (p * (p / q).log()).sum(-1))),
+            **told(each_the_nearest, one_after_the_other, averaged_first),
         },
     ),
     Exercise(
         "D3.4",
-        "Half an echo",
-        stars=1,
-        minutes=10,
         subject="predictions",
         right=half_an_echo,
         cases={
@@ -470,19 +372,24 @@ EXERCISES = (
         },
         also_right=(echo_by_cases,),
         wrong={
-            "guesses never right": Wrong(guesses_never_right),
-            "guesses always differ": Wrong(guesses_always_differ),
-            "never wrong alike": Wrong(never_wrong_alike),
-            "from no disagreement": Wrong(from_no_disagreement),
-            "the share for the place": Wrong(share_for_place),
+            "You took every guess for a mistake. One of C guesses is right by luck: b is right"
+            " on (1 - copied)/C of the images without knowing why.": lambda accuracy, copied, classes: placed(
+                accuracy, copied * accuracy, (1 - copied) * (1 - 1 / classes), classes
+            ),
+            "You took the share that is not copied for the place. Guesses make b less accurate,"
+            " and most of the disagreement is due to that alone.": lambda accuracy, copied, classes: (
+                half_an_echo(accuracy, copied, classes) | {"place": 1 - copied}
+            ),
+            "You let every guess differ from a's answer."
+            " Whatever a says, one of C guesses says the same.": lambda a, copied, classes: placed(
+                a, copied * a + (1 - copied) / classes, 1 - copied, classes
+            ),
+            **told(never_wrong_alike, from_no_disagreement),
         },
         see="The same mistakes?",
     ),
     Exercise(
         "D3.5",
-        "How many test images does half a point need?",
-        stars=2,
-        minutes=15,
         subject="statistics",
         right=images_needed,
         cases={
@@ -491,11 +398,21 @@ EXERCISES = (
         },
         also_right=(by_counting_up,),
         wrong={
-            "not paired": Wrong(not_paired),
-            "one model alone": Wrong(one_model_alone),
-            "z once": Wrong(z_not_squared),
-            "gain once": Wrong(gain_not_squared),
-            "rounded down": Wrong(rounded_down),
+            "That is the spread of one model's accuracy, a (1 - a)."
+            " The task asks for the spread of the *difference*, which"
+            " is 0 wherever both are right or both are wrong.": lambda accuracy_a, accuracy_b, changed, z: (
+                ceil(z**2 * accuracy_a * (1 - accuracy_a) / (accuracy_a - accuracy_b) ** 2)
+            ),
+            "You treated the two accuracies as measured on different images. On the same"
+            " ones an image that both know, or neither, says nothing: the variance is changed"
+            " - gain².": lambda a, b, changed, z: ceil(z**2 * (a * (1 - a) + b * (1 - b)) / (a - b) ** 2),
+            "z has to be squared: the standard error falls with the root of n.": lambda a, b, changed, z: (
+                ceil(z * (changed - (a - b) ** 2) / (a - b) ** 2)
+            ),
+            "A variance is the mean of squares minus the *square* of the mean:"
+            " changed - gain².": lambda a, b, changed, z: ceil(z**2 * (changed - abs(a - b)) / (a - b) ** 2),
+            "Rounded down, n is an image too small: the gain falls just short of z errors."
+            " Round up.": lambda a, b, changed, z: floor(z**2 * (changed - (a - b) ** 2) / (a - b) ** 2),
         },
         see="The same mistakes?",
         rtol=0,

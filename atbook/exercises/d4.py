@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import normalize, one_hot
 
 from atbook.exercises.inputs import maps, normal
-from atbook.exercises.judging import Exercise, Wrong
+from atbook.exercises.judging import Exercise, told
 from atlib.analysis import jensen_shannon, rollout
 
 # --- D4.1 ---
@@ -35,26 +35,7 @@ def weighed_by_atlib(p: Tensor, q: Tensor, weight: Tensor) -> Tensor:
     return (normalize(weight, p=1, dim=0) * rows.mean(1)).sum()
 
 
-def over_all_rows(p: Tensor, q: Tensor, weight: Tensor) -> Tensor:
-    """You divided by the number of rows. A weighted mean is divided by the sum of its weights, or rows that
-    are not read make every model look close."""
-    return divergence(p, q).mean((0, 1)) @ weight / len(weight)
-
-
-def to_each_other(p: Tensor, q: Tensor, weight: Tensor) -> Tensor:
-    """You took how far p is from q and q from p. Jensen-Shannon takes how far each is from their mean: it
-    stays finite where one of them is 0."""
-    by_row = ((p - q) * (p.log() - q.log())).sum(-1) / 2
-    return by_row.mean((0, 1)) @ weight / weight.sum()
-
-
-def heads_averaged(p: Tensor, q: Tensor, weight: Tensor) -> Tensor:
-    """Maps were averaged over heads, and then compared. Two heads that look at different patches would pass
-    as two that look at both: compare first."""
-    return divergence(p.mean(1), q.mean(1)).mean(0) @ weight / weight.sum()
-
-
-def keys_weighed(p: Tensor, q: Tensor, weight: Tensor) -> Tensor:
+def keys_weighed(p, q, weight):
     """The weights went to keys, the last axis. They belong to queries: a row's divergence is the sum over all
     of its keys, and the row has a weight."""
     middle = (p + q) / 2
@@ -62,7 +43,7 @@ def keys_weighed(p: Tensor, q: Tensor, weight: Tensor) -> Tensor:
     return (by_key @ weight).sum(-1).mean() / weight.sum()
 
 
-def with_nan(p: Tensor, q: Tensor, weight: Tensor) -> Tensor:
+def with_nan(p, q, weight):
     """0 · log 0 made a nan where a row gives a token nothing. torch.special.entr knows that it is 0."""
     p_log_p, q_log_q, middle = p * p.log(), q * q.log(), (p + q) / 2
     by_row = (p_log_p + q_log_q).sum(-1) / 2 - (middle * middle.log()).sum(-1)
@@ -97,35 +78,13 @@ def backwards(layers: Sequence[Tensor], residual: float) -> Tensor:
     return row[:, 0]
 
 
-def first_layer_first(layers: Sequence[Tensor], residual: float) -> Tensor:
-    """The layers come in the wrong order. The row starts at the output: it meets the last layer first, and
-    the first layer last."""
-    return backwards(layers[::-1], residual)
-
-
-def column(layers: Sequence[Tensor], residual: float) -> Tensor:
-    """That is a column: how much of the class token's *input* each token ends up with. The task asks for its
-    row: where its own output comes from."""
-    return rollout(layers, residual)[:, :, 0]
-
-
-def rows_of_two(layers: Sequence[Tensor], residual: float) -> Tensor:
+def rows_of_two(layers, residual):
     """The identity was added without a share: the row's sum doubles with each layer. Skip connection and
     attention share one whole."""
     row = torch.eye(layers[0].shape[-1], dtype=layers[0].dtype)[:1].expand(len(layers[0]), 1, -1)
     for p in layers[::-1]:
         row = row + row @ p.mean(1)
     return row[:, 0]
-
-
-def largest_head(layers: Sequence[Tensor], residual: float) -> Tensor:
-    """The largest of the heads was taken, and rows then sum to more than 1. Take their mean."""
-    return backwards([p.amax(1, keepdim=True) for p in layers], residual)
-
-
-def without_skip(layers: Sequence[Tensor], residual: float) -> Tensor:
-    """The skip connection is missing: a token also keeps what it has, with the share `residual`."""
-    return backwards(layers, 0.0)
 
 
 # --- D4.3 ---
@@ -156,30 +115,7 @@ def back(order: list[int]) -> list[int]:
     return torch.tensor(order).argsort().tolist()
 
 
-def proj_left(qkv: Tensor, bias: Tensor, proj: Tensor, order: list[int]) -> Weights:
-    """proj was left as it was, and reads the old order. The heads' outputs are its *columns*: they move too,
-    or the logits change."""
-    return [*reorder(qkv, bias, proj, order)[:2], proj]
-
-
-def rows_of_proj(qkv: Tensor, bias: Tensor, proj: Tensor, order: list[int]) -> Weights:
-    """The rows of proj were moved. Its rows write into the stream's channels; its columns read the heads."""
-    return [*reorder(qkv, bias, proj, order)[:2], reorder(qkv, bias, proj.T, order)[2].T]
-
-
-def bias_left(qkv: Tensor, bias: Tensor, proj: Tensor, order: list[int]) -> Weights:
-    """qkv's bias was left where it was. It has a number for each row of the weight, which moves with the
-    row."""
-    rows, _, columns = reorder(qkv, bias, proj, order)
-    return [rows, bias, columns]
-
-
-def columns_back(qkv: Tensor, bias: Tensor, proj: Tensor, order: list[int]) -> Weights:
-    """proj's columns are in the inverse order. New head h is old head order[h], in qkv and proj alike."""
-    return [*reorder(qkv, bias, proj, order)[:2], reorder(qkv, bias, proj, back(order))[2]]
-
-
-def heads_outside(qkv: Tensor, bias: Tensor, proj: Tensor, order: list[int]) -> Weights:
+def heads_outside(qkv, bias, proj, order):
     """qkv was read as (heads, 3, d). timm's order is (3, heads, d): all queries, all keys, all values."""
     H, d = len(order), proj.shape[1] // len(order)
     rows = qkv.view(H, 3, d, -1)[order].reshape(qkv.shape)
@@ -195,9 +131,6 @@ def layer(D: int, order: list[int], seed: int) -> tuple:
 EXERCISES = (
     Exercise(
         "D4.1",
-        "Only the rows that are read",
-        stars=1,
-        minutes=10,
         subject="comparing maps",
         right=weighed,
         cases={
@@ -214,23 +147,24 @@ EXERCISES = (
         },
         also_right=(weighed_by_atlib,),
         wrong={
-            "divided by N": Wrong(over_all_rows),
-            "to each other": Wrong(to_each_other),
-            "heads averaged": Wrong(heads_averaged),
-            "keys weighed": Wrong(keys_weighed),
-            "0 log 0": Wrong(with_nan),
-            "bits": Wrong(
-                lambda *inputs: weighed(*inputs) / log(2),
-                "That is in bits, with logarithms to base 2. The chapter counts in nats: natural logarithms.",
+            "You divided by the number of rows. A weighted mean is divided"
+            " by the sum of its weights, or rows that are not read make every"
+            " model look close.": lambda p, q, weight: divergence(p, q).mean((0, 1)) @ weight / len(weight),
+            "Maps were averaged over heads, and then compared. Two heads that look"
+            " at different patches would pass as two that look at both: compare"
+            " first.": lambda p, q, weight: divergence(p.mean(1), q.mean(1)).mean(0) @ weight / weight.sum(),
+            "That is in bits, with logarithms to base 2. The"
+            " chapter counts in nats: natural logarithms.": lambda *inputs: weighed(*inputs) / log(2),
+            "You took how far p is from q and q from p. Jensen-Shannon takes how"
+            " far each is from their mean: it stays finite where one of them is 0.": lambda p, q, weight: (
+                ((p - q) * (p.log() - q.log())).sum(-1).mean((0, 1)) / 2 @ weight / weight.sum()
             ),
+            **told(keys_weighed, with_nan),
         },
         see="How far are two maps apart?",
     ),
     Exercise(
         "D4.2",
-        "Rollout, backwards",
-        stars=2,
-        minutes=15,
         subject="rollout",
         right=backwards,
         cases={
@@ -239,23 +173,23 @@ EXERCISES = (
         },
         also_right=(lambda layers, residual: rollout(layers, residual)[:, 0],),
         wrong={
-            "order": Wrong(first_layer_first),
-            "column": Wrong(column),
-            "rows of two": Wrong(rows_of_two),
-            "shares exchanged": Wrong(
-                lambda layers, residual: backwards(layers, 1 - residual),
-                "`residual` is the share of the skip connection, the identity; you gave it to attention.",
-            ),
-            "largest head": Wrong(largest_head),
-            "no skip connection": Wrong(without_skip),
+            "The layers come in the wrong order. The row starts at the output: it meets the last layer"
+            " first, and the first layer last.": lambda layers, residual: backwards(layers[::-1], residual),
+            "That is a column: how much of the class token's *input*"
+            " each token ends up with. The task asks for its row:"
+            " where its own output comes from.": lambda layers, residual: rollout(layers, residual)[:, :, 0],
+            "`residual` is the share of the skip connection, the"
+            " identity; you gave it to attention.": lambda layers, residual: backwards(layers, 1 - residual),
+            "The largest of the heads was taken, and rows then sum to more than 1. Take their"
+            " mean.": lambda layers, residual: backwards([p.amax(1, keepdim=True) for p in layers], residual),
+            "The skip connection is missing: a token also"
+            " keeps what it has, with the share `residual`.": lambda layers, residual: backwards(layers, 0.0),
+            **told(rows_of_two),
         },
         see="One picture of all layers?",
     ),
     Exercise(
         "D4.3",
-        "Other heads, same model",
-        stars=2,
-        minutes=20,
         subject="heads",
         right=reorder,
         cases={
@@ -264,16 +198,25 @@ EXERCISES = (
         },
         also_right=(by_index,),
         wrong={
-            "proj left": Wrong(proj_left),
-            "rows of proj": Wrong(rows_of_proj),
-            "columns in the inverse order": Wrong(columns_back),
-            "inverse throughout": Wrong(
-                lambda qkv, bias, proj, order: reorder(qkv, bias, proj, back(order)),
-                "The layer computes the same, but in the inverse order: you moved old head h to place"
-                " order[h]. In the task, new head h is old head order[h].",
+            "proj was left as it was, and reads the old order. The"
+            " heads' outputs are its *columns*: they move too, or the"
+            " logits change.": lambda qkv, bias, proj, order: [*reorder(qkv, bias, proj, order)[:2], proj],
+            "The rows of proj were moved. Its rows write into"
+            " the stream's channels; its columns read the heads.": lambda qkv, bias, proj, order: (
+                [*reorder(qkv, bias, proj, order)[:2], reorder(qkv, bias, proj.T, order)[2].T]
             ),
-            "bias left": Wrong(bias_left),
-            "heads outside": Wrong(heads_outside),
+            "proj's columns are in the inverse order. New head"
+            " h is old head order[h], in qkv and proj alike.": lambda qkv, bias, proj, order: (
+                [*reorder(qkv, bias, proj, order)[:2], reorder(qkv, bias, proj, back(order))[2]]
+            ),
+            "The layer computes the same, but in the inverse order: you"
+            " moved old head h to place order[h]. In the task, new head"
+            " h is old head order[h].": lambda qkv, bias, proj, order: reorder(qkv, bias, proj, back(order)),
+            "qkv's bias was left where it was. It has a number for"
+            " each row of the weight, which moves with the row.": lambda qkv, bias, proj, order: (
+                [reorder(qkv, bias, proj, order)[0], bias, reorder(qkv, bias, proj, order)[2]]
+            ),
+            **told(heads_outside),
         },
         see="Same operation, other maps",
         view=list,

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from atbook.exercises.inputs import normal
-from atbook.exercises.judging import Exercise, Wrong
+from atbook.exercises.judging import Exercise, told
 
 # --- D5.1 ---
 
@@ -29,32 +29,11 @@ def by_projection(instances: Tensor) -> Tensor:
     return torch.stack([left, top, right, bottom], dim=1).float()
 
 
-def last_pixel(instances: Tensor) -> Tensor:
-    """Right and bottom are one too small. A pixel reaches from its number to the next: the far edge of the
-    last pixel is its number + 1."""
-    return boxes_of(instances) - torch.tensor([0.0, 0.0, 1.0, 1.0])
-
-
-def rows_first(instances: Tensor) -> Tensor:
-    """Top stands before left. Indices of a tensor are row and column; a box begins with the column, x."""
-    return boxes_of(instances)[:, [1, 0, 3, 2]]
-
-
-def corner_and_size(instances: Tensor) -> Tensor:
+def corner_and_size(instances):
     """You returned left, top, *width, height*, COCO's way of writing. Here the last two are the right and the
     bottom edge."""
     boxes = boxes_of(instances)
     return torch.cat([boxes[:, :2], boxes[:, 2:] - boxes[:, :2]], dim=1)
-
-
-def background_too(instances: Tensor) -> Tensor:
-    """There is a box too many, around the background. 0 is no object: begin with 1."""
-    return boxes_of(instances + 1)
-
-
-def all_in_one(instances: Tensor) -> Tensor:
-    """There is one box around everything. Every number has a box of its own."""
-    return boxes_of((instances > 0).long())
 
 
 def scene(height: int, width: int, *objects: tuple[int, int, int, int]) -> tuple[Tensor]:
@@ -73,22 +52,6 @@ def scene(height: int, width: int, *objects: tuple[int, int, int, int]) -> tuple
 def beside_crowds(overlaps: Tensor, crowd: Tensor, threshold: float) -> list[int]:
     """What each prediction counts: free single objects are tried first, and then the crowds."""
     return _matched(overlaps, crowd, threshold)
-
-
-def by_sorting(overlaps: Tensor, crowd: Tensor, threshold: float) -> list[int]:
-    """The same: the objects of each prediction in order of their overlap."""
-    taken, verdicts = set(), []
-    for row in overlaps.tolist():
-        said = 0
-        for i in sorted(range(len(row)), key=lambda i: -row[i]):
-            if row[i] >= threshold and not crowd[i] and i not in taken:
-                taken.add(i)
-                said = 1
-                break
-        if said == 0 and any(value >= threshold for value, many in zip(row, crowd) if many):
-            said = -1
-        verdicts.append(said)
-    return verdicts
 
 
 def _matched(
@@ -118,40 +81,6 @@ def _matched(
         else:
             verdicts.append(0)
     return verdicts
-
-
-def found_again(overlaps: Tensor, crowd: Tensor, threshold: float) -> list[int]:
-    """An object was found twice, and both counted. The surest prediction takes it; a later one has to look
-    for another object."""
-    return _matched(overlaps, crowd, threshold, once=False)
-
-
-def best_or_nothing(overlaps: Tensor, crowd: Tensor, threshold: float) -> list[int]:
-    """A prediction gave up because the object that it overlaps most was taken. Ask which it overlaps most *of
-    those that are free*."""
-    return _matched(overlaps, crowd, threshold, fallback=False)
-
-
-def crowd_is_right(overlaps: Tensor, crowd: Tensor, threshold: float) -> list[int]:
-    """A prediction in a crowd counted as right. No annotation says what is in there: it is left out, -1."""
-    return _matched(overlaps, crowd, threshold, crowd_says=1)
-
-
-def crowd_is_wrong(overlaps: Tensor, crowd: Tensor, threshold: float) -> list[int]:
-    """A prediction in a crowd counted as wrong. It may well have found an object there: it is left out,
-    -1."""
-    return _matched(overlaps, crowd, threshold, crowd_says=0)
-
-
-def crowds_first(overlaps: Tensor, crowd: Tensor, threshold: float) -> list[int]:
-    """A prediction that had found a single object was left out because it lies in a crowd. The single objects
-    are asked first."""
-    return _matched(overlaps, crowd, threshold, crowd_first=True)
-
-
-def crowd_used_up(overlaps: Tensor, crowd: Tensor, threshold: float) -> list[int]:
-    """The second prediction in a crowd counted as wrong. A crowd is many: it is never used up."""
-    return _matched(overlaps, crowd, threshold, crowd_once=True)
 
 
 def predictions(threshold: float) -> tuple[Tensor, Tensor, float]:
@@ -186,64 +115,24 @@ def cut_out(boxes: Tensor, labels: Tensor, scale: float, corner: Tensor, side: f
     return _kept((scale * boxes - corner.repeat(2)).clamp(0, side), labels)
 
 
-def edge_by_edge(boxes: Tensor, labels: Tensor, scale: float, corner: Tensor, side: float) -> Objects:
-    """The same, one box after the other."""
-    edges_kept, kept = [], []
-    for (left, top, right, bottom), label in zip(boxes.tolist(), labels.tolist()):
-        x, y = corner.tolist()
-        edges = (scale * left - x, scale * top - y, scale * right - x, scale * bottom - y)
-        a, b, c, d = (min(max(edge, 0), side) for edge in edges)
-        if a < c and b < d:
-            edges_kept.append([a, b, c, d])
-            kept.append(label)
-    return {"boxes": torch.tensor(edges_kept, dtype=boxes.dtype), "labels": torch.tensor(kept)}
-
-
 def _kept(boxes: Tensor, labels: Tensor) -> Objects:
     there = (boxes[:, 2:] > boxes[:, :2]).all(1)
     return {"boxes": boxes[there], "labels": labels[there]}
 
 
-def not_cut(boxes: Tensor, labels: Tensor, scale: float, corner: Tensor, side: float) -> Objects:
+def not_cut(boxes, labels, scale, corner, side):
     """Boxes reach out of the square. Clamp all four edges to 0 and `side`."""
     moved = scale * boxes - corner.repeat(2)
     there = (moved.clamp(0, side)[:, 2:] > moved.clamp(0, side)[:, :2]).all(1)
     return {"boxes": moved[there], "labels": labels[there]}
 
 
-def nothing_goes(boxes: Tensor, labels: Tensor, scale: float, corner: Tensor, side: float) -> Objects:
-    """Boxes without area stayed. Whatever lies outside is clamped to a line or a point: it has to go, or the
-    detector learns to find nothing."""
-    return {"boxes": (scale * boxes - corner.repeat(2)).clamp(0, side), "labels": labels}
-
-
-def labels_stay(boxes: Tensor, labels: Tensor, scale: float, corner: Tensor, side: float) -> Objects:
-    """There are more labels than boxes. A label goes with its box."""
-    return cut_out(boxes, labels, scale, corner, side) | {"labels": labels}
-
-
-def only_whole_ones(boxes: Tensor, labels: Tensor, scale: float, corner: Tensor, side: float) -> Objects:
+def only_whole_ones(boxes, labels, scale, corner, side):
     """Objects that are only partly outside are gone. Cut them off; their visible part is still there to be
     found."""
     moved = scale * boxes - corner.repeat(2)
     there = ((moved >= 0) & (moved <= side)).all(1)
     return {"boxes": moved[there], "labels": labels[there]}
-
-
-def moved_first(boxes: Tensor, labels: Tensor, scale: float, corner: Tensor, side: float) -> Objects:
-    """You moved first and scaled then. The corner is given in pixels of the larger image: scale, then
-    move."""
-    return _kept((scale * (boxes - corner.repeat(2))).clamp(0, side), labels)
-
-
-def moved_away(boxes: Tensor, labels: Tensor, scale: float, corner: Tensor, side: float) -> Objects:
-    """The boxes moved with the corner. When you cut at x, everything moves left by x."""
-    return _kept((scale * boxes + corner.repeat(2)).clamp(0, side), labels)
-
-
-def corner_turned(boxes: Tensor, labels: Tensor, scale: float, corner: Tensor, side: float) -> Objects:
-    """x and y of the corner were exchanged: left and right go with x, which is first."""
-    return cut_out(boxes, labels, scale, corner.flip(0), side)
 
 
 def boxes_in(size: float, scale: float, seed: int) -> tuple[Tensor, Tensor, float, Tensor, float]:
@@ -264,9 +153,6 @@ def boxes_in(size: float, scale: float, seed: int) -> tuple[Tensor, Tensor, floa
 EXERCISES = (
     Exercise(
         "D5.1",
-        "Boxes from masks",
-        stars=1,
-        minutes=10,
         subject="detection",
         right=boxes_of,
         cases={
@@ -275,18 +161,21 @@ EXERCISES = (
         },
         also_right=(by_projection,),
         wrong={
-            "last pixel": Wrong(last_pixel),
-            "rows first": Wrong(rows_first),
-            "corner and size": Wrong(corner_and_size),
-            "background": Wrong(background_too),
-            "all in one": Wrong(all_in_one),
+            "Right and bottom are one too small. A pixel reaches from"
+            " its number to the next: the far edge of the last pixel"
+            " is its number + 1.": lambda instances: boxes_of(instances) - torch.tensor([0.0, 0.0, 1.0, 1.0]),
+            "Top stands before left. Indices of a tensor are row and column;"
+            " a box begins with the column, x.": lambda instances: boxes_of(instances)[:, [1, 0, 3, 2]],
+            "There is a box too many, around the"
+            " background. 0 is no object: begin with 1.": lambda instances: boxes_of(instances + 1),
+            "There is one box around everything. Every number has a box of its own.": lambda instances: (
+                boxes_of((instances > 0).long())
+            ),
+            **told(corner_and_size),
         },
     ),
     Exercise(
         "D5.2",
-        "A crowd",
-        stars=2,
-        minutes=20,
         subject="detection",
         right=beside_crowds,
         cases={
@@ -294,33 +183,54 @@ EXERCISES = (
             "a high threshold": lambda: predictions(0.75),
             "an object in a crowd": an_object_in_a_crowd,
         },
-        also_right=(by_sorting,),
         wrong={
-            "found again": Wrong(found_again),
-            "best or nothing": Wrong(best_or_nothing),
-            "crowd is right": Wrong(crowd_is_right),
-            "crowd is wrong": Wrong(crowd_is_wrong),
-            "crowds first": Wrong(crowds_first),
-            "crowd used up": Wrong(crowd_used_up),
+            "An object was found twice, and both counted. The surest"
+            " prediction takes it; a later one has to look for another"
+            " object.": lambda overlaps, crowd, threshold: _matched(overlaps, crowd, threshold, once=False),
+            "A prediction gave up because the object that it overlaps most was taken."
+            " Ask which it overlaps most *of those that are free*.": lambda overlaps, crowd, threshold: (
+                _matched(overlaps, crowd, threshold, fallback=False)
+            ),
+            "A prediction in a crowd counted as right. No annotation says what is in there: it is left out,"
+            " -1.": lambda overlaps, crowd, threshold: _matched(overlaps, crowd, threshold, crowd_says=1),
+            "A prediction in a crowd counted as wrong. It may"
+            " well have found an object there: it is left out,"
+            " -1.": lambda overlaps, crowd, threshold: _matched(overlaps, crowd, threshold, crowd_says=0),
+            "A prediction that had found a single object was left out because"
+            " it lies in a crowd. The single objects are asked first.": lambda overlaps, crowd, threshold: (
+                _matched(overlaps, crowd, threshold, crowd_first=True)
+            ),
+            "The second prediction in a crowd counted as wrong. A crowd is many: it is never used"
+            " up.": lambda overlaps, crowd, threshold: _matched(overlaps, crowd, threshold, crowd_once=True),
         },
     ),
     Exercise(
         "D5.3",
-        "Jitter moves boxes",
-        stars=2,
-        minutes=15,
         subject="detection",
         right=cut_out,
         cases={"larger": lambda: boxes_in(64, 1.5, seed=0), "smaller": lambda: boxes_in(100, 0.4, seed=5)},
-        also_right=(edge_by_edge,),
         wrong={
-            "not cut": Wrong(not_cut),
-            "nothing goes": Wrong(nothing_goes),
-            "labels stay": Wrong(labels_stay),
-            "whole ones": Wrong(only_whole_ones),
-            "moved first": Wrong(moved_first),
-            "moved away": Wrong(moved_away),
-            "corner turned": Wrong(corner_turned),
+            "Boxes without area stayed. Whatever lies outside is clamped to a line or a point: it has"
+            " to go, or the detector learns to find nothing.": lambda boxes, labels, scale, corner, side: (
+                {"boxes": (scale * boxes - corner.repeat(2)).clamp(0, side), "labels": labels}
+            ),
+            "There are more labels than boxes."
+            " A label goes with its box.": lambda boxes, labels, scale, corner, side: (
+                cut_out(boxes, labels, scale, corner, side) | {"labels": labels}
+            ),
+            "You moved first and scaled then. The corner is given"
+            " in pixels of the larger image: scale, then move.": lambda boxes, labels, scale, corner, side: (
+                _kept((scale * (boxes - corner.repeat(2))).clamp(0, side), labels)
+            ),
+            "The boxes moved with the corner. When you"
+            " cut at x, everything moves left by x.": lambda boxes, labels, scale, corner, side: _kept(
+                (scale * boxes + corner.repeat(2)).clamp(0, side), labels
+            ),
+            "x and y of the corner were exchanged:"
+            " left and right go with x, which is first.": lambda boxes, labels, scale, corner, side: cut_out(
+                boxes, labels, scale, corner.flip(0), side
+            ),
+            **told(not_cut, only_whole_ones),
         },
     ),
 )

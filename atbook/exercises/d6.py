@@ -5,7 +5,7 @@ from torch import Tensor
 from torch.nn.functional import layer_norm, normalize, rms_norm
 
 from atbook.exercises.inputs import maps, normal, vit
-from atbook.exercises.judging import Exercise, Wrong
+from atbook.exercises.judging import Exercise, told
 from atlib import walk
 from atlib.attention import Instead
 from atlib.maps import keep_tokens
@@ -18,10 +18,14 @@ def among(p: Tensor, kept: list[int]) -> Tensor:
     return p[:, :, kept][..., kept]
 
 
+def rescaled(p: Tensor) -> Tensor:
+    """Rows divided by their sums."""
+    return p / p.sum(-1, keepdim=True)
+
+
 def without_registers(p: Tensor, registers: int) -> Tensor:
     """The map of the tokens that are left."""
-    rest = among(p, tokens_left(p, registers))
-    return rest / rest.sum(-1, keepdim=True)
+    return rescaled(among(p, tokens_left(p, registers)))
 
 
 def tokens_left(p: Tensor, registers: int) -> list[int]:
@@ -29,35 +33,16 @@ def tokens_left(p: Tensor, registers: int) -> list[int]:
     return [0, *range(1 + registers, p.shape[-1])]
 
 
-def not_rescaled(p: Tensor, registers: int) -> Tensor:
+def not_rescaled(p, registers):
     """The registers' shares are missing: rows sum to less than 1. Divide each row by its sum."""
     return among(p, tokens_left(p, registers))
 
 
-def softmax_again(p: Tensor, registers: int) -> Tensor:
-    """A softmax of shares flattens the map. Divide each row by its sum: that is the softmax of the scores
-    among the tokens that are left."""
-    return not_rescaled(p, registers).softmax(-1)
-
-
-def one_factor(p: Tensor, registers: int) -> Tensor:
+def one_factor(p, registers):
     """One factor rescales the whole map. Each row gave a different share to the registers and needs a factor
     of its own."""
     rest = not_rescaled(p, registers)
     return rest * rest.shape[-1] / rest.sum((-2, -1), keepdim=True)
-
-
-def queries_left(p: Tensor, registers: int) -> Tensor:
-    """The registers are gone as keys, and still there as queries: a map loses their rows as well as their
-    columns."""
-    rest = p[..., tokens_left(p, registers)]
-    return rest / rest.sum(-1, keepdim=True)
-
-
-def first_tokens_dropped(p: Tensor, registers: int) -> Tensor:
-    """You dropped the first tokens, the class token among them. It is token 0; the registers come after
-    it."""
-    return keep_tokens(p, range(registers, p.shape[-1]))
 
 
 # --- D6.2 ---
@@ -85,39 +70,18 @@ def by_autograd(depth: int, prefix: int, patches: int, pool: str) -> Tensor:
     return torch.stack([grad.abs().sum((0, 1, 3)) > 0 for grad in gradients])
 
 
-def all_of_the_last(depth: int, prefix: int, patches: int, pool: str) -> Tensor:
+def all_of_the_last(depth, prefix, patches, pool):
     """Every row of the last map is said to be reached. After that layer only those tokens count that the head
     reads."""
     return torch.ones(depth, prefix + patches, dtype=torch.bool)
 
 
-def registers_read(depth: int, prefix: int, patches: int, pool: str) -> Tensor:
+def registers_read(depth, prefix, patches, pool):
     """The registers' last rows are said to be reached. Nothing reads a register after the last layer: neither
     a head on the class token nor the mean of the patches."""
     rows = read_rows(depth, prefix, patches, pool)
     rows[-1, 1:prefix] = True
     return rows
-
-
-def mean_of_all_tokens(depth: int, prefix: int, patches: int, pool: str) -> Tensor:
-    """You let the average run over all tokens. It is the mean of the patches: class token and registers are
-    not in it."""
-    return (
-        all_of_the_last(depth, prefix, patches, pool)
-        if pool == "avg"
-        else read_rows(depth, prefix, patches, pool)
-    )
-
-
-def every_layer_alike(depth: int, prefix: int, patches: int, pool: str) -> Tensor:
-    """Only the last layer is like that. What an earlier layer adds to any token is a key and a value for the
-    next layer, so all of its rows are reached."""
-    return read_rows(depth, prefix, patches, pool)[-1:].expand(depth, -1)
-
-
-def last_layer_first(depth: int, prefix: int, patches: int, pool: str) -> Tensor:
-    """The layers are in the other order: line 0 of the answer is layer 0."""
-    return read_rows(depth, prefix, patches, pool).flip(0)
 
 
 # --- D6.3 ---
@@ -149,7 +113,7 @@ def scores_and_map(q: Tensor, k: Tensor, v: Tensor, scale: float, grad: Tensor) 
     return p, p * (grad_p - (p * grad_p).sum(-1, keepdim=True))
 
 
-def all_rows_read(q: Tensor, k: Tensor, v: Tensor, scale: float, grad: Tensor) -> Gradients:
+def all_rows_read(q, k, v, scale, grad):
     """You sent the gradient into every row. The class token's output alone is read, so q has a gradient in
     row 0 only, and only this row's scores teach the keys."""
     p, grad_p = (scale * q @ k.mT).softmax(-1), grad.unsqueeze(2) @ v.mT
@@ -157,7 +121,7 @@ def all_rows_read(q: Tensor, k: Tensor, v: Tensor, scale: float, grad: Tensor) -
     return [scale * grad_scores @ k, scale * grad_scores.mT @ q]
 
 
-def own_key_alone(q: Tensor, k: Tensor, v: Tensor, scale: float, grad: Tensor) -> Gradients:
+def own_key_alone(q, k, v, scale, grad):
     """The keys of the patches got no gradient. Row 0 of the map has a score with *every* key, so every key is
     taught, though only one query is."""
     grad_q, grad_k = through_one_row(q, k, v, scale, grad)
@@ -165,14 +129,7 @@ def own_key_alone(q: Tensor, k: Tensor, v: Tensor, scale: float, grad: Tensor) -
     return [grad_q, grad_k]
 
 
-def with_their_own_queries(q: Tensor, k: Tensor, v: Tensor, scale: float, grad: Tensor) -> Gradients:
-    """Each key moved along its own token's query. The score is that of the class token's query with the key,
-    so all keys move along q of token 0."""
-    grad_scores = scores_and_map(q, k, v, scale, grad)[1]
-    return [through_one_row(q, k, v, scale, grad)[0], scale * grad_scores.mT * q]
-
-
-def not_centred(q: Tensor, k: Tensor, v: Tensor, scale: float, grad: Tensor) -> Gradients:
+def not_centred(q, k, v, scale, grad):
     """The softmax's derivative is p times the gradient *minus its mean under p*: entries of a row compete,
     and a gradient that is the same for all of them moves nothing."""
     grad_scores = scores_and_map(q, k, v, scale, grad)[0] * (grad.unsqueeze(2) @ v.mT)
@@ -207,44 +164,20 @@ def by_cosines(q: Tensor, k: Tensor, gain_q: Tensor, gain_k: Tensor) -> Tensor:
     return (q.shape[-1] ** 0.5 * torch.einsum("bhid,bhjd,d->bhij", q, k, gain_q * gain_k)).softmax(-1)
 
 
-def across_heads(q: Tensor, k: Tensor, gain_q: Tensor, gain_k: Tensor) -> Tensor:
+def across_heads(q, k, gain_q, gain_k):
     """One norm runs over all heads of a token. Each head has its own: over the d numbers of a query or
     key."""
     q, k = (x / x.square().mean((1, 3), keepdim=True).sqrt() for x in (q, k))
     return scaled(q * gain_q, k * gain_k)
 
 
-def queries_alone(q: Tensor, k: Tensor, gain_q: Tensor, gain_k: Tensor) -> Tensor:
-    """Keys were left as long as they are, and a long key still wins every query."""
-    return scaled(rms_norm(q, q.shape[-1:]) * gain_q, k * gain_k)
-
-
-def without_gains(q: Tensor, k: Tensor, gain_q: Tensor, gain_k: Tensor) -> Tensor:
+def without_gains(q, k, gain_q, gain_k):
     """The gains are missing. Without them scores lie between -√d and √d, and no head can make its map as
     sharp as it needs."""
     return scaled(*(rms_norm(x, x.shape[-1:]) for x in (q, k)))
 
 
-def gains_first(q: Tensor, k: Tensor, gain_q: Tensor, gain_k: Tensor) -> Tensor:
-    """The gains were multiplied in before the norm, which takes most of their effect away again. They come
-    after it."""
-    return without_gains(q * gain_q, k * gain_k, gain_q, gain_k)
-
-
-def centred(q: Tensor, k: Tensor, gain_q: Tensor, gain_k: Tensor) -> Tensor:
-    """The mean was subtracted, too: that is a layer norm. An RMS norm divides by the root of the mean square,
-    and that is all."""
-    q, k = (layer_norm(x, x.shape[-1:]) for x in (q, k))
-    return scaled(q * gain_q, k * gain_k)
-
-
-def length_one(q: Tensor, k: Tensor, gain_q: Tensor, gain_k: Tensor) -> Tensor:
-    """You brought vectors to length 1. An RMS norm brings them to length √d, so these scores are d times too
-    small."""
-    return scaled(normalize(q, dim=-1) * gain_q, normalize(k, dim=-1) * gain_k)
-
-
-def without_scale(q: Tensor, k: Tensor, gain_q: Tensor, gain_k: Tensor) -> Tensor:
+def without_scale(q, k, gain_q, gain_k):
     """1/√d is missing. Normed vectors have length √d, so their product grows with d as ever."""
     q, k = (rms_norm(x, x.shape[-1:]) for x in (q, k))
     return ((q * gain_q) @ (k * gain_k).mT).softmax(-1)
@@ -260,9 +193,6 @@ def normed(B: int, H: int, N: int, d: int, seed: int) -> tuple:
 EXERCISES = (
     Exercise(
         "D6.1",
-        "Drop the registers",
-        stars=1,
-        minutes=10,
         subject="maps",
         right=without_registers,
         cases={
@@ -272,19 +202,19 @@ EXERCISES = (
         },
         also_right=(lambda p, registers: keep_tokens(p, tokens_left(p, registers)),),
         wrong={
-            "rows left short": Wrong(not_rescaled),
-            "softmax again": Wrong(softmax_again),
-            "one factor": Wrong(one_factor),
-            "queries left": Wrong(queries_left),
-            "the class token dropped": Wrong(first_tokens_dropped),
+            "A softmax of shares flattens the map. Divide each"
+            " row by its sum: that is the softmax of the scores"
+            " among the tokens that are left.": lambda p, registers: not_rescaled(p, registers).softmax(-1),
+            "You dropped the first tokens, the class token among them. It is token 0; the"
+            " registers come after it.": lambda p, registers: keep_tokens(p, range(registers, p.shape[-1])),
+            "The registers are gone as keys, and still there as queries: a map loses their rows"
+            " as well as their columns.": lambda p, registers: rescaled(p[..., tokens_left(p, registers)]),
+            **told(not_rescaled, one_factor),
         },
         see="Which parts are these?",
     ),
     Exercise(
         "D6.2",
-        "Whom was this map made for?",
-        stars=2,
-        minutes=15,
         subject="gradients",
         right=read_rows,
         cases={
@@ -295,19 +225,21 @@ EXERCISES = (
         },
         also_right=(by_autograd,),
         wrong={
-            "all rows of the last map": Wrong(all_of_the_last),
-            "registers read": Wrong(registers_read),
-            "mean of all tokens": Wrong(mean_of_all_tokens),
-            "every layer alike": Wrong(every_layer_alike),
-            "last layer first": Wrong(last_layer_first),
+            "Only the last layer is like that. What an earlier layer adds to any token is a key and a value"
+            " for the next layer, so all of its rows are reached.": lambda depth, prefix, patches, pool: (
+                read_rows(depth, prefix, patches, pool)[-1:].expand(depth, -1)
+            ),
+            "The layers are in the other order: line 0 of the answer is"
+            " layer 0.": lambda depth, prefix, patches, pool: read_rows(depth, prefix, patches, pool).flip(0),
+            "You let the average run over all tokens. It is the"
+            " mean of the patches: class token and registers"
+            " are not in it.": lambda *vit: (all_of_the_last if vit[3] == "avg" else read_rows)(*vit),
+            **told(all_of_the_last, registers_read),
         },
         see="Is it the pooling?",
     ),
     Exercise(
         "D6.3",
-        "A row is not a parameter",
-        stars=3,
-        minutes=30,
         subject="gradients",
         right=through_one_row,
         cases={
@@ -316,27 +248,24 @@ EXERCISES = (
         },
         also_right=(one_row_by_autograd,),
         wrong={
-            "all rows read": Wrong(all_rows_read),
-            "its own key alone": Wrong(own_key_alone),
-            "their own queries": Wrong(with_their_own_queries),
-            "not centred": Wrong(not_centred),
-            "scale": Wrong(
-                lambda q, k, v, scale, grad: [x / scale for x in through_one_row(q, k, v, scale, grad)],
-                "A factor `scale` is missing on the way from the scores to q and k.",
+            "A factor `scale` is missing on the way from the scores to q and"
+            " k.": lambda q, k, v, scale, grad: [x / scale for x in through_one_row(q, k, v, scale, grad)],
+            "The two gradients are exchanged: first that by"
+            " q, then that by k.": lambda q, k, v, scale, grad: through_one_row(q, k, v, scale, grad)[::-1],
+            "Each key moved along its own token's query. The score is that of the class token's"
+            " query with the key, so all keys move along q of token 0.": lambda q, k, v, scale, grad: (
+                [
+                    through_one_row(q, k, v, scale, grad)[0],
+                    scale * scores_and_map(q, k, v, scale, grad)[1].mT * q,
+                ]
             ),
-            "exchanged": Wrong(
-                lambda q, k, v, scale, grad: through_one_row(q, k, v, scale, grad)[::-1],
-                "The two gradients are exchanged: first that by q, then that by k.",
-            ),
+            **told(all_rows_read, own_key_alone, not_centred),
         },
         see="Is it the pooling?",
         view=list,
     ),
     Exercise(
         "D6.4",
-        "Another component: norms on q and k",
-        stars=2,
-        minutes=15,
         subject="attention",
         right=normed_map,
         cases={
@@ -345,13 +274,20 @@ EXERCISES = (
         },
         also_right=(by_cosines,),
         wrong={
-            "across heads": Wrong(across_heads),
-            "queries alone": Wrong(queries_alone),
-            "gains left out": Wrong(without_gains),
-            "gains first": Wrong(gains_first),
-            "layer norm": Wrong(centred),
-            "length one": Wrong(length_one),
-            "no scale": Wrong(without_scale),
+            "Keys were left as long as they are, and a long key still wins every"
+            " query.": lambda q, k, gain_q, gain_k: scaled(rms_norm(q, q.shape[-1:]) * gain_q, k * gain_k),
+            "The gains were multiplied in before the norm, which"
+            " takes most of their effect away again. They come"
+            " after it.": lambda q, k, gain_q, gain_k: without_gains(q * gain_q, k * gain_k, gain_q, gain_k),
+            "You brought vectors to length 1. An RMS norm brings them"
+            " to length √d, so these scores are d times too small.": lambda q, k, gain_q, gain_k: scaled(
+                normalize(q, dim=-1) * gain_q, normalize(k, dim=-1) * gain_k
+            ),
+            "The mean was subtracted, too: that is a layer norm. An RMS"
+            " norm divides by the root of the mean square, and that is all.": lambda q, k, gain_q, gain_k: (
+                scaled(layer_norm(q, q.shape[-1:]) * gain_q, layer_norm(k, k.shape[-1:]) * gain_k)
+            ),
+            **told(across_heads, without_gains, without_scale),
         },
         see="Which parts are these?",
     ),

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from atbook.exercises.inputs import maps, normal
-from atbook.exercises.judging import Exercise, Wrong
+from atbook.exercises.judging import Exercise, told
 
 # --- F1.1 ---
 
@@ -33,40 +33,6 @@ def by_matrices(seen: Tensor, kept: Tensor, P: int) -> Tensor:
     """The same: rows and keys are carried to their places by zeros and ones."""
     carry = F.one_hot(token_places(kept), P + 1).to(seen.dtype)[:, None]
     return carry.mT @ seen @ carry
-
-
-def no_class_token(seen: Tensor, kept: Tensor, P: int) -> Tensor:
-    """The patches stand one place too early. Token 0 is the class token: patch p is token p + 1."""
-    places = F.pad(kept, (1, 0))
-    return put(seen, places, places, P)
-
-
-def keys_alone(seen: Tensor, kept: Tensor, P: int) -> Tensor:
-    """The keys are in their places, and the rows are not: a query was shuffled like everything else."""
-    return put(seen, torch.arange(seen.shape[-1]).expand(len(seen), -1), token_places(kept), P)
-
-
-def rows_alone(seen: Tensor, kept: Tensor, P: int) -> Tensor:
-    """The rows are in their places, and the keys are not: within a row the columns are still in the order in
-    which patches were shown."""
-    return put(seen, token_places(kept), torch.arange(seen.shape[-1]).expand(len(seen), -1), P)
-
-
-def in_reading_order(seen: Tensor, kept: Tensor, P: int) -> Tensor:
-    """Each visible place was filled, but in reading order: a mask of zeros and ones does not say which patch
-    came first. Token i + 1 belongs to place kept[i]."""
-    return at_home(seen, kept.sort(1).values, P)
-
-
-def one_order_for_all(seen: Tensor, kept: Tensor, P: int) -> Tensor:
-    """All images were put back by the first one's order. Each has its own: `kept` has a row for each
-    image."""
-    return at_home(seen, kept[:1].expand(len(kept), -1), P)
-
-
-def rows_for_keys(seen: Tensor, kept: Tensor, P: int) -> Tensor:
-    """Rows and columns are exchanged. A row is what one token asks; it still has to sum to 1."""
-    return at_home(seen.mT, kept, P)
 
 
 def shown(B: int, H: int, P: int, visible: int, seed: int = 0) -> tuple[Tensor, Tensor, int]:
@@ -104,44 +70,10 @@ def by_logits(q: Tensor, k: Tensor, qkv_bias: Tensor) -> dict[str, Tensor]:
     return {"row means": means, "of the bias": means - without, "keys": k - k.mean(2, keepdim=True)}
 
 
-def column_means(q: Tensor, k: Tensor, qkv_bias: Tensor) -> dict[str, Tensor]:
-    """The means were taken down the columns, over queries. A row is one query with all keys: the last
-    axis."""
-    logits = q @ k.mT / q.shape[-1] ** 0.5
-    return rows_and_keys(q, k, qkv_bias) | {"row means": logits.mean(-2)}
-
-
-def unscaled(q: Tensor, k: Tensor, qkv_bias: Tensor) -> dict[str, Tensor]:
+def unscaled(q, k, qkv_bias):
     """These are means of q·k. A logit is q·k/√d, and so both means are √d times smaller."""
     right, root = rows_and_keys(q, k, qkv_bias), q.shape[-1] ** 0.5
     return right | {name: root * right[name] for name in ("row means", "of the bias")}
-
-
-def bias_of_q(q: Tensor, k: Tensor, qkv_bias: Tensor) -> dict[str, Tensor]:
-    """That is what the bias of *q* would bring: it comes first, then that of k, then that of v."""
-    return parts(q, k, third(qkv_bias, q, 0))
-
-
-def heads_first(q: Tensor, k: Tensor, qkv_bias: Tensor) -> dict[str, Tensor]:
-    """The bias was cut by heads first. It holds q of all heads, then k of all heads, then v: (3, H, d)."""
-    return parts(q, k, qkv_bias.view(q.shape[1], 3, q.shape[3])[:, 1])
-
-
-def less_the_bias(q: Tensor, k: Tensor, qkv_bias: Tensor) -> dict[str, Tensor]:
-    """Keys without their bias still have an average, and rows a mean. Take the whole average key away."""
-    bias = third(qkv_bias, q, 1)
-    return parts(q, k, bias) | {"keys": k - bias[:, None]}
-
-
-def each_key_centred(q: Tensor, k: Tensor, qkv_bias: Tensor) -> dict[str, Tensor]:
-    """Each key lost a mean of its own, over channels, which changes maps. The same vector has to be taken
-    from all keys of a head."""
-    return rows_and_keys(q, k, qkv_bias) | {"keys": k - k.mean(-1, keepdim=True)}
-
-
-def one_key_for_all_heads(q: Tensor, k: Tensor, qkv_bias: Tensor) -> dict[str, Tensor]:
-    """All heads lost the same average key. The queries of a head meet that head's keys alone."""
-    return rows_and_keys(q, k, qkv_bias) | {"keys": k - k.mean((1, 2), keepdim=True)}
 
 
 def with_bias(B: int, H: int, N: int, d: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
@@ -154,27 +86,32 @@ def with_bias(B: int, H: int, N: int, d: int, seed: int = 0) -> tuple[Tensor, Te
 EXERCISES = (
     Exercise(
         "F1.1",
-        "Maps back in their places",
-        stars=2,
-        minutes=20,
         subject="maps",
         right=at_home,
         cases={"3 of 6 visible": lambda: shown(2, 2, 6, 3), "4 of 9": lambda: shown(3, 1, 9, 4, seed=5)},
         also_right=(by_matrices,),
         wrong={
-            "no class token": Wrong(no_class_token),
-            "keys alone": Wrong(keys_alone),
-            "rows alone": Wrong(rows_alone),
-            "reading order": Wrong(in_reading_order),
-            "one order for all": Wrong(one_order_for_all),
-            "transposed": Wrong(rows_for_keys),
+            "The keys are in their places, and the rows are"
+            " not: a query was shuffled like everything else.": lambda seen, kept, P: put(
+                seen, torch.arange(seen.shape[-1]).expand(len(seen), -1), token_places(kept), P
+            ),
+            "The rows are in their places, and the keys are not: within a row"
+            " the columns are still in the order in which patches were shown.": lambda seen, kept, P: put(
+                seen, token_places(kept), torch.arange(seen.shape[-1]).expand(len(seen), -1), P
+            ),
+            "Each visible place was filled, but in reading order: a mask"
+            " of zeros and ones does not say which patch came first. Token"
+            " i + 1 belongs to place kept[i].": lambda seen, kept, P: at_home(seen, kept.sort(1).values, P),
+            "All images were put back by the first one's order. Each has its own: `kept` has"
+            " a row for each image.": lambda seen, kept, P: at_home(seen, kept[:1].expand(len(kept), -1), P),
+            "Rows and columns are exchanged. A row is what"
+            " one token asks; it still has to sum to 1.": lambda seen, kept, P: at_home(seen.mT, kept, P),
+            "The patches stand one place too early. Token 0 is the class token: patch p"
+            " is token p + 1.": lambda seen, kept, P: put(seen, F.pad(kept, (1, 0)), F.pad(kept, (1, 0)), P),
         },
     ),
     Exercise(
         "F1.2",
-        "Keys without row means",
-        stars=2,
-        minutes=15,
         subject="queries and keys",
         right=rows_and_keys,
         # at least as many queries as channels: only one vector can be taken from the keys
@@ -185,13 +122,25 @@ EXERCISES = (
         also_right=(by_logits,),
         see="What can be handed over",
         wrong={
-            "columns": Wrong(column_means),
-            "unscaled": Wrong(unscaled),
-            "bias of q": Wrong(bias_of_q),
-            "heads first": Wrong(heads_first),
-            "less the bias": Wrong(less_the_bias),
-            "each key": Wrong(each_key_centred),
-            "all heads": Wrong(one_key_for_all_heads),
+            "That is what the bias of *q* would bring: it comes first,"
+            " then that of k, then that of v.": lambda q, k, qkv_bias: parts(q, k, third(qkv_bias, q, 0)),
+            "The bias was cut by heads first. It holds q of all heads, then k of all heads, then v:"
+            " (3, H, d).": lambda q, k, qkv_bias: parts(q, k, qkv_bias.view(q.shape[1], 3, q.shape[3])[:, 1]),
+            "Each key lost a mean of its own, over channels, which changes"
+            " maps. The same vector has to be taken from all keys of a head.": lambda q, k, qkv_bias: (
+                rows_and_keys(q, k, qkv_bias) | {"keys": k - k.mean(-1, keepdim=True)}
+            ),
+            "All heads lost the same average key. The"
+            " queries of a head meet that head's keys alone.": lambda q, k, qkv_bias: (
+                rows_and_keys(q, k, qkv_bias) | {"keys": k - k.mean((1, 2), keepdim=True)}
+            ),
+            "The means were taken down the columns, over queries."
+            " A row is one query with all keys: the last axis.": lambda q, k, bias: (
+                rows_and_keys(q, k, bias) | {"row means": (q @ k.mT / q.shape[-1] ** 0.5).mean(-2)}
+            ),
+            "Keys without their bias still have an average, and rows a mean. Take the whole average key"
+            " away.": lambda q, k, bias: rows_and_keys(q, k, bias) | {"keys": k - third(bias, q, 1)[:, None]},
+            **told(unscaled),
         },
     ),
 )

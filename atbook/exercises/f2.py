@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from atbook.exercises.inputs import normal
-from atbook.exercises.judging import Exercise, Wrong
+from atbook.exercises.judging import Exercise, told
 
 # --- F2.1 ---
 
@@ -22,47 +22,13 @@ def keep_low(teacher: Weights, student: Weights, n: int) -> Weights:
     return chosen(teacher, student, EMBEDDING + tuple(f"blocks.{number}." for number in range(n)))
 
 
-def by_number(teacher: Weights, student: Weights, n: int) -> Weights:
-    """The same, by the number of the block."""
-    weights = dict(student)
-    for name in student:
-        first, second, *_ = (name + ".").split(".")
-        if int(second) < n if first == "blocks" else first not in ("norm", "head"):
-            weights[name] = teacher[name]
-    return weights
-
-
-def without_a_dot(teacher: Weights, student: Weights, n: int) -> Weights:
-    """Too many blocks were kept: a name that begins with blocks.1 may be that of block 10. Put the dot behind
-    the number."""
-    return chosen(teacher, student, EMBEDDING + tuple(f"blocks.{number}" for number in range(n)))
-
-
-def one_block_more(teacher: Weights, student: Weights, n: int) -> Weights:
-    """One block too many: they count from 0, so that block n is the first to be drawn again."""
-    return keep_low(teacher, student, n + 1)
-
-
-def blocks_alone(teacher: Weights, student: Weights, n: int) -> Weights:
-    """The embedding is the student's. The kept blocks learned to read the teacher's tokens: its patches,
-    places and class token."""
-    return chosen(teacher, student, tuple(f"blocks.{number}." for number in range(n)))
-
-
-def final_norm_too(teacher: Weights, student: Weights, n: int) -> Weights:
-    """The last norm is the teacher's. It comes after the blocks that are drawn again."""
-    return keep_low(teacher, student, n) | {
-        name: teacher[name] for name in student if name.startswith("norm.")
-    }
-
-
-def high_blocks(teacher: Weights, student: Weights, n: int) -> Weights:
+def high_blocks(teacher, student, n):
     """The *last* n blocks were kept. The task asks for the first, next to the image."""
     depth = 1 + max(int(name.split(".")[1]) for name in student if name.startswith("blocks."))
     return chosen(teacher, student, EMBEDDING + tuple(f"blocks.{depth - 1 - i}." for i in range(n)))
 
 
-def exchanged(teacher: Weights, student: Weights, n: int) -> Weights:
+def exchanged(teacher, student, n):
     """It is the other way round: the low part shall be the teacher's, and the rest new."""
     kept = keep_low(teacher, student, n)
     return {name: (student if kept[name] is teacher[name] else teacher)[name] for name in student}
@@ -84,9 +50,6 @@ def two_vits(depth: int, n: int) -> tuple[Weights, Weights, int]:
 EXERCISES = (
     Exercise(
         "F2.1",
-        "Keep the low blocks",
-        stars=1,
-        minutes=10,
         subject="weights",
         right=keep_low,
         cases={
@@ -94,14 +57,23 @@ EXERCISES = (
             "none of 3": lambda: two_vits(3, 0),
             "all of 2": lambda: two_vits(2, 2),
         },
-        also_right=(by_number,),
         wrong={
-            "blocks.1 and blocks.10": Wrong(without_a_dot),
-            "one more": Wrong(one_block_more),
-            "no embedding": Wrong(blocks_alone),
-            "norm": Wrong(final_norm_too),
-            "high blocks": Wrong(high_blocks),
-            "exchanged": Wrong(exchanged),
+            "Too many blocks were kept: a name that begins with blocks.1"
+            " may be that of block 10. Put the dot behind the number.": lambda teacher, student, n: chosen(
+                teacher, student, EMBEDDING + tuple(f"blocks.{number}" for number in range(n))
+            ),
+            "One block too many: they count from 0, so that block n"
+            " is the first to be drawn again.": lambda teacher, student, n: keep_low(teacher, student, n + 1),
+            "The embedding is the student's. The kept blocks learned to read"
+            " the teacher's tokens: its patches, places and class token.": lambda teacher, student, n: chosen(
+                teacher, student, tuple(f"blocks.{number}." for number in range(n))
+            ),
+            "The last norm is the teacher's. It comes"
+            " after the blocks that are drawn again.": lambda teacher, student, n: (
+                keep_low(teacher, student, n)
+                | {name: teacher[name] for name in student if name.startswith("norm.")}
+            ),
+            **told(high_blocks, exchanged),
         },
     ),
 )

@@ -5,7 +5,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from atbook.exercises.inputs import maps, normal
-from atbook.exercises.judging import Exercise, Wrong
+from atbook.exercises.judging import Exercise, told
 from atlib.data import UNLABELLED
 
 # --- F4.1 ---
@@ -27,41 +27,6 @@ def geometric(of_class: Tensor, of_token: Tensor) -> dict[str, Tensor]:
     p, q = of_class.softmax(-1), of_token.softmax(-1)
     root = (p * q).sqrt()
     return joined(root / root.sum(-1, keepdim=True), (p + q) / 2)
-
-
-def not_halved(of_class: Tensor, of_token: Tensor) -> dict[str, Tensor]:
-    """The two softmaxes are added, so that rows sum to 2. Halve them; it changes no answer, but the task asks
-    for probabilities."""
-    right = two_answers(of_class, of_token)
-    return right | {"mean of softmaxes": 2 * right["mean of softmaxes"]}
-
-
-def sum_of_logits(of_class: Tensor, of_token: Tensor) -> dict[str, Tensor]:
-    """The logits are added and not averaged. That names the same class, but as probabilities it is sharper: a
-    temperature of one half."""
-    return two_answers(of_class, of_token) | {"mean of logits": (of_class + of_token).softmax(-1)}
-
-
-def left_as_logits(of_class: Tensor, of_token: Tensor) -> dict[str, Tensor]:
-    """The mean of logits still needs its softmax: the task asks for probabilities."""
-    return two_answers(of_class, of_token) | {"mean of logits": (of_class + of_token) / 2}
-
-
-def over_images(of_class: Tensor, of_token: Tensor) -> dict[str, Tensor]:
-    """The softmax runs along the images. Classes are the last axis: softmax(-1)."""
-    return joined(((of_class + of_token) / 2).softmax(0), (of_class.softmax(0) + of_token.softmax(0)) / 2)
-
-
-def softmax_again(of_class: Tensor, of_token: Tensor) -> dict[str, Tensor]:
-    """You took a softmax of probabilities. The mean of two softmaxes sums to 1 already."""
-    right = two_answers(of_class, of_token)
-    return right | {"mean of softmaxes": right["mean of softmaxes"].softmax(-1)}
-
-
-def other_names(of_class: Tensor, of_token: Tensor) -> dict[str, Tensor]:
-    """Each answer stands under the other's name."""
-    right = two_answers(of_class, of_token)
-    return joined(right["mean of softmaxes"], right["mean of logits"])
 
 
 def a_sure_and_an_unsure_head() -> tuple[Tensor, Tensor]:
@@ -91,14 +56,14 @@ def by_weights(of_class: Tensor, of_token: Tensor, z_t: Tensor, labels: Tensor) 
     return 0.5 * (weight * task).sum() / weight.sum().clamp(min=1) + 0.5 * taught.mean()
 
 
-def over_all_images(of_class: Tensor, of_token: Tensor, z_t: Tensor, labels: Tensor) -> Tensor:
+def over_all_images(of_class, of_token, z_t, labels):
     """The labels' part is divided by the number of *all* images, so that it weighs less the fewer are
     labelled. Take the mean over those that have a label."""
     task = cross_entropy(of_class, labels, ignore_index=UNLABELLED, reduction="sum") / len(labels)
     return (task + cross_entropy(of_token, z_t.argmax(-1))) / 2
 
 
-def teacher_on_labelled(of_class: Tensor, of_token: Tensor, z_t: Tensor, labels: Tensor) -> Tensor:
+def teacher_on_labelled(of_class, of_token, z_t, labels):
     """The teacher is heard on labelled images alone. It answers for every image, and there its answer is the
     label once more."""
     known = labels != UNLABELLED
@@ -107,7 +72,7 @@ def teacher_on_labelled(of_class: Tensor, of_token: Tensor, z_t: Tensor, labels:
     return partly_labelled(of_class[known], of_token[known], z_t[known], labels[known])
 
 
-def teacher_on_the_others(of_class: Tensor, of_token: Tensor, z_t: Tensor, labels: Tensor) -> Tensor:
+def teacher_on_the_others(of_class, of_token, z_t, labels):
     """The teacher is heard on unlabelled images alone. In DeiT the token learns its answer for every
     image."""
     known = labels != UNLABELLED
@@ -117,7 +82,7 @@ def teacher_on_the_others(of_class: Tensor, of_token: Tensor, z_t: Tensor, label
     return (task + cross_entropy(of_token[~known], z_t[~known].argmax(-1))) / 2
 
 
-def labels_filled_in(of_class: Tensor, of_token: Tensor, z_t: Tensor, labels: Tensor) -> Tensor:
+def labels_filled_in(of_class, of_token, z_t, labels):
     """Where a label is missing, the class head learns the teacher's answer. It should learn nothing there;
     the teacher speaks to the token."""
     top = z_t.argmax(-1)
@@ -125,19 +90,7 @@ def labels_filled_in(of_class: Tensor, of_token: Tensor, z_t: Tensor, labels: Te
     return (cross_entropy(of_class, filled) + cross_entropy(of_token, top)) / 2
 
 
-def heads_swapped(of_class: Tensor, of_token: Tensor, z_t: Tensor, labels: Tensor) -> Tensor:
-    """The heads are swapped: labels go to the class head, the teacher's answers to the token's."""
-    return partly_labelled(of_token, of_class, z_t, labels)
-
-
-def one_head(of_class: Tensor, of_token: Tensor, z_t: Tensor, labels: Tensor) -> Tensor:
-    """Both parts are of the averaged logits. That is how the student answers after training; while it learns,
-    each head has a loss of its own."""
-    both = (of_class + of_token) / 2
-    return partly_labelled(both, both, z_t, labels)
-
-
-def teachers_probabilities(of_class: Tensor, of_token: Tensor, z_t: Tensor, labels: Tensor) -> Tensor:
+def teachers_probabilities(of_class, of_token, z_t, labels):
     """The token learns the teacher's probabilities. The task asks for the hard loss: its top class."""
     hard = cross_entropy(of_token, z_t.argmax(-1))
     return (
@@ -174,18 +127,7 @@ def with_own_tokens(p_t: Tensor, p_s: Tensor, own: list[int]) -> Tensor:
     return made
 
 
-def by_selection(p_t: Tensor, p_s: Tensor, own: list[int]) -> Tensor:
-    """The same with matrices of zeros and ones."""
-    N = p_s.shape[-1]
-    chosen = torch.eye(N, dtype=p_s.dtype)[common_tokens(p_s, own)]  # (n, N)
-    is_own = torch.zeros(N, dtype=p_s.dtype)
-    is_own[own] = 1
-    placed = chosen.mT @ p_t @ chosen
-    rest = (1 - own_share(p_s, own)) * placed + p_s * is_own
-    return is_own[:, None] * p_s + (1 - is_own[:, None]) * rest
-
-
-def not_shrunk(p_t: Tensor, p_s: Tensor, own: list[int]) -> Tensor:
+def not_shrunk(p_t, p_s, own):
     """Rows sum to more than 1: the teacher's part stays whole beside the student's share s. Multiply it by 1
     - s."""
     common = torch.tensor(common_tokens(p_s, own))
@@ -194,14 +136,7 @@ def not_shrunk(p_t: Tensor, p_s: Tensor, own: list[int]) -> Tensor:
     return made
 
 
-def divided_by_the_sum(p_t: Tensor, p_s: Tensor, own: list[int]) -> Tensor:
-    """You put both side by side and divided by the sum, so the own tokens get s / (1 + s). The student gave
-    them s: keep that, and shrink the teacher's part by 1 - s."""
-    made = not_shrunk(p_t, p_s, own)
-    return made / made.sum(-1, keepdim=True)
-
-
-def own_rows_are_empty(p_t: Tensor, p_s: Tensor, own: list[int]) -> Tensor:
+def own_rows_are_empty(p_t, p_s, own):
     """The rows of the student's own tokens are 0. These tokens listen, too, as the student tells them to:
     their rows are the student's."""
     made = with_own_tokens(p_t, p_s, own)
@@ -209,7 +144,7 @@ def own_rows_are_empty(p_t: Tensor, p_s: Tensor, own: list[int]) -> Tensor:
     return made
 
 
-def nobody_listens(p_t: Tensor, p_s: Tensor, own: list[int]) -> Tensor:
+def nobody_listens(p_t, p_s, own):
     """The teacher's rows give nothing to the student's own tokens. Then no other token ever hears of them;
     they keep the share s."""
     common = torch.tensor(common_tokens(p_s, own))
@@ -219,7 +154,7 @@ def nobody_listens(p_t: Tensor, p_s: Tensor, own: list[int]) -> Tensor:
     return made
 
 
-def first_come(p_t: Tensor, p_s: Tensor, own: list[int]) -> Tensor:
+def first_come(p_t, p_s, own):
     """The teacher's tokens were put first and the student's own last. `own` says where these are; the
     teacher's fill the other places, in their order."""
     n = p_t.shape[-1]
@@ -228,13 +163,7 @@ def first_come(p_t: Tensor, p_s: Tensor, own: list[int]) -> Tensor:
     return made
 
 
-def by_column(p_t: Tensor, p_s: Tensor, own: list[int]) -> Tensor:
-    """The share was taken from a column. A row says which tokens its token listens to, so s is the sum of row
-    i over the own columns."""
-    return with_own_tokens(p_t.mT, p_s.mT, own).mT
-
-
-def one_share_for_all(p_t: Tensor, p_s: Tensor, own: list[int]) -> Tensor:
+def one_share_for_all(p_t, p_s, own):
     """One share serves all rows. Each row gives its own s to the own tokens."""
     common = torch.tensor(common_tokens(p_s, own))
     made = p_s.clone()
@@ -252,9 +181,6 @@ def with_more_tokens(B: int, H: int, n: int, own: list[int], seed: int = 0):
 EXERCISES = (
     Exercise(
         "F4.1",
-        "One answer of two heads",
-        stars=1,
-        minutes=10,
         subject="predictions",
         right=two_answers,
         cases={
@@ -263,20 +189,32 @@ EXERCISES = (
         },
         also_right=(geometric,),
         wrong={
-            "not halved": Wrong(not_halved),
-            "logits added": Wrong(sum_of_logits),
-            "left as logits": Wrong(left_as_logits),
-            "over images": Wrong(over_images),
-            "softmax again": Wrong(softmax_again),
-            "the other's name": Wrong(other_names),
+            "The logits are added and not averaged. That names the same class,"
+            " but as probabilities it is sharper: a temperature of one half.": lambda of_class, of_token: (
+                two_answers(of_class, of_token) | {"mean of logits": (of_class + of_token).softmax(-1)}
+            ),
+            "The mean of logits still needs its"
+            " softmax: the task asks for probabilities.": lambda of_class, of_token: (
+                two_answers(of_class, of_token) | {"mean of logits": (of_class + of_token) / 2}
+            ),
+            "The two softmaxes are added, so that rows sum to 2. Halve them;"
+            " it changes no answer, but the task asks for probabilities.": lambda *z: (
+                two_answers(*z) | {"mean of softmaxes": 2 * two_answers(*z)["mean of softmaxes"]}
+            ),
+            "The softmax runs along the images. Classes are the last axis: softmax(-1).": lambda a, b: joined(
+                ((a + b) / 2).softmax(0), (a.softmax(0) + b.softmax(0)) / 2
+            ),
+            "You took a softmax of probabilities. The mean of two softmaxes sums to 1 already.": lambda *z: (
+                two_answers(*z) | {"mean of softmaxes": two_answers(*z)["mean of softmaxes"].softmax(-1)}
+            ),
+            "Each answer stands under the other's name.": lambda *z: dict(
+                zip(two_answers(*z), reversed(two_answers(*z).values()))
+            ),
         },
         see="What it changes",
     ),
     Exercise(
         "F4.2",
-        "Where labels are missing",
-        stars=2,
-        minutes=15,
         subject="losses",
         right=partly_labelled,
         cases={
@@ -286,36 +224,38 @@ EXERCISES = (
         },
         also_right=(by_weights,),
         wrong={
-            "divided by all": Wrong(over_all_images),
-            "teacher on labelled": Wrong(teacher_on_labelled),
-            "teacher on the others": Wrong(teacher_on_the_others),
-            "labels filled in": Wrong(labels_filled_in),
-            "heads swapped": Wrong(heads_swapped),
-            "one head": Wrong(one_head),
-            "probabilities": Wrong(teachers_probabilities),
+            "The heads are swapped: labels go to the class"
+            " head, the teacher's answers to the token's.": lambda of_class, of_token, z_t, labels: (
+                partly_labelled(of_token, of_class, z_t, labels)
+            ),
+            "Both parts are of the averaged logits. That is how the student"
+            " answers after training; while it learns, each head has a loss"
+            " of its own.": lambda a, b, z_t, labels: partly_labelled((a + b) / 2, (a + b) / 2, z_t, labels),
+            **told(
+                over_all_images,
+                teacher_on_labelled,
+                teacher_on_the_others,
+                labels_filled_in,
+                teachers_probabilities,
+            ),
         },
         see="What it changes",
     ),
     Exercise(
         "F4.3",
-        "A map with room for new tokens",
-        stars=2,
-        minutes=20,
         subject="maps",
         right=with_own_tokens,
         cases={
             "second of five": lambda: with_more_tokens(2, 2, 4, [1]),
             "first and third of six": lambda: with_more_tokens(1, 3, 4, [0, 2], seed=5),
         },
-        also_right=(by_selection,),
         wrong={
-            "not shrunk": Wrong(not_shrunk),
-            "divided by the sum": Wrong(divided_by_the_sum),
-            "own rows empty": Wrong(own_rows_are_empty),
-            "nobody listens": Wrong(nobody_listens),
-            "teacher's tokens first": Wrong(first_come),
-            "by column": Wrong(by_column),
-            "one share for all": Wrong(one_share_for_all),
+            "The share was taken from a column. A row says which tokens its token listens to, so s is the sum"
+            " of row i over the own columns.": lambda p_t, p_s, own: with_own_tokens(p_t.mT, p_s.mT, own).mT,
+            "You put both side by side and divided by the sum, so the own tokens get s"
+            " / (1 + s). The student gave them s: keep that, and shrink the teacher's"
+            " part by 1 - s.": lambda *maps: not_shrunk(*maps) / not_shrunk(*maps).sum(-1, keepdim=True),
+            **told(not_shrunk, own_rows_are_empty, nobody_listens, first_come, one_share_for_all),
         },
         see="What can be handed over",
     ),

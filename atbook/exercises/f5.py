@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from atbook.exercises.inputs import maps, normal
-from atbook.exercises.judging import Exercise, Wrong
+from atbook.exercises.judging import Exercise, told
 
 # --- F5.1 ---
 
@@ -24,29 +24,7 @@ def weights_on_the_keys(q: Tensor, k: Tensor, L: Tensor) -> tuple[Tensor, Tensor
     return queries, wide
 
 
-def transposed(q: Tensor, k: Tensor, L: Tensor) -> tuple[Tensor, Tensor]:
-    """L was read by columns. Row h of L makes head h: the old head g counts for it with L[h, g]."""
-    return one_wide_head(q, k, L.mT)
-
-
-def all_alike(q: Tensor, k: Tensor, L: Tensor) -> tuple[Tensor, Tensor]:
-    """All heads came out the same: the old ones stand side by side without their weights. Head h weights the
-    old head g with L[h, g]."""
-    return one_wide_head(q, k, torch.ones_like(L))
-
-
-def on_both(q: Tensor, k: Tensor, L: Tensor) -> tuple[Tensor, Tensor]:
-    """Queries *and* keys were weighted, so that each product has L[h, g] squared. Weight one of the two."""
-    return one_wide_head(q, k, L)[0], one_wide_head(k, q, L)[0]
-
-
-def mixed_first(q: Tensor, k: Tensor, L: Tensor) -> tuple[Tensor, Tensor]:
-    """You mixed the queries into one of width d. Then every old query meets the keys of head h alone; it has
-    to meet its own keys. Put them side by side, not on top of each other."""
-    return torch.einsum("hg,bgnd->bhnd", L, q), k
-
-
-def scaled_anew(q: Tensor, k: Tensor, L: Tensor) -> tuple[Tensor, Tensor]:
+def scaled_anew(q, k, L):
     """The logits are too small by a factor of √H: you scaled for the new width H·d. The mixed logits were
     scaled by √d before, and that stays."""
     wide, keys = one_wide_head(q, k, L)
@@ -62,56 +40,20 @@ def heads(B: int, H: int, N: int, d: int, seed: int = 0) -> tuple[Tensor, Tensor
 # --- F5.2 ---
 
 
+def mixed(row: Tensor, v: Tensor) -> dict[str, Tensor]:
+    """A row, and what it makes of the values."""
+    return {"row": row, "output": row @ v}
+
+
 def without_itself(p: Tensor, v: Tensor) -> dict[str, Tensor]:
     """Row and output as if the class token had never been a key."""
-    row = p[..., 1:] / p[..., 1:].sum(-1, keepdim=True)
-    return {"row": row, "output": row @ v[:, :, 1:]}
+    return mixed(p[..., 1:] / p[..., 1:].sum(-1, keepdim=True), v[:, :, 1:])
 
 
 def by_subtraction(p: Tensor, v: Tensor) -> dict[str, Tensor]:
     """The same: take the class token's part out of the output, and scale what is left."""
     share = p[..., :1]
     return {"row": p[..., 1:] / (1 - share), "output": (p @ v - share * v[:, :, :1]) / (1 - share)}
-
-
-def left_as_it_is(p: Tensor, v: Tensor) -> dict[str, Tensor]:
-    """The row no longer sums to 1: the class token's share is missing. A softmax over the patches alone
-    divides by their sum."""
-    row = p[..., 1:]
-    return {"row": row, "output": row @ v[:, :, 1:]}
-
-
-def spread_evenly(p: Tensor, v: Tensor) -> dict[str, Tensor]:
-    """Each patch got an equal part of the class token's share. The ratios between patches have to stay: scale
-    the row."""
-    row = p[..., 1:] + p[..., :1] / (p.shape[-1] - 1)
-    return {"row": row, "output": row @ v[:, :, 1:]}
-
-
-def softmax_again(p: Tensor, v: Tensor) -> dict[str, Tensor]:
-    """You took a softmax of shares. They are past the softmax; what is left of them only has to be scaled to
-    sum to 1."""
-    row = p[..., 1:].softmax(-1)
-    return {"row": row, "output": row @ v[:, :, 1:]}
-
-
-def last_one_out(p: Tensor, v: Tensor) -> dict[str, Tensor]:
-    """The last patch was left out. The class token is the *first* key."""
-    row = p[..., :-1] / p[..., :-1].sum(-1, keepdim=True)
-    return {"row": row, "output": row @ v[:, :, :-1]}
-
-
-def values_one_off(p: Tensor, v: Tensor) -> dict[str, Tensor]:
-    """The row is right and the output is not: row and values are off by one. The class token's value has to
-    go, too."""
-    row = without_itself(p, v)["row"]
-    return {"row": row, "output": row @ v[:, :, :-1]}
-
-
-def one_for_all_heads(p: Tensor, v: Tensor) -> dict[str, Tensor]:
-    """All heads were scaled alike. Each head has a share of its own on the class token."""
-    row = p[..., 1:] / (1 - p[..., :1].mean(1, keepdim=True))
-    return {"row": row, "output": row @ v[:, :, 1:]}
 
 
 def class_row(B: int, H: int, N: int, d: int, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -122,9 +64,6 @@ def class_row(B: int, H: int, N: int, d: int, seed: int = 0) -> tuple[Tensor, Te
 EXERCISES = (
     Exercise(
         "F5.1",
-        "Talking heads as wide heads",
-        stars=3,
-        minutes=25,
         subject="attention",
         right=one_wide_head,
         cases={"three heads": lambda: heads(2, 3, 5, 4), "two heads": lambda: heads(1, 2, 3, 2, seed=5)},
@@ -132,18 +71,20 @@ EXERCISES = (
         # many queries and keys make the same logits
         view=lambda pair: pair[0] @ pair[1].mT,
         wrong={
-            "transposed": Wrong(transposed),
-            "all alike": Wrong(all_alike),
-            "on both": Wrong(on_both),
-            "narrow": Wrong(mixed_first),
-            "scaled anew": Wrong(scaled_anew),
+            "L was read by columns. Row h of L makes head"
+            " h: the old head g counts for it with L[h, g].": lambda q, k, L: one_wide_head(q, k, L.mT),
+            "All heads came out the same: the old ones stand side by side without their weights. Head h"
+            " weights the old head g with L[h, g].": lambda q, k, L: one_wide_head(q, k, torch.ones_like(L)),
+            "Queries *and* keys were weighted, so that each product has L[h, g] squared."
+            " Weight one of the two.": lambda q, k, L: (one_wide_head(q, k, L)[0], one_wide_head(k, q, L)[0]),
+            "You mixed the queries into one of width d. Then every old query meets"
+            " the keys of head h alone; it has to meet its own keys. Put them side"
+            " by side, not on top of each other.": lambda q, k, L: (torch.einsum("hg,bgnd->bhnd", L, q), k),
+            **told(scaled_anew),
         },
     ),
     Exercise(
         "F5.2",
-        "A class token that is no key",
-        stars=2,
-        minutes=15,
         subject="attention",
         right=without_itself,
         cases={
@@ -152,12 +93,20 @@ EXERCISES = (
         },
         also_right=(by_subtraction,),
         wrong={
-            "left as it is": Wrong(left_as_it_is),
-            "spread evenly": Wrong(spread_evenly),
-            "softmax again": Wrong(softmax_again),
-            "the last one": Wrong(last_one_out),
-            "values one off": Wrong(values_one_off),
-            "one for all heads": Wrong(one_for_all_heads),
+            "The row no longer sums to 1: the class token's share is missing. A softmax"
+            " over the patches alone divides by their sum.": lambda p, v: mixed(p[..., 1:], v[:, :, 1:]),
+            "Each patch got an equal part of the class token's"
+            " share. The ratios between patches have to stay:"
+            " scale the row.": lambda p, v: mixed(p[..., 1:] + p[..., :1] / (p.shape[-1] - 1), v[:, :, 1:]),
+            "You took a softmax of shares. They are past the softmax; what is left of them"
+            " only has to be scaled to sum to 1.": lambda p, v: mixed(p[..., 1:].softmax(-1), v[:, :, 1:]),
+            "The last patch was left out. The class token is the *first* key.": lambda p, v: mixed(
+                p[..., :-1] / p[..., :-1].sum(-1, keepdim=True), v[:, :, :-1]
+            ),
+            "The row is right and the output is not: row and values are off by one. The class"
+            " token's value has to go, too.": lambda p, v: mixed(without_itself(p, v)["row"], v[:, :, :-1]),
+            "All heads were scaled alike. Each head has a share of its own on the class"
+            " token.": lambda p, v: mixed(p[..., 1:] / (1 - p[..., :1].mean(1, keepdim=True)), v[:, :, 1:]),
         },
     ),
 )

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from atbook.exercises.inputs import normal
-from atbook.exercises.judging import Exercise, Wrong
+from atbook.exercises.judging import Exercise
 
 # --- F6.1 ---
 
@@ -21,34 +21,6 @@ def by_diagonal(weight: Tensor, bias: Tensor, gamma: Tensor) -> dict[str, Tensor
     return {"weight": scale @ weight, "bias": scale @ bias}
 
 
-def into_columns(weight: Tensor, bias: Tensor, gamma: Tensor) -> dict[str, Tensor]:
-    """The factors were multiplied into the *columns* of the weight: those meet what comes into the layer. A
-    channel that comes out is made by a row."""
-    return {"weight": weight * gamma, "bias": gamma * bias}
-
-
-def bias_forgotten(weight: Tensor, bias: Tensor, gamma: Tensor) -> dict[str, Tensor]:
-    """The weight is folded and the bias is not. The factor multiplies all that the layer gives, its bias
-    too."""
-    return {"weight": gamma[:, None] * weight, "bias": bias}
-
-
-def one_factor(weight: Tensor, bias: Tensor, gamma: Tensor) -> dict[str, Tensor]:
-    """All channels got one factor, the mean. Each channel has a factor of its own."""
-    return {"weight": gamma.mean() * weight, "bias": gamma.mean() * bias}
-
-
-def divided(weight: Tensor, bias: Tensor, gamma: Tensor) -> dict[str, Tensor]:
-    """You divided by the factors: that takes out what is to be put in."""
-    return {"weight": weight / gamma[:, None], "bias": bias / gamma}
-
-
-def with_the_stream(weight: Tensor, bias: Tensor, gamma: Tensor) -> dict[str, Tensor]:
-    """1 was added to the factors. The stream is added outside of the branch, where no factor is; the last
-    linear layer knows only the branch."""
-    return {"weight": (1 + gamma[:, None]) * weight, "bias": (1 + gamma) * bias}
-
-
 def linear(D: int, width: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
     """Weight (D, width), bias (D,) and factors (D,) of both signs, none of them near 0."""
     factors = normal(D, seed=seed + 2)
@@ -58,19 +30,28 @@ def linear(D: int, width: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
 EXERCISES = (
     Exercise(
         "F6.1",
-        "Fold the factors",
-        stars=1,
-        minutes=10,
         subject="deep ViTs",
         right=fold_in,
         cases={"square": lambda: linear(4, 4), "wide": lambda: linear(3, 12, seed=5)},
         also_right=(by_diagonal,),
         wrong={
-            "columns": Wrong(into_columns),
-            "no bias": Wrong(bias_forgotten),
-            "one factor": Wrong(one_factor),
-            "divided": Wrong(divided),
-            "one more": Wrong(with_the_stream),
+            "The factors were multiplied into the *columns* of the weight:"
+            " those meet what comes into the layer. A channel that comes out is"
+            " made by a row.": lambda weight, bias, gamma: {"weight": weight * gamma, "bias": gamma * bias},
+            "The weight is folded and the bias is not. The factor multiplies all that the layer gives,"
+            " its bias too.": lambda weight, bias, gamma: {"weight": gamma[:, None] * weight, "bias": bias},
+            "All channels got one factor, the mean."
+            " Each channel has a factor of its own.": lambda weight, bias, gamma: (
+                {"weight": gamma.mean() * weight, "bias": gamma.mean() * bias}
+            ),
+            "You divided by the factors: that takes out what is to be put in.": lambda weight, bias, gamma: {
+                "weight": weight / gamma[:, None],
+                "bias": bias / gamma,
+            },
+            "1 was added to the factors. The stream is added outside of the branch,"
+            " where no factor is; the last linear layer knows only the branch.": lambda weight, bias, gamma: (
+                {"weight": (1 + gamma[:, None]) * weight, "bias": (1 + gamma) * bias}
+            ),
         },
     ),
 )

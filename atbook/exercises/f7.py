@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from atbook.exercises.inputs import normal
-from atbook.exercises.judging import Exercise, Wrong
+from atbook.exercises.judging import Exercise, told
 
 # --- F7.1 ---
 
@@ -24,50 +24,18 @@ def loss_without_self(z_s: Tensor, z_t: Tensor) -> Tensor:
     return cross_entropy(masked(z_s, -1e9).log_softmax(-1), masked(z_t, -1e9).softmax(-1))
 
 
-def over_others(z_s: Tensor, z_t: Tensor) -> Tensor:
-    """The same without a mask: each token's row has the other tokens alone."""
-    N, losses = z_s.shape[-1], []
-    for i in range(N):
-        keys = [j for j in range(N) if j != i]
-        losses.append(cross_entropy(z_s[..., i, keys].log_softmax(-1), z_t[..., i, keys].softmax(-1)))
-    return torch.stack(losses).mean()
-
-
-def minus_infinity(z_s: Tensor, z_t: Tensor) -> Tensor:
-    """The loss is nan: the student's log-share on the diagonal is −∞ and the teacher's share 0, and 0 · (−∞)
-    is no number. Forbid by a large finite score, such as −1e9."""
-    z_s, z_t = masked(z_s, -torch.inf), masked(z_t, -torch.inf)
-    return cross_entropy(z_s.log_softmax(-1), z_t.softmax(-1))
-
-
-def nothing_masked(z_s: Tensor, z_t: Tensor) -> Tensor:
+def nothing_masked(z_s, z_t):
     """Nothing was forbidden. −1e-9 is as good as 0; −1e9 was meant. (The published SL-CaiT has this very
     slip.)"""
     diagonal = -1e-9 * torch.eye(z_s.shape[-1], dtype=z_s.dtype)
     return cross_entropy((z_s + diagonal).log_softmax(-1), (z_t + diagonal).softmax(-1))
 
 
-def student_alone(z_s: Tensor, z_t: Tensor) -> Tensor:
-    """The student may not look at itself, and its target still does, so that the loss is a billion times the
-    teacher's diagonal. Mask both."""
-    return cross_entropy(masked(z_s, -1e9).log_softmax(-1), z_t.softmax(-1))
-
-
-def teacher_alone(z_s: Tensor, z_t: Tensor) -> Tensor:
-    """The teacher's diagonal is gone and the student still has one. Mask its logits, too."""
-    return cross_entropy(z_s.log_softmax(-1), masked(z_t, -1e9).softmax(-1))
-
-
-def not_renormalised(z_s: Tensor, z_t: Tensor) -> Tensor:
+def not_renormalised(z_s, z_t):
     """The teacher's rows no longer sum to 1. Mask its *logits*: the softmax then shares the whole row among
     the others."""
     p_t = z_t.softmax(-1).masked_fill(torch.eye(z_t.shape[-1], dtype=torch.bool), 0)
     return cross_entropy(masked(z_s, -1e9).log_softmax(-1), p_t)
-
-
-def zero_scores(z_s: Tensor, z_t: Tensor) -> Tensor:
-    """A logit of 0 is not a share of 0: e⁰ is 1. What is forbidden needs a very low score."""
-    return cross_entropy(masked(z_s, 0).log_softmax(-1), masked(z_t, 0).softmax(-1))
 
 
 def logits(*shape: int, size: float = 1, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -97,30 +65,31 @@ def head_by_head(q: Tensor, tau: Tensor) -> Tensor:
 EXERCISES = (
     Exercise(
         "F7.1",
-        "Never yourself, and finite",
-        stars=2,
-        minutes=15,
         subject="losses",
         right=loss_without_self,
         cases={
             "5 tokens": lambda: logits(2, 3, 5, 5),
             "sharp rows": lambda: logits(1, 2, 4, 4, size=6, seed=5),
         },
-        also_right=(over_others,),
         wrong={
-            "minus infinity": Wrong(minus_infinity),
-            "nothing masked": Wrong(nothing_masked),
-            "student alone": Wrong(student_alone),
-            "teacher alone": Wrong(teacher_alone),
-            "not renormalised": Wrong(not_renormalised),
-            "zero scores": Wrong(zero_scores),
+            "The student may not look at itself, and its target still does,"
+            " so that the loss is a billion times the teacher's diagonal."
+            " Mask both.": lambda z_s, z_t: cross_entropy(masked(z_s, -1e9).log_softmax(-1), z_t.softmax(-1)),
+            "The teacher's diagonal is gone and the student still has one. Mask its logits,"
+            " too.": lambda z_s, z_t: cross_entropy(z_s.log_softmax(-1), masked(z_t, -1e9).softmax(-1)),
+            "A logit of 0 is not a share of 0: e⁰ is 1."
+            " What is forbidden needs a very low score.": lambda z_s, z_t: cross_entropy(
+                masked(z_s, 0).log_softmax(-1), masked(z_t, 0).softmax(-1)
+            ),
+            "The loss is nan: the student's log-share on the diagonal is −∞ and the teacher's share"
+            " 0, and 0 · (−∞) is no number. Forbid by a large finite score, such as −1e9.": lambda s, t: (
+                cross_entropy(masked(s, -torch.inf).log_softmax(-1), masked(t, -torch.inf).softmax(-1))
+            ),
+            **told(nothing_masked, not_renormalised),
         },
     ),
     Exercise(
         "F7.2",
-        "A temperature inside the query",
-        stars=1,
-        minutes=10,
         subject="queries and keys",
         right=fold,
         cases={
@@ -129,28 +98,16 @@ EXERCISES = (
         },
         also_right=(head_by_head,),
         wrong={
-            "multiplied": Wrong(
-                lambda q, tau: q * q.shape[-1] ** 0.5 * per_head(tau),
-                "You multiplied by τ. Scores are divided by it: a larger temperature is a flatter row.",
-            ),
-            "without the root": Wrong(
-                lambda q, tau: q / per_head(tau),
-                "The 1/√d that attention still applies comes on top of your 1/τ. Give q a factor √d to undo"
-                " it.",
-            ),
-            "the root upside down": Wrong(
-                lambda q, tau: q / (q.shape[-1] ** 0.5 * per_head(tau)),
-                "Now √d divides twice, once in q and once in attention. It has to be undone: multiply.",
-            ),
-            "the root of D": Wrong(
-                lambda q, tau: q * (q.shape[1] * q.shape[-1]) ** 0.5 / per_head(tau),
-                "That is the root of the whole width D = H·d. Attention divides by the root of one head's"
-                " width, q.shape[-1].",
-            ),
-            "one for all": Wrong(
-                lambda q, tau: q * q.shape[-1] ** 0.5 / tau.mean(),
-                "All heads got the same temperature. Each has its own: bring tau to the shape (H, 1, 1).",
-            ),
+            "You multiplied by τ. Scores are divided by it:"
+            " a larger temperature is a flatter row.": lambda q, tau: q * q.shape[-1] ** 0.5 * per_head(tau),
+            "The 1/√d that attention still applies comes on"
+            " top of your 1/τ. Give q a factor √d to undo it.": lambda q, tau: q / per_head(tau),
+            "Now √d divides twice, once in q and once in attention."
+            " It has to be undone: multiply.": lambda q, tau: q / (q.shape[-1] ** 0.5 * per_head(tau)),
+            "That is the root of the whole width D = H·d. Attention divides by the root of one head's"
+            " width, q.shape[-1].": lambda q, tau: q * (q.shape[1] * q.shape[-1]) ** 0.5 / per_head(tau),
+            "All heads got the same temperature. Each has"
+            " its own: bring tau to the shape (H, 1, 1).": lambda q, tau: q * q.shape[-1] ** 0.5 / tau.mean(),
         },
     ),
 )

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from atbook.exercises.inputs import normal
-from atbook.exercises.judging import Exercise, Wrong
+from atbook.exercises.judging import Exercise, told
 
 # --- F8.1 ---
 
@@ -27,30 +27,16 @@ def by_parents(A: Tensor, grid: tuple[int, int], s: int) -> Tensor:
     return A[parent][:, parent] / s**2
 
 
-def in_one_line(A: Tensor, grid: tuple[int, int], s: int) -> Tensor:
-    """You repeated the flat index, as if a patch's parts followed each other. Patches are in reading order:
-    bring A to (h, w, h, w) first."""
-    return A.repeat_interleave(s * s, 0).repeat_interleave(s * s, 1) / s**2
-
-
-def tiled(A: Tensor, grid: tuple[int, int], s: int) -> Tensor:
+def tiled(A, grid, s):
     """The whole grid was repeated (tensor.repeat). Each patch has to become a block of s x s:
     repeat_interleave."""
     h, w = grid
     return A.reshape(h, w, h, w).repeat(s, s, s, s).reshape(s * s * h * w, -1) / s**2
 
 
-def rows_and_columns_exchanged(A: Tensor, grid: tuple[int, int], s: int) -> Tensor:
-    """The grid is (patches down, patches across), and you took it the other way round."""
-    return finer(A, grid[::-1], s)
-
-
 EXERCISES = (
     Exercise(
         "F8.1",
-        "A static map for smaller patches",
-        stars=2,
-        minutes=20,
         subject="static maps",
         right=finer,
         cases={
@@ -59,23 +45,19 @@ EXERCISES = (
         },
         also_right=(by_parents,),
         wrong={
-            "not shared": Wrong(
-                lambda A, grid, s: finer(A, grid, s) * s**2,
-                "Every sum grew s² times: what was taken from one patch is now taken from each of its s²"
-                " parts. Share it among them.",
+            "Every sum grew s² times: what was taken from one patch is now taken"
+            " from each of its s² parts. Share it among them.": lambda A, grid, s: finer(A, grid, s) * s**2,
+            "You divided by s. A patch is cut in both directions, into s² parts.": lambda A, grid, s: (
+                finer(A, grid, s) * s
             ),
-            "shared by s": Wrong(
-                lambda A, grid, s: finer(A, grid, s) * s,
-                "You divided by s. A patch is cut in both directions, into s² parts.",
-            ),
-            "shared twice": Wrong(
-                lambda A, grid, s: finer(A, grid, s) / s**2,
-                "You divided by s² twice. Only *keys* share: a small patch that listens gets all that its"
-                " large one got.",
-            ),
-            "in one line": Wrong(in_one_line),
-            "tiled": Wrong(tiled),
-            "rows and columns exchanged": Wrong(rows_and_columns_exchanged),
+            "You divided by s² twice. Only *keys* share: a small patch"
+            " that listens gets all that its large one got.": lambda A, grid, s: finer(A, grid, s) / s**2,
+            "You repeated the flat index, as if a patch's parts followed"
+            " each other. Patches are in reading order: bring A to (h, w, h,"
+            " w) first.": lambda A, grid, s: A.repeat_interleave(s * s, 0).repeat_interleave(s * s, 1) / s**2,
+            "The grid is (patches down, patches across),"
+            " and you took it the other way round.": lambda A, grid, s: finer(A, grid[::-1], s),
+            **told(tiled),
         },
     ),
 )

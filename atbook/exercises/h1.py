@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from atbook.exercises.inputs import maps, normal, vit
-from atbook.exercises.judging import Exercise, Wrong
+from atbook.exercises.judging import Exercise, told
 from atlib import AttentionTransfer, Plan
 from atlib.maps import aggregate_heads
 
@@ -33,32 +33,7 @@ def some_heads(
     return mixed @ v
 
 
-def head_by_head(
-    q: Tensor, k: Tensor, v: Tensor, q_t: Tensor, k_t: Tensor, scale: float, scale_t: float, heads: Heads
-) -> Tensor:
-    """The same with the chapter's loop."""
-    outputs = []
-    for head in range(q.shape[1]):
-        if head in heads:
-            place = heads.index(head)
-            z = scale_t * q_t[:, place] @ k_t[:, place].mT
-        else:
-            z = scale * q[:, head] @ k[:, head].mT
-        outputs.append(z.softmax(-1) @ v[:, head])
-    return torch.stack(outputs, 1)
-
-
-def in_ascending_order(
-    q: Tensor, k: Tensor, v: Tensor, q_t: Tensor, k_t: Tensor, scale: float, scale_t: float, heads: Heads
-) -> Tensor:
-    """q_t[:, j] belongs to heads[j], in the order given: with heads=[2, 0] the first map is for head 2. Yours
-    went to the heads in ascending order."""
-    return some_heads(q, k, v, q_t, k_t, scale, scale_t, sorted(heads))
-
-
-def half_and_half(
-    q: Tensor, k: Tensor, v: Tensor, q_t: Tensor, k_t: Tensor, scale: float, scale_t: float, heads: Heads
-) -> Tensor:
+def half_and_half(q, k, v, q_t, k_t, scale, scale_t, heads):
     """The copied heads use the mean of both maps. Copied means the teacher's alone; it is the *layer* that
     uses both, head by head."""
     p_s, copied = both_maps(q, k, q_t, k_t, scale, scale_t)
@@ -67,20 +42,10 @@ def half_and_half(
     return mixed @ v
 
 
-def the_other_heads(
-    q: Tensor, k: Tensor, v: Tensor, q_t: Tensor, k_t: Tensor, scale: float, scale_t: float, heads: Heads
-) -> Tensor:
+def the_other_heads(q, k, v, q_t, k_t, scale, scale_t, heads):
     """The heads that were *not* named got the teacher's maps."""
     unnamed = [head for head in range(q.shape[1]) if head not in heads]
     return some_heads(q, k, v, q_t, k_t, scale, scale_t, unnamed)
-
-
-def nobody_asks(
-    q: Tensor, k: Tensor, v: Tensor, q_t: Tensor, k_t: Tensor, scale: float, scale_t: float, heads: Heads
-) -> Tensor:
-    """The values are right, but the student's own heads get no gradient: their q and k have to learn. Only in
-    the copied heads is the student not asked."""
-    return some_heads(q.detach(), k.detach(), v, q_t, k_t, scale, scale_t, heads)
 
 
 def two_of(student: int, heads: list[int], seed: int = 0) -> tuple:
@@ -126,16 +91,11 @@ def counted(layers: Layers, depth: int) -> dict[str, int]:
     return ran
 
 
-def as_many_as_copied(layers: Layers, depth: int) -> dict[str, int]:
+def as_many_as_copied(layers, depth):
     """You counted the copied layers. A layer's q and k need all blocks below it: the last two layers of six
     cost five whole blocks."""
     copied = depth if layers is None else len(layers)
     return {"q and k": copied, "v": copied - 1, "MLP": copied - 1}
-
-
-def students_numbers(layers: Layers, depth: int) -> dict[str, int]:
-    """In a mapping {student's layer: teacher's layer} the *values* are the teacher's. You read the keys."""
-    return teacher_makes(list(layers) if isinstance(layers, Mapping) else layers, depth)
 
 
 # --- H1.3 ---
@@ -168,44 +128,18 @@ def belonging(grid: Grid, factor: int, prefix: int) -> Tensor:
     return F.one_hot(torch.cat([torch.arange(prefix), prefix + patch])).double()
 
 
+def averaging(grid: Grid, factor: int, prefix: int) -> Tensor:
+    """The same table, with columns that sum to 1."""
+    parts = belonging(grid, factor, prefix)
+    return parts / parts.sum(0)
+
+
 def pooled_map(p: Tensor, grid: Grid, factor: int, prefix: int) -> Tensor:
     """The map of large patches: their shares as keys add up, and their rows as queries are averaged."""
-    parts = belonging(grid, factor, prefix)
-    return (parts / parts.sum(0)).mT @ p @ parts
+    return averaging(grid, factor, prefix).mT @ p @ belonging(grid, factor, prefix)
 
 
-def pooled_by_axes(p: Tensor, grid: Grid, factor: int, prefix: int) -> Tensor:
-    """The same as in the chapter, by adding up along the sides of the grid."""
-
-    def pooled(rows: Tensor) -> Tensor:
-        small = rows[..., prefix:].unflatten(-1, (grid[0] // factor, factor, grid[1] // factor, factor))
-        return torch.cat([rows[..., :prefix], small.sum((-3, -1)).flatten(-2)], -1)
-
-    summed = pooled(pooled(p).mT).mT
-    return torch.cat([summed[..., :prefix, :], summed[..., prefix:, :] / factor**2], -2)
-
-
-def keys_averaged(p: Tensor, grid: Grid, factor: int, prefix: int) -> Tensor:
-    """The shares of a large patch's parts were averaged, and most of the attention is gone. What is listened
-    to adds up."""
-    parts = belonging(grid, factor, prefix)
-    return (parts / parts.sum(0)).mT @ p @ (parts / parts.sum(0))
-
-
-def queries_summed(p: Tensor, grid: Grid, factor: int, prefix: int) -> Tensor:
-    """The rows of a large patch's parts were added up, so they sum to their number. Rows that listen are
-    averaged."""
-    parts = belonging(grid, factor, prefix)
-    return parts.mT @ p @ parts
-
-
-def exchanged(p: Tensor, grid: Grid, factor: int, prefix: int) -> Tensor:
-    """Turn it round: keys, the last axis, add up; queries, the axis before it, average."""
-    parts = belonging(grid, factor, prefix)
-    return parts.mT @ p @ (parts / parts.sum(0))
-
-
-def one_part_each(p: Tensor, grid: Grid, factor: int, prefix: int) -> Tensor:
+def one_part_each(p, grid, factor, prefix):
     """One part of each large patch was kept, the others were thrown away, and the rows rescaled. All parts
     have something to say."""
     first = belonging(grid, factor, prefix).argmax(0)
@@ -213,7 +147,7 @@ def one_part_each(p: Tensor, grid: Grid, factor: int, prefix: int) -> Tensor:
     return kept / kept.sum(-1, keepdim=True)
 
 
-def neighbours_in_the_row(p: Tensor, grid: Grid, factor: int, prefix: int) -> Tensor:
+def neighbours_in_the_row(p, grid, factor, prefix):
     """Patches that follow each other in the list were put together. Tokens go row by row through the grid: a
     square of patches has parts in several rows."""
     patch = torch.arange(grid[0] * grid[1]) // factor**2
@@ -224,34 +158,31 @@ def neighbours_in_the_row(p: Tensor, grid: Grid, factor: int, prefix: int) -> Te
 EXERCISES = (
     Exercise(
         "H1.1",
-        "Some heads, without a loop",
-        stars=2,
-        minutes=15,
         subject="maps",
         right=some_heads,
         cases={"heads [2, 0] of 4": lambda: two_of(4, [2, 0]), "head [1] of 3": lambda: two_of(3, [1], 20)},
-        also_right=(head_by_head,),
         wrong={
-            "in ascending order": Wrong(in_ascending_order),
-            "one scale": Wrong(
-                lambda q, k, v, q_t, k_t, scale, scale_t, heads: some_heads(
-                    q, k, v, q_t, k_t, scale, scale, heads
-                ),
-                "The teacher's scores were multiplied with the student's scale. Its heads may have a"
-                " different width: use scale_t.",
+            "q_t[:, j] belongs to heads[j], in the order given:"
+            " with heads=[2, 0] the first map is for head 2."
+            " Yours went to the heads in ascending order.": lambda q, k, v, q_t, k_t, scale, scale_t, heads: (
+                some_heads(q, k, v, q_t, k_t, scale, scale_t, sorted(heads))
             ),
-            "half and half": Wrong(half_and_half),
-            "the other heads": Wrong(the_other_heads),
-            "nobody asks": Wrong(nobody_asks),
+            "The teacher's scores were multiplied with the student's scale. Its heads"
+            " may have a different width: use scale_t.": lambda q, k, v, q_t, k_t, scale, scale_t, heads: (
+                some_heads(q, k, v, q_t, k_t, scale, scale, heads)
+            ),
+            "The values are right, but the student's own heads get"
+            " no gradient: their q and k have to learn. Only in"
+            " the copied heads is the student not asked.": lambda q, k, v, q_t, k_t, scale, scale_t, heads: (
+                some_heads(q.detach(), k.detach(), v, q_t, k_t, scale, scale_t, heads)
+            ),
+            **told(half_and_half, the_other_heads),
         },
         see="A layer of two minds",
         grads=("q", "k", "v"),
     ),
     Exercise(
         "H1.2",
-        "How much of the teacher runs?",
-        stars=1,
-        minutes=10,
         subject="counting",
         right=teacher_makes,
         cases={
@@ -263,32 +194,26 @@ EXERCISES = (
         },
         also_right=(counted,),
         wrong={
-            "as many as copied": Wrong(as_many_as_copied),
-            "the last one whole": Wrong(
-                lambda layers, depth: dict.fromkeys(("q and k", "v", "MLP"), last_of(layers, depth) + 1),
-                "The last needed block is run whole. Its q and k are enough for its map: no values, no MLP.",
+            "The last needed block is run whole. Its q and k are enough for its map: no values, no"
+            " MLP.": lambda layers, depth: dict.fromkeys(("q and k", "v", "MLP"), last_of(layers, depth) + 1),
+            "The teacher is run up to its last map. It stops at"
+            " the last one that is *asked for*; that is why first"
+            " layers are cheap.": lambda layers, depth: {"q and k": depth, "v": depth - 1, "MLP": depth - 1},
+            "In a mapping {student's layer: teacher's layer}"
+            " the *values* are the teacher's. You read the keys.": lambda layers, depth: teacher_makes(
+                list(layers) if isinstance(layers, Mapping) else layers, depth
             ),
-            "all of it": Wrong(
-                lambda layers, depth: {"q and k": depth, "v": depth - 1, "MLP": depth - 1},
-                "The teacher is run up to its last map. It stops at the last one that is *asked for*; that"
-                " is why first layers are cheap.",
+            "Layers are counted from 0: the q and k"
+            " of layer i are those of i + 1 layers.": lambda layers, depth: (
+                {name: count - 1 for name, count in teacher_makes(layers, depth).items()}
             ),
-            "the student's numbers": Wrong(students_numbers),
-            "counted from 1": Wrong(
-                lambda layers, depth: {
-                    name: count - 1 for name, count in teacher_makes(layers, depth).items()
-                },
-                "Layers are counted from 0: the q and k of layer i are those of i + 1 layers.",
-            ),
+            **told(as_many_as_copied),
         },
         see="How much of the teacher has to run?",
         rtol=0,
     ),
     Exercise(
         "H1.3",
-        "Six heads teach three",
-        stars=2,
-        minutes=15,
         subject="maps",
         right=merged_groups,
         cases={
@@ -297,55 +222,39 @@ EXERCISES = (
         },
         also_right=(by_chunks, by_powers),
         wrong={
-            "mean": Wrong(
-                lambda p, groups, T: p.unflatten(1, (groups, -1)).mean(2),
-                "That is the mean of each group's maps. AttnDistill multiplies them: it adds the logarithms,"
-                " divides by T and takes the softmax.",
-            ),
-            "every third": Wrong(
-                lambda p, groups, T: (p.log().unflatten(1, (-1, groups)).sum(1) / T).softmax(-1),
-                "Heads h, h + groups, h + 2 · groups … were merged. A group is of neighbours: of six heads in"
-                " three groups, heads 0 and 1, then 2 and 3.",
-            ),
-            "no temperature": Wrong(
-                lambda p, groups, T: merged_groups(p, groups, 1.0),
-                "The temperature is missing. A product of several maps puts nearly all on one token; the"
-                " summed logarithms are divided by T.",
-            ),
-            "mean of the logarithms": Wrong(
-                lambda p, groups, T: merged_groups(p, groups, p.shape[1] / groups),
-                "The logarithms were averaged, which is T = heads of a group. AttnDistill's T is a number of"
-                " its own, whatever the number of heads.",
-            ),
-            "not normalised": Wrong(
-                lambda p, groups, T: (p.log().unflatten(1, (groups, -1)).sum(2) / T).exp(),
-                "The rows do not sum to 1: what follows the division by T is a softmax, not an exp.",
-            ),
+            "That is the mean of each group's maps. AttnDistill multiplies them: it adds the logarithms,"
+            " divides by T and takes the softmax.": lambda p, groups, T: p.unflatten(1, (groups, -1)).mean(2),
+            "Heads h, h + groups, h + 2 · groups … were merged. A group is of"
+            " neighbours: of six heads in three groups, heads 0 and 1, then"
+            " 2 and 3.": lambda p, groups, T: (p.log().unflatten(1, (-1, groups)).sum(1) / T).softmax(-1),
+            "The temperature is missing. A product of several maps puts nearly all on one token;"
+            " the summed logarithms are divided by T.": lambda p, groups, T: merged_groups(p, groups, 1.0),
+            "The logarithms were averaged, which is T = heads of a"
+            " group. AttnDistill's T is a number of its own, whatever"
+            " the number of heads.": lambda p, groups, T: merged_groups(p, groups, p.shape[1] / groups),
+            "The rows do not sum to 1: what follows the division by T is a softmax,"
+            " not an exp.": lambda p, groups, T: (p.log().unflatten(1, (groups, -1)).sum(2) / T).exp(),
         },
         see="Two heads for four",
     ),
     Exercise(
         "H1.4",
-        "Any grid, any factor, any prefix",
-        stars=3,
-        minutes=25,
         subject="maps",
         right=pooled_map,
         cases={
             "4 × 4 to 2 × 2": lambda: (maps(2, 2, 17, 17), (4, 4), 2, 1),
             "6 × 3 to 2 × 1, with registers": lambda: (maps(1, 2, 21, 21, seed=4), (6, 3), 3, 3),
         },
-        also_right=(pooled_by_axes,),
         wrong={
-            "keys averaged": Wrong(keys_averaged),
-            "queries summed": Wrong(queries_summed),
-            "exchanged": Wrong(exchanged),
-            "one part each": Wrong(one_part_each),
-            "in the row": Wrong(neighbours_in_the_row),
-            "down and across": Wrong(
-                lambda p, grid, factor, prefix: pooled_map(p, grid[::-1], factor, prefix),
-                "The sides of the grid are exchanged: it is (patches down, patches across).",
-            ),
+            "The sides of the grid are exchanged: it is (patches down,"
+            " patches across).": lambda p, grid, factor, prefix: pooled_map(p, grid[::-1], factor, prefix),
+            "The shares of a large patch's parts were averaged, and most of the attention is"
+            " gone. What is listened to adds up.": lambda p, *how: averaging(*how).mT @ p @ averaging(*how),
+            "The rows of a large patch's parts were added up, so they sum to their number."
+            " Rows that listen are averaged.": lambda p, *how: belonging(*how).mT @ p @ belonging(*how),
+            "Turn it round: keys, the last axis, add up; queries,"
+            " the axis before it, average.": lambda p, *how: belonging(*how).mT @ p @ averaging(*how),
+            **told(one_part_each, neighbours_in_the_row),
         },
         see="Smaller patches",
     ),

@@ -1,5 +1,6 @@
 """Exercises of how-to H2, Never store a map."""
 
+from collections.abc import Callable
 from math import isqrt
 
 import torch
@@ -7,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from atbook.exercises.inputs import normal
-from atbook.exercises.judging import Exercise, Wrong
+from atbook.exercises.judging import Exercise, told
 from atlib.attention import Seen
 from atlib.map_free import by_blocks, by_fused_attention
 
@@ -27,18 +28,12 @@ def first_side(patch: int, d: int, prefix: int, more: int = 2) -> int:
     return patch * along
 
 
-def where_equal_counts(patch: int, d: int, prefix: int) -> int:
+def where_equal_counts(patch, d, prefix):
     """At N = 2d both are the same number; the task asks from where on maps are *more*."""
     along = 1
     while along**2 + prefix < 2 * d:
         along += 1
     return patch * along
-
-
-def one_row_of_patches(patch: int, d: int, prefix: int) -> int:
-    """Tokens were counted along one side. An image has patches down and across: their number is the square of
-    that."""
-    return patch * max(2 * d - prefix + 1, 1)
 
 
 # --- H2.2 ---
@@ -53,6 +48,13 @@ def onward(grad_z: Tensor, q: Tensor, k: Tensor, scale: float) -> tuple[Tensor, 
     """From the gradient of one row's loss by its scores to those of the mean loss by q and k."""
     rows = q.shape[0] * q.shape[1] * q.shape[2]
     return scale / rows * grad_z @ k, scale / rows * grad_z.mT @ q
+
+
+def taught(
+    q: Tensor, k: Tensor, q_t: Tensor, k_t: Tensor, scale: float, by_scores: Callable
+) -> tuple[Tensor, Tensor]:
+    """Gradients by q and k, from a function of both log maps that gives the gradient by the scores."""
+    return onward(by_scores(*log_maps(q, k, q_t, k_t, scale)), q, k, scale)
 
 
 def reverse_gradients(q: Tensor, k: Tensor, q_t: Tensor, k_t: Tensor, scale: float) -> tuple[Tensor, Tensor]:
@@ -71,33 +73,7 @@ def by_autograd(q: Tensor, k: Tensor, q_t: Tensor, k_t: Tensor, scale: float) ->
     return torch.autograd.grad(loss, (q, k))
 
 
-def forward_gradients(q: Tensor, k: Tensor, q_t: Tensor, k_t: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """p_s - p_t belongs to the forward cross-entropy, where the weights p_t are constants. In Σ p_s log(p_s /
-    p_t) the weights p_s move as well."""
-    log_p_s, log_p_t = log_maps(q, k, q_t, k_t, scale)
-    return onward(log_p_s.exp() - log_p_t.exp(), q, k, scale)
-
-
-def weights_held_fast(q: Tensor, k: Tensor, q_t: Tensor, k_t: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """p_s log(p_s / p_t) alone does not sum to 0 along a row, as the gradient of a softmax must. Subtract the
-    row's own divergence from the logarithm."""
-    log_p_s, log_p_t = log_maps(q, k, q_t, k_t, scale)
-    return onward(log_p_s.exp() * (log_p_s - log_p_t), q, k, scale)
-
-
-def only_by_shares(q: Tensor, k: Tensor, q_t: Tensor, k_t: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """You have log(p_s / p_t) + 1, the derivative by a *share*, times p_s. A score moves all shares of its
-    row: take away the row's mean of that, weighted by p_s. The 1 cancels."""
-    log_p_s, log_p_t = log_maps(q, k, q_t, k_t, scale)
-    return onward(log_p_s.exp() * (log_p_s - log_p_t + 1), q, k, scale)
-
-
-def without_scale(q: Tensor, k: Tensor, q_t: Tensor, k_t: Tensor, scale: float) -> tuple[Tensor, ...]:
-    """From scores to q and k there is one more factor, `scale`: z = scale · q kᵀ."""
-    return tuple(gradient / scale for gradient in reverse_gradients(q, k, q_t, k_t, scale))
-
-
-def not_transposed(q: Tensor, k: Tensor, q_t: Tensor, k_t: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+def not_transposed(q, k, q_t, k_t, scale):
     """The gradient of a key sums over queries, down the *columns*: transpose ∂/∂z before you multiply it with
     q."""
     log_p_s, log_p_t = log_maps(q, k, q_t, k_t, scale)
@@ -126,19 +102,7 @@ def two_widths(q: Tensor, k: Tensor, q_t: Tensor, k_t: Tensor, scale: float, sca
     return scale / rows * (q * (expected_key - target[..., :d])).sum()
 
 
-def one_scale(q: Tensor, k: Tensor, q_t: Tensor, k_t: Tensor, scale: float, scale_t: float) -> Tensor:
-    """The teacher's map was made with the student's scale. Its heads have a different width, hence a
-    different 1/√d: scale_t."""
-    return two_widths(q, k, q_t, k_t, scale, scale)
-
-
-def scale_of_padding(q: Tensor, k: Tensor, q_t: Tensor, k_t: Tensor, scale: float, scale_t: float) -> Tensor:
-    """The scale was taken from the padded width, as scaled_dot_product_attention does unless it is told.
-    Columns of zeros are no width: give it scale=scale_t."""
-    return two_widths(q, k, q_t, k_t, scale, max(q.shape[-1], q_t.shape[-1]) ** -0.5)
-
-
-def not_padded(q: Tensor, k: Tensor, q_t: Tensor, k_t: Tensor, scale: float, scale_t: float) -> Tensor:
+def not_padded(q, k, q_t, k_t, scale, scale_t):
     """The gradients are right, but a whole map was written out: by you, or by scaled_dot_product_attention,
     whose fused kernels want one width for q, k and v. Fill up the narrower ones with columns of zeros and cut
     the result."""
@@ -148,24 +112,13 @@ def not_padded(q: Tensor, k: Tensor, q_t: Tensor, k_t: Tensor, scale: float, sca
     return scale / rows * (q * (expected_key - target)).sum()
 
 
-def map_not_fixed(q: Tensor, k: Tensor, q_t: Tensor, k_t: Tensor, scale: float, scale_t: float) -> Tensor:
+def map_not_fixed(q, k, q_t, k_t, scale, scale_t):
     """q and k that make the student's own map are not detached, so a gradient goes through the map as well.
     Only the k in the place of the values may carry one."""
     rows = q.shape[0] * q.shape[1] * q.shape[2]
     fixed = F.scaled_dot_product_attention(q.detach(), k.detach(), k, scale=scale)
     expected_key = F.scaled_dot_product_attention(q, k, k, scale=scale)
     return two_widths(q, k, q_t, k_t, scale, scale_t) + scale / rows * (q * (expected_key - fixed)).sum()
-
-
-def keys_fixed(q: Tensor, k: Tensor, q_t: Tensor, k_t: Tensor, scale: float, scale_t: float) -> Tensor:
-    """Keys get no gradient: they are detached in the place of the values, too. There it is that fused
-    attention finds their column sums."""
-    return two_widths(q, k.detach(), q_t, k_t, scale, scale_t)
-
-
-def summed(q: Tensor, k: Tensor, q_t: Tensor, k_t: Tensor, scale: float, scale_t: float) -> Tensor:
-    """The sum over images, heads and queries was not divided by their number, B·H·N."""
-    return q.shape[0] * q.shape[1] * q.shape[2] * two_widths(q, k, q_t, k_t, scale, scale_t)
 
 
 # --- H2.4 ---
@@ -186,19 +139,14 @@ def entropy_of_shares(q: Tensor, k: Tensor, scale: float, block: int) -> Tensor:
     return torch.cat(rows, 2).mean()
 
 
-def short_block_lost(q: Tensor, k: Tensor, scale: float, block: int) -> Tensor:
+def short_block_lost(q, k, scale, block):
     """The last, shorter block was left out: N need not be a multiple of `block`."""
     N = q.shape[2]
     whole = N - N % block
     return whole / N * floor(q[:, :, :whole], k, scale, block)
 
 
-def mean_of_blocks(q: Tensor, k: Tensor, scale: float, block: int) -> Tensor:
-    """Blocks' means were averaged, though the last block is shorter. Add up, and divide by B·H·N once."""
-    return torch.stack([floor(queries, k, scale, block) for queries in q.split(block, 2)]).mean()
-
-
-def scores_unscaled(q: Tensor, k: Tensor, scale: float, block: int) -> Tensor:
+def scores_unscaled(q, k, scale, block):
     """The expected score has lost its factor `scale`; the log-sum-exp has it. Use the same z in both."""
     logits = [scale * queries @ k.mT for queries in q.split(block, 2)]
     rows = [z.logsumexp(-1) - (z.softmax(-1) * z).sum(-1) / scale for z in logits]
@@ -220,9 +168,6 @@ def four(B: int, H: int, N: int, d: int, d_t: int, seed: int = 0) -> tuple[Tenso
 EXERCISES = (
     Exercise(
         "H2.1",
-        "From which image size on does a map hold more numbers than q and k?",
-        stars=1,
-        minutes=10,
         subject="counting",
         right=image_side,
         cases={
@@ -234,30 +179,21 @@ EXERCISES = (
         },
         also_right=(first_side,),
         wrong={
-            "queries alone": Wrong(
-                lambda patch, d, prefix: first_side(patch, d, prefix, more=1),
-                "Maps were compared with the queries alone. They are made of q and k, 2Nd numbers a head:"
-                " the condition is N² > 2Nd.",
-            ),
-            "prefix": Wrong(
-                lambda patch, d, prefix: first_side(patch, d, 0),
-                "Class token and registers are tokens too: N is the number of patches plus `prefix`.",
-            ),
-            "a tie": Wrong(where_equal_counts),
-            "patches along one side": Wrong(one_row_of_patches),
-            "in patches": Wrong(
-                lambda patch, d, prefix: first_side(patch, d, prefix) // patch,
-                "That is the side in patches. The task asks for the side in pixels: multiply it by `patch`.",
-            ),
+            "Maps were compared with the queries alone. They are made of q and k, 2Nd numbers a head:"
+            " the condition is N² > 2Nd.": lambda patch, d, prefix: first_side(patch, d, prefix, more=1),
+            "Class token and registers are tokens too:"
+            " N is the number of patches plus `prefix`.": lambda patch, d, prefix: first_side(patch, d, 0),
+            "Tokens were counted along one side. An image has patches down and across: their"
+            " number is the square of that.": lambda patch, d, prefix: patch * max(2 * d - prefix + 1, 1),
+            "That is the side in patches. The task asks for the side in pixels:"
+            " multiply it by `patch`.": lambda patch, d, prefix: first_side(patch, d, prefix) // patch,
+            **told(where_equal_counts),
         },
         see="What a map costs",
         rtol=0,
     ),
     Exercise(
         "H2.2",
-        "The reverse divergence, backwards",
-        stars=3,
-        minutes=25,
         subject="gradients",
         right=reverse_gradients,
         cases={
@@ -266,19 +202,26 @@ EXERCISES = (
         },
         also_right=(by_autograd,),
         wrong={
-            "the forward one": Wrong(forward_gradients),
-            "no divergence": Wrong(weights_held_fast),
-            "by the shares": Wrong(only_by_shares),
-            "scale": Wrong(without_scale),
-            "not transposed": Wrong(not_transposed),
+            "From scores to q and k there is one"
+            " more factor, `scale`: z = scale · q kᵀ.": lambda q, k, q_t, k_t, scale: tuple(
+                gradient / scale for gradient in reverse_gradients(q, k, q_t, k_t, scale)
+            ),
+            "p_s - p_t belongs to the forward cross-entropy, where the weights"
+            " p_t are constants. In Σ p_s log(p_s / p_t) the weights p_s"
+            " move as well.": lambda *layer: taught(*layer, lambda log_s, log_t: log_s.exp() - log_t.exp()),
+            "p_s log(p_s / p_t) alone does not sum to 0 along a row, as the"
+            " gradient of a softmax must. Subtract the row's own divergence from the"
+            " logarithm.": lambda *layer: taught(*layer, lambda log_s, log_t: log_s.exp() * (log_s - log_t)),
+            "You have log(p_s / p_t) + 1, the derivative by a *share*, times p_s. A score moves all shares"
+            " of its row: take away the row's mean of that, weighted by p_s. The 1 cancels.": lambda *layer: (
+                taught(*layer, lambda log_s, log_t: log_s.exp() * (log_s - log_t + 1))
+            ),
+            **told(not_transposed),
         },
         see="Step 2: the gradient is the difference of the maps",
     ),
     Exercise(
         "H2.3",
-        "A teacher with other heads",
-        stars=3,
-        minutes=30,
         subject="fused attention",
         right=two_widths,
         cases={
@@ -290,12 +233,23 @@ EXERCISES = (
             lambda *inputs: by_blocks(*layers_of(*inputs)),
         ),
         wrong={
-            "a whole map": Wrong(not_padded),
-            "one scale": Wrong(one_scale),
-            "scale of the padding": Wrong(scale_of_padding),
-            "not detached": Wrong(map_not_fixed),
-            "no gradient for keys": Wrong(keys_fixed),
-            "a sum": Wrong(summed),
+            "The teacher's map was made with the student's scale. Its"
+            " heads have a different width, hence a different 1/√d:"
+            " scale_t.": lambda q, k, q_t, k_t, scale, scale_t: two_widths(q, k, q_t, k_t, scale, scale),
+            "The scale was taken from the padded width, as"
+            " scaled_dot_product_attention does unless it is told."
+            " Columns of zeros are no width: give it scale=scale_t.": lambda q, k, q_t, k_t, scale, scale_t: (
+                two_widths(q, k, q_t, k_t, scale, max(q.shape[-1], q_t.shape[-1]) ** -0.5)
+            ),
+            "Keys get no gradient: they are detached in the place of the values, too. There"
+            " it is that fused attention finds their column sums.": lambda q, k, q_t, k_t, scale, scale_t: (
+                two_widths(q, k.detach(), q_t, k_t, scale, scale_t)
+            ),
+            "The sum over images, heads and queries"
+            " was not divided by their number, B·H·N.": lambda q, k, q_t, k_t, scale, scale_t: (
+                q.shape[0] * q.shape[1] * q.shape[2] * two_widths(q, k, q_t, k_t, scale, scale_t)
+            ),
+            **told(not_padded, map_not_fixed),
         },
         see="Step 3: an expected key is attention",
         grads=("q", "k"),
@@ -304,9 +258,6 @@ EXERCISES = (
     ),
     Exercise(
         "H2.4",
-        "The floor without a map",
-        stars=2,
-        minutes=20,
         subject="memory",
         right=floor,
         cases={
@@ -328,14 +279,13 @@ EXERCISES = (
             lambda q, k, scale, block: by_blocks(*layers_of(q, k, q, k, scale, scale)),
         ),
         wrong={
-            "a whole map": Wrong(
-                lambda q, k, scale, block: floor(q, k, scale, q.shape[2]),
-                "The number is right, but a whole map was written out on the way. Take `block` queries at a"
-                " time and keep only their sums.",
-            ),
-            "the last block": Wrong(short_block_lost),
-            "mean of means": Wrong(mean_of_blocks),
-            "scale": Wrong(scores_unscaled),
+            "The number is right, but a whole map was written out on the way. Take `block` queries"
+            " at a time and keep only their sums.": lambda q, k, scale, block: floor(q, k, scale, q.shape[2]),
+            "Blocks' means were averaged, though the last block"
+            " is shorter. Add up, and divide by B·H·N once.": lambda q, k, scale, block: torch.stack(
+                [floor(queries, k, scale, block) for queries in q.split(block, 2)]
+            ).mean(),
+            **told(short_block_lost, scores_unscaled),
         },
         see="Step 4: a block of queries at a time",
         largest=1 * 2 * 64 * 150,

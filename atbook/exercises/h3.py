@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from atbook.exercises.inputs import normal
-from atbook.exercises.judging import Exercise, Wrong
+from atbook.exercises.judging import Exercise, told
 from atfamily.measures import accounting
 
 # --- H3.1 ---
@@ -107,7 +107,7 @@ def through_a_file(run: Run, crash: Callable, fresh: Run) -> Run:
     return put_back(torch.load(file), fresh)
 
 
-def by_reference(run: Run, crash: Callable, fresh: Run) -> Run:
+def by_reference(run, crash, fresh):
     """Your state was not copied: a state_dict holds the run's own tensors. The steps after the checkpoint
     changed them, and the crash wiped them out. Copy it before (copy.deepcopy, or torch.save)."""
     kept = state_of(run)
@@ -115,7 +115,7 @@ def by_reference(run: Run, crash: Callable, fresh: Run) -> Run:
     return put_back(kept, fresh)
 
 
-def too_late(run: Run, crash: Callable, fresh: Run) -> Run:
+def too_late(run, crash, fresh):
     """The state was read after the crash, when nothing was left. Keep before it what is to survive."""
     crash(run)
     return put_back(deepcopy(state_of(run)), fresh)
@@ -169,12 +169,7 @@ def weighed(blocks: list[list[int]], step: list[int]) -> list:
     return [[mine or step[:1], len(mine) * len(blocks) / len(step)] for mine in blocks]
 
 
-def in_turn(step: list[int], processes: int) -> list:
-    """The images were dealt in turn, as in the chapter. The task asks for blocks of neighbours."""
-    return weighed([step[rank::processes] for rank in range(processes)], step)
-
-
-def blocks_as_large_as_the_first(step: list[int], processes: int) -> list:
+def blocks_as_large_as_the_first(step, processes):
     """Every block is as large as the first, and the last process gets what is left: one image of ten, none of
     nine. Sizes may differ by one image at most."""
     size = -(-len(step) // processes)
@@ -186,19 +181,21 @@ def blocks_as_large_as_the_first(step: list[int], processes: int) -> list:
 
 def step_flops(N: int, D: int, hidden: int, depth: int, layers: int, how: str) -> int:
     """FLOPs of one training step on one image."""
-    projection, mixing = 2 * N * D * D, 2 * N * D * N
-    block = 4 * projection + 2 * mixing + 2 * (2 * N * D * hidden)
-    teacher = (layers - 1) * block + 2 * projection + mixing
-    student = 3 * depth * block
+    teacher = (layers - 1) * block(N, D, hidden) + asking(N, D)
+    student = 3 * depth * block(N, D, hidden)
     if how == "copy":  # no q, k, scores, three times; and no gradient of a map
-        student -= layers * (3 * (2 * projection + mixing) + mixing)
+        student -= layers * (3 * asking(N, D) + 2 * N * D * N)
     return teacher + student
 
 
-def parts_of(N: int, D: int, hidden: int) -> tuple[int, int]:
-    """Forward FLOPs of a block, and of its q, k and scores."""
-    asking = 2 * (2 * N * D * D) + 2 * N * D * N
-    return 2 * (2 * N * D * D) + 2 * N * D * N + 2 * (2 * N * D * hidden) + asking, asking
+def asking(N: int, D: int) -> int:
+    """Forward FLOPs of q, k and scores."""
+    return 2 * (2 * N * D * D) + 2 * N * D * N
+
+
+def block(N: int, D: int, hidden: int) -> int:
+    """Forward FLOPs of a block: as many again for v, output and mixing, and the MLP."""
+    return 2 * asking(N, D) + 2 * (2 * N * D * hidden)
 
 
 def by_accounting(N: int, D: int, hidden: int, depth: int, layers: int, how: str) -> int:
@@ -207,48 +204,22 @@ def by_accounting(N: int, D: int, hidden: int, depth: int, layers: int, how: str
     return {"copy": accounting.copy, "distill": accounting.distill}[how](shape, layers)
 
 
-def teacher_trained(N: int, D: int, hidden: int, depth: int, layers: int, how: str) -> int:
-    """The teacher was charged for a backward pass. It is frozen: one forward pass, as far as it is needed."""
-    block, asking = parts_of(N, D, hidden)
-    return step_flops(N, D, hidden, depth, layers, how) + 2 * ((layers - 1) * block + asking)
-
-
-def whole_teacher(N: int, D: int, hidden: int, depth: int, layers: int, how: str) -> int:
-    """The whole teacher was charged. It stops at the scores of the last transferred layer."""
-    block, asking = parts_of(N, D, hidden)
-    return step_flops(N, D, hidden, depth, layers, how) + (depth - layers + 1) * block - asking
-
-
-def whole_last_block(N: int, D: int, hidden: int, depth: int, layers: int, how: str) -> int:
-    """The teacher's last needed block was charged whole. Its q, its k and their scores are enough: no values,
-    no output projection, no MLP."""
-    block, asking = parts_of(N, D, hidden)
-    return step_flops(N, D, hidden, depth, layers, how) + block - asking
-
-
-def backward_once(N: int, D: int, hidden: int, depth: int, layers: int, how: str) -> int:
+def backward_once(N, D, hidden, depth, layers, how):
     """The backward pass of a product is *two* products of its size, one for each factor that needs a
     gradient: 3 × forward in all, not 2."""
-    block, asking = parts_of(N, D, hidden)
-    saved = layers * asking if how == "copy" else 0
-    return (layers - 1) * block + asking + 2 * (depth * block - saved)
+    saved = layers * asking(N, D) if how == "copy" else 0
+    teacher = (layers - 1) * block(N, D, hidden) + asking(N, D)
+    return teacher + 2 * (depth * block(N, D, hidden) - saved)
 
 
-def nothing_saved(N: int, D: int, hidden: int, depth: int, layers: int, how: str) -> int:
-    """A student that copies makes no queries, keys and scores in its copied layers: less than Distill, not
-    the same."""
-    return step_flops(N, D, hidden, depth, layers, "distill")
-
-
-def saved_once(N: int, D: int, hidden: int, depth: int, layers: int, how: str) -> int:
+def saved_once(N, D, hidden, depth, layers, how):
     """What Copy does not compute it does not differentiate either: q, k and scores are saved three times, not
     once."""
-    _, asking = parts_of(N, D, hidden)
-    saved = layers * asking if how == "copy" else 0
+    saved = layers * asking(N, D) if how == "copy" else 0
     return step_flops(N, D, hidden, depth, layers, "distill") - saved
 
 
-def gradient_of_a_copied_map(N: int, D: int, hidden: int, depth: int, layers: int, how: str) -> int:
+def gradient_of_a_copied_map(N, D, hidden, depth, layers, how):
     """Nearly. A copied map is a constant: the backward pass of map · v has a gradient for v alone, one
     product less in each copied layer."""
     extra = layers * 2 * N * D * N if how == "copy" else 0
@@ -262,6 +233,11 @@ def gradient_of(W: Tensor, x: Tensor, y: Tensor) -> Tensor:
     """The gradient of the mean squared error of x W."""
     W = W.clone().requires_grad_()
     return torch.autograd.grad(F.mse_loss(x @ W, y), W)[0]
+
+
+def of_parts(W: Tensor, x: Tensor, y: Tensor, sizes: list[int]) -> list[Tensor]:
+    """The gradient of each part."""
+    return [gradient_of(W, *part) for part in zip(x.split(sizes), y.split(sizes))]
 
 
 def clipped(gradient: Tensor, longest: float) -> Tensor:
@@ -286,28 +262,14 @@ def by_backward(W: Tensor, x: Tensor, y: Tensor, sizes: list[int], longest: floa
     return W.grad
 
 
-def parts_weigh_the_same(W: Tensor, x: Tensor, y: Tensor, sizes: list[int], longest: float) -> Tensor:
-    """All parts weigh the same, though the last has fewer images. Multiply each part's gradient by its share
-    of the images."""
-    gradients = [gradient_of(W, *part) for part in zip(x.split(sizes), y.split(sizes))]
-    return clipped(torch.stack(gradients).mean(0), longest)
-
-
-def parts_summed(W: Tensor, x: Tensor, y: Tensor, sizes: list[int], longest: float) -> Tensor:
-    """The parts' gradients were added up as they are. Each is a mean over its own images: multiply it by the
-    part's share of the images first."""
-    gradients = [gradient_of(W, *part) for part in zip(x.split(sizes), y.split(sizes))]
-    return clipped(torch.stack(gradients).sum(0), longest)
-
-
-def each_clipped(W: Tensor, x: Tensor, y: Tensor, sizes: list[int], longest: float) -> Tensor:
+def each_clipped(W, x, y, sizes, longest):
     """Each part was clipped by itself. Clipping is not linear: add up first, then clip the whole step
     once."""
     parts = zip(x.split(sizes), y.split(sizes))
     return sum(len(part[0]) / len(x) * clipped(gradient_of(W, *part), longest) for part in parts)
 
 
-def sum_clipped_on_the_way(W: Tensor, x: Tensor, y: Tensor, sizes: list[int], longest: float) -> Tensor:
+def sum_clipped_on_the_way(W, x, y, sizes, longest):
     """The sum was clipped after every part, so what comes first counts less than what comes last. Clip once,
     when all parts are in."""
     total = torch.zeros_like(W)
@@ -325,9 +287,6 @@ def harder_and_harder() -> tuple:
 EXERCISES = (
     Exercise(
         "H3.1",
-        "The same bits after a power cut",
-        stars=3,
-        minutes=25,
         subject="checkpoints",
         right=survive,
         cases={
@@ -336,36 +295,21 @@ EXERCISES = (
         },
         also_right=(through_a_file,),
         wrong={
-            "references": Wrong(by_reference),
-            "after the crash": Wrong(too_late),
-            "optimizer": Wrong(
-                without("optimizer"),
-                "The optimiser's state was not kept: without AdamW's moments the first steps after the cut"
-                " have a different size.",
+            "The optimiser's state was not kept: without AdamW's moments"
+            " the first steps after the cut have a different size.": without("optimizer"),
+            "The generator's state was not kept: the noise, and the order"
+            " of the next epoch, are drawn otherwise than without the cut.": without("chance"),
+            "The place was not kept: the run begins again at"
+            " step 0, with weights that have seen those images.": without("done"),
+            "The order of this epoch was not kept: some images come twice in it, others not at all.": without(
+                "order"
             ),
-            "chance": Wrong(
-                without("chance"),
-                "The generator's state was not kept: the noise, and the order of the next epoch, are drawn"
-                " otherwise than without the cut.",
+            "The running average was not kept: it begins again at weights that were never trained.": without(
+                "average"
             ),
-            "place": Wrong(
-                without("done"),
-                "The place was not kept: the run begins again at step 0, with weights that have seen those"
-                " images.",
-            ),
-            "order": Wrong(
-                without("order"),
-                "The order of this epoch was not kept: some images come twice in it, others not at all.",
-            ),
-            "average": Wrong(
-                without("average"),
-                "The running average was not kept: it begins again at weights that were never trained.",
-            ),
-            "weights alone": Wrong(
-                without(*BESIDE_WEIGHTS),
-                "Weights alone were kept. Running average, optimiser, generator, order and place belong to a"
-                " run, too.",
-            ),
+            "Weights alone were kept. Running average, optimiser,"
+            " generator, order and place belong to a run, too.": without(*BESIDE_WEIGHTS),
+            **told(by_reference, too_late),
         },
         see="Pull the plug",
         view=lambda run: outcome_of(run, until=8),
@@ -374,9 +318,6 @@ EXERCISES = (
     ),
     Exercise(
         "H3.2",
-        "Deal by blocks",
-        stars=2,
-        minutes=15,
         subject="processes",
         right=by_blocks,
         cases={
@@ -387,31 +328,26 @@ EXERCISES = (
         },
         also_right=(by_tensor_split,),
         wrong={
-            "in turn": Wrong(in_turn),
-            "rounded up": Wrong(blocks_as_large_as_the_first),
-            "all weigh one": Wrong(
-                lambda step, processes: [[mine, 1.0] for mine, _ in by_blocks(step, processes)],
-                "Every share weighs 1, the stand-in among them. A mean of unequal shares' means is not the"
-                " mean of the step: the weight is images of the share × processes / images of the step.",
+            "The images were dealt in turn, as in the"
+            " chapter. The task asks for blocks of neighbours.": lambda step, processes: weighed(
+                [step[rank::processes] for rank in range(processes)], step
             ),
-            "processes forgotten": Wrong(
-                lambda step, processes: [[mine, w / processes] for mine, w in by_blocks(step, processes)],
-                "The factor `processes` is missing in the weights: gradients are *averaged* over processes,"
-                " so your step is that many times too small.",
+            "Every share weighs 1, the stand-in among them. A mean of unequal shares' means is"
+            " not the mean of the step: the weight is images of the share × processes / images"
+            " of the step.": lambda step, processes: [[mine, 1.0] for mine, _ in by_blocks(step, processes)],
+            "The factor `processes` is missing in the weights: gradients are *averaged*"
+            " over processes, so your step is that many times too small.": lambda step, processes: (
+                [[mine, w / processes] for mine, w in by_blocks(step, processes)]
             ),
-            "nothing to do": Wrong(
-                lambda step, processes: [[mine if w else [], w] for mine, w in by_blocks(step, processes)],
-                "A process without images got an empty share. It has to compute something, or the others wait"
-                " for it: the step's first image, with weight 0.",
-            ),
+            "A process without images got an empty share. It has to compute something,"
+            " or the others wait for it: the step's first image, with weight"
+            " 0.": lambda step, processes: [[mine if w else [], w] for mine, w in by_blocks(step, processes)],
+            **told(blocks_as_large_as_the_first),
         },
         see="Which process gets which image?",
     ),
     Exercise(
         "H3.3",
-        "What a step of Copy and of Distill costs",
-        stars=2,
-        minutes=20,
         subject="counting",
         right=step_flops,
         cases={
@@ -421,22 +357,29 @@ EXERCISES = (
         },
         also_right=(by_accounting,),
         wrong={
-            "a teacher that learns": Wrong(teacher_trained),
-            "all of the teacher": Wrong(whole_teacher),
-            "its last block": Wrong(whole_last_block),
-            "one backward product": Wrong(backward_once),
-            "nothing saved": Wrong(nothing_saved),
-            "saved once": Wrong(saved_once),
-            "a gradient of the map": Wrong(gradient_of_a_copied_map),
+            "A student that copies makes no queries, keys and scores in"
+            " its copied layers: less than Distill, not the same.": lambda N, D, hidden, depth, layers, how: (
+                step_flops(N, D, hidden, depth, layers, "distill")
+            ),
+            "The teacher was charged for a backward pass. It is"
+            " frozen: one forward pass, as far as it is needed.": lambda N, D, M, depth, n, how: (
+                step_flops(N, D, M, depth, n, how) + 2 * ((n - 1) * block(N, D, M) + asking(N, D))
+            ),
+            "The whole teacher was charged. It stops at"
+            " the scores of the last transferred layer.": lambda N, D, M, depth, n, how: (
+                step_flops(N, D, M, depth, n, how) + (depth - n + 1) * block(N, D, M) - asking(N, D)
+            ),
+            "The teacher's last needed block was charged whole. Its q, its k and their"
+            " scores are enough: no values, no output projection, no MLP.": lambda N, D, M, depth, n, how: (
+                step_flops(N, D, M, depth, n, how) + block(N, D, M) - asking(N, D)
+            ),
+            **told(backward_once, saved_once, gradient_of_a_copied_map),
         },
         see="Computed: 8 to 64 GPUs",
         rtol=1e-9,
     ),
     Exercise(
         "H3.4",
-        "Accumulate what does not divide evenly",
-        stars=2,
-        minutes=20,
         subject="accumulation",
         right=accumulated,
         cases={
@@ -445,19 +388,20 @@ EXERCISES = (
         },
         also_right=(by_backward,),
         wrong={
-            "all at once": Wrong(
-                lambda W, x, y, sizes, longest: clipped(gradient_of(W, x, y), longest),
-                "The gradient is right, but all images went through at once. The point is that they do not"
-                " fit: take one part at a time.",
+            "The gradient is right, but all images went through"
+            " at once. The point is that they do not fit: take"
+            " one part at a time.": lambda W, x, y, sizes, longest: clipped(gradient_of(W, x, y), longest),
+            "The gradient of the step is right, and it was not clipped.": lambda *inputs: accumulated(
+                *inputs[:4], longest=float("inf")
             ),
-            "mean of means": Wrong(parts_weigh_the_same),
-            "sum": Wrong(parts_summed),
-            "each part clipped": Wrong(each_clipped),
-            "clipped on the way": Wrong(sum_clipped_on_the_way),
-            "not clipped": Wrong(
-                lambda *inputs: accumulated(*inputs[:4], longest=float("inf")),
-                "The gradient of the step is right, and it was not clipped.",
+            "All parts weigh the same, though the last has fewer images."
+            " Multiply each part's gradient by its share of the images.": lambda W, x, y, sizes, longest: (
+                clipped(torch.stack(of_parts(W, x, y, sizes)).mean(0), longest)
             ),
+            "The parts' gradients were added up as they are. Each is a mean"
+            " over its own images: multiply it by the part's share of the"
+            " images first.": lambda W, x, y, sizes, longest: clipped(sum(of_parts(W, x, y, sizes)), longest),
+            **told(each_clipped, sum_clipped_on_the_way),
         },
         see="What fits on a GPU",
         largest=200,

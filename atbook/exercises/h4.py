@@ -5,9 +5,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, one_hot
 
 from atbook.exercises.inputs import normal, vit
-from atbook.exercises.judging import Exercise, Wrong
-from atlib.optim import make_optimizer
+from atbook.exercises.judging import Exercise, told
 from atlib.recipe import Recipe
+from atlib.train import make_optimizer
 
 # --- H4.1 ---
 
@@ -25,24 +25,12 @@ def by_the_optimiser(model: nn.Module) -> list[str]:
     return [name for name, p in model.named_parameters() if id(p) in pulled]
 
 
-def all_but_biases(model: nn.Module) -> list[str]:
+def all_but_biases(model):
     """The norms' weights are in your list (and layer scale, where there is some). Pulled to 0, they switch a
     branch off: leave out all with a single axis, not only biases."""
     exempt = model.no_weight_decay()
     names = [name for name, _ in model.named_parameters()]
     return [name for name in names if not name.endswith("bias") and name not in exempt]
-
-
-def two_axes(model: nn.Module) -> list[str]:
-    """The patch embedding is missing. It is a convolution, with four axes, but it mixes inputs like any other
-    matrix."""
-    return [name for name, p in model.named_parameters() if p.ndim == 2]
-
-
-def the_others(model: nn.Module) -> list[str]:
-    """These are the parameters that decay leaves alone. Return those that it pulls at."""
-    pulled = decayed(model)
-    return [name for name, _ in model.named_parameters() if name not in pulled]
 
 
 # --- H4.2 ---
@@ -61,7 +49,7 @@ def by_autograd(logits: Tensor, labels: Tensor, eps: float) -> Tensor:
     return torch.autograd.grad(cross_entropy(logits, labels, label_smoothing=eps), logits)[0]
 
 
-def among_the_others(logits: Tensor, labels: Tensor, eps: float) -> Tensor:
+def among_the_others(logits, labels, eps):
     """You shared ε among the wrong classes only. PyTorch gives ε/C to every class, and the label is one of
     them."""
     classes = logits.shape[1]
@@ -70,14 +58,7 @@ def among_the_others(logits: Tensor, labels: Tensor, eps: float) -> Tensor:
     return (logits.softmax(-1) - targets) / len(logits)
 
 
-def more_than_one(logits: Tensor, labels: Tensor, eps: float) -> Tensor:
-    """Your targets sum to 1 + ε. What all classes get is taken from the label first: it keeps 1 - ε and gets
-    ε/C."""
-    classes = logits.shape[1]
-    return (logits.softmax(-1) - one_hot(labels, classes) - eps / classes) / len(logits)
-
-
-def no_softmax(logits: Tensor, labels: Tensor, eps: float) -> Tensor:
+def no_softmax(logits, labels, eps):
     """You took the targets from the logits themselves. Take them from the probabilities, the logits'
     softmax."""
     classes = logits.shape[1]
@@ -88,9 +69,6 @@ def no_softmax(logits: Tensor, labels: Tensor, eps: float) -> Tensor:
 EXERCISES = (
     Exercise(
         "H4.1",
-        "What weight decay must not touch",
-        stars=1,
-        minutes=10,
         subject="training",
         right=decayed,
         cases={
@@ -99,23 +77,22 @@ EXERCISES = (
         },
         also_right=(by_the_optimiser,),
         wrong={
-            "positions too": Wrong(
-                lambda model: [name for name, p in model.named_parameters() if p.ndim > 1],
-                "Positions and the class token are in your list. They have three axes, but they mix no"
-                " inputs: leave out what `no_weight_decay()` names.",
+            "Positions and the class token are in your list. They have three"
+            " axes, but they mix no inputs: leave out what `no_weight_decay()`"
+            " names.": lambda model: [name for name, p in model.named_parameters() if p.ndim > 1],
+            "The patch embedding is missing. It is a convolution, with four axes, but it mixes inputs like"
+            " any other matrix.": lambda model: [name for name, p in model.named_parameters() if p.ndim == 2],
+            "These are the parameters that decay leaves"
+            " alone. Return those that it pulls at.": lambda model: (
+                [name for name, _ in model.named_parameters() if name not in decayed(model)]
             ),
-            "by the name bias": Wrong(all_but_biases),
-            "two axes": Wrong(two_axes),
-            "the others": Wrong(the_others),
+            **told(all_but_biases),
         },
         see="The training loop",
         view=sorted,
     ),
     Exercise(
         "H4.2",
-        "The gradient of label smoothing",
-        stars=2,
-        minutes=15,
         subject="gradients",
         right=smoothing_gradient,
         cases={
@@ -124,26 +101,21 @@ EXERCISES = (
         },
         also_right=(by_autograd,),
         wrong={
-            "among the others": Wrong(among_the_others),
-            "more than one": Wrong(more_than_one),
-            "no mean": Wrong(
-                lambda logits, labels, eps: smoothing_gradient(logits, labels, eps) * len(logits),
-                "The loss is a mean over images, so each image's gradient is divided by their number.",
+            "The loss is a mean over images, so each image's gradient is divided by their"
+            " number.": lambda logits, labels, eps: smoothing_gradient(logits, labels, eps) * len(logits),
+            "The sign is turned round. The gradient is probability less target; the"
+            " step goes against it.": lambda logits, labels, eps: -smoothing_gradient(logits, labels, eps),
+            "ε is not used: these are the gradients without smoothing.": lambda logits, labels, eps: (
+                smoothing_gradient(logits, labels, 0.0)
             ),
-            "sign": Wrong(
-                lambda logits, labels, eps: -smoothing_gradient(logits, labels, eps),
-                "The sign is turned round. The gradient is probability less target; the step goes against"
-                " it.",
+            "ε and 1 - ε are exchanged: the label keeps 1 - ε.": lambda logits, labels, eps: (
+                smoothing_gradient(logits, labels, 1 - eps)
             ),
-            "no softmax": Wrong(no_softmax),
-            "no smoothing": Wrong(
-                lambda logits, labels, eps: smoothing_gradient(logits, labels, 0.0),
-                "ε is not used: these are the gradients without smoothing.",
+            "Your targets sum to 1 + ε. What all classes get is taken"
+            " from the label first: it keeps 1 - ε and gets ε/C.": lambda logits, labels, eps: (
+                (logits.softmax(-1) - one_hot(labels, logits.shape[1]) - eps / logits.shape[1]) / len(logits)
             ),
-            "ε for 1 - ε": Wrong(
-                lambda logits, labels, eps: smoothing_gradient(logits, labels, 1 - eps),
-                "ε and 1 - ε are exchanged: the label keeps 1 - ε.",
-            ),
+            **told(among_the_others, no_softmax),
         },
         see="The training loop",
     ),

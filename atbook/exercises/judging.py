@@ -24,17 +24,9 @@ from atlib._util import require_known
 LIMIT = 30  # seconds that an answer may take for one case
 
 
-class Wrong(NamedTuple):
-    """A planted wrong answer, and what is said to a student whose answer does the same."""
-
-    answer: Callable
-    #: Left out where the docstring of `answer` says it.
-    message: str = ""
-
-    @property
-    def says(self) -> str:
-        """What is said to the student, on one line."""
-        return self.message or " ".join((self.answer.__doc__ or "").split())
+def told(*answers: Callable) -> dict[str, Callable]:
+    """Wrong answers under their docstrings, which say to the student what is wrong."""
+    return {" ".join((answer.__doc__ or "").split()): answer for answer in answers}
 
 
 @dataclass(frozen=True)
@@ -43,22 +35,16 @@ class Exercise:
 
     #: "6.1" is the first of chapter 6, "A1.2b" variant b of the second task of A1.
     number: str
-    #: What a reader sees beside the number.
-    title: str
-    #: How hard it is, from 1 to 3.
-    stars: int
-    #: How long it takes to solve it.
-    minutes: int
-    #: A word or two, for the page of all exercises.
-    subject: str
     #: A right answer, with which others are compared.
     right: Callable
     #: {name: a function without arguments, which makes new arguments for each answer}.
     cases: dict[str, Callable[[], tuple]]
+    #: {what is said to the student: a planted wrong answer}.
+    wrong: dict[str, Callable]
     #: Right answers that are written differently.
-    also_right: tuple[Callable, ...]
-    #: {name of the mistake: planted wrong answer}.
-    wrong: dict[str, Wrong]
+    also_right: tuple[Callable, ...] = ()
+    #: A word or two, for the page of all exercises.
+    subject: str = ""
     #: The heading of the chapter under which a student finds help.
     see: str = ""
     #: The names of arguments (tensors, or lists of them) whose gradients are part of the answer.
@@ -86,7 +72,7 @@ class Verdict(NamedTuple):
     passed: bool
     #: What the student reads.
     says: str
-    #: The name of the planted wrong answer that was recognised, or "not done".
+    #: What is said of the planted wrong answer that was recognised, or "not done".
     mistake: str | None = None
 
     def __str__(self) -> str:
@@ -191,11 +177,11 @@ def judge(exercise: Exercise, answer: Callable) -> Verdict:
     for trial in reversed(trials):
         for mistake, wrong in exercise.wrong.items():
             if all(
-                _alike(exercise, outcome(exercise, wrong.answer, name, trial.dtype), got)
+                _alike(exercise, outcome(exercise, wrong, name, trial.dtype), got)
                 for name, got in trial.got.items()
             ):
                 see = f" See: {exercise.see}." if exercise.see else ""
-                return Verdict(exercise.number, False, f"not yet. {wrong.says}{see}", mistake)
+                return Verdict(exercise.number, False, f"not yet. {mistake}{see}", mistake)
     for trial in reversed(trials):
         if relation := _related(exercise, trial):
             return Verdict(exercise.number, False, f"not yet: {relation}")

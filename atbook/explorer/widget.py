@@ -11,9 +11,9 @@ from atbook.explorer.export import as_content, as_model
 from atlib import create_vit
 from atlib._util import require_known
 from atlib.attention_transfer import AttentionTransfer
-from atlib.compatibility import differences
 from atlib.pair import student_of
 from atlib.plan import Plan
+from atlib.student import differences
 
 try:
     import anywidget

@@ -2,7 +2,7 @@
 up?"""
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from PIL import Image
@@ -11,7 +11,7 @@ from torch import nn
 
 from atbook.lab.as_pictures import as_pictures
 from atbook.lab.scales import AXES, START, GlyphScale
-from atbook.lab.study import Sources, Study, Variant, by, scratch
+from atbook.lab.study import Sources, Variant, by, scratch, study
 from atbook.lab.tuning import Range
 from atlib.data import Images
 
@@ -38,11 +38,13 @@ RANDOM = (
 )
 # DeiT's (arXiv 2012.12877).
 STRENGTH, MIXUP = "rand-m9-mstd0.5-inc1", 0.8
+# AugReg's regularisation: dropout and stochastic depth, both of one tenth.
+DROPPED = {"drop_rate": 0.1, "drop_path_rate": 0.1}
 
 
-def three_augment() -> Operation:
-    """One of the operations of 3-Augment, with equal chance."""
-    operations = [AugmentOp(name, prob=1.0, magnitude=magnitude) for name, magnitude in THREE]
+def three_augment(parts: Sequence[tuple[str, int]] = THREE) -> Operation:
+    """One of the operations of 3-Augment, with equal chance; parts: of which."""
+    operations = [AugmentOp(name, prob=1.0, magnitude=magnitude) for name, magnitude in parts]
     return lambda picture: random.choice(operations)(picture)
 
 
@@ -61,34 +63,25 @@ def _changed(make: Callable[[], Operation], scale: GlyphScale, seed: int) -> Ima
 
 
 def _variant(
-    method: str,
+    name: str,
     build: Callable[[Sources], nn.Module],
-    augmentation: str,
     make: Callable[[], Operation] | None = None,
     changes: Mapping = {},
+    student: Mapping = {},
 ) -> Variant:
-    return Variant(
-        "{method}, {augmentation}",
-        build,
-        None,
-        changes,
-        Range(AXES, START, {}),
-        images=make and partial(_changed, make),
-        differs={"method": method, "augmentation": augmentation},
-    )
+    images = make and partial(_changed, make)
+    return Variant(name, build, None, changes, Range(AXES, START, {}), student, images=images)
 
 
-AUGMENTATION = Study(
+AUGMENTATION = study(
     "augmentation",
-    "scratch with 3-Augment, RandAugment or mixup, and copy with 3-Augment; without augmentation both are in"
-    " the central experiment, where every method has the same search: is part of Copy's gain regularisation,"
-    " and do maps and augmentation add up?",
-    "not in the paper, which augments all of its students alike",
-    (
-        _variant("scratch", scratch, "3-augment", three_augment),
-        _variant("scratch", scratch, "randaugment", rand_augment),
-        _variant("scratch", scratch, "mixup", changes={"mixup": MIXUP}),
-        _variant("copy", by(), "3-augment", three_augment),
-    ),
-    only=("find",),
+    _variant("scratch, 3-augment", scratch, three_augment),
+    _variant("scratch, randaugment", scratch, rand_augment),
+    _variant("scratch, mixup", scratch, changes={"mixup": MIXUP}),
+    _variant("copy, 3-augment", by(), three_augment),
+    # 3-Augment's parts alone, and AugReg's (arXiv 2106.10270) two helps, each with and without the other
+    _variant("scratch, grey", scratch, partial(three_augment, THREE[:1])),
+    _variant("scratch, blur", scratch, partial(three_augment, THREE[1:])),
+    _variant("scratch, dropout", scratch, student=DROPPED),
+    _variant("scratch, randaugment and dropout", scratch, rand_augment, student=DROPPED),
 )

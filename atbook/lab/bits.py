@@ -1,23 +1,19 @@
 """The study of binary students: what a teacher's maps are worth where a map can only say yes or no."""
 
-from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from torch import nn
 
 from atbook.lab.scales import AXES, START, WEIGHTS
-from atbook.lab.study import Sources, Study, Variant
+from atbook.lab.study import Sources, Variant, study
 from atbook.lab.tuning import Ladder, Range
 from atfamily.binary_vit import BinaryViT, binary_deit
 from atlib.attention_transfer import AttentionTransfer
 from atlib.baselines import LogitDistillation
 from atlib.plan import Plan
 
-# What the maps of a student are: 0 or a share, or a softmax as in any ViT; everything else is bits in both.
-MAPS = {"one-bit": True, "full": False}
 
-
-def _binary(rounded: bool, sources: Sources) -> BinaryViT:
+def _binary(rounded: bool, sources: Sources, **options) -> BinaryViT:
     """A binary ViT of the students' sizes, which reads from a class token, as the teacher does. Without
     pooling branches: on a grid of 4 x 4 these would be a second routing."""
     vit = sources.scale.student.build()
@@ -29,9 +25,8 @@ def _binary(rounded: bool, sources: Sources) -> BinaryViT:
         vit.embed_dim,
         len(vit.blocks),
         vit.blocks[0].attn.num_heads,
-        class_token=True,
-        branches=(),
         binary_maps=rounded,
+        **{"class_token": True, "branches": (), **options},
     )
 
 
@@ -44,54 +39,54 @@ def _with_predictions(rounded: bool, sources: Sources) -> nn.Module:
     return LogitDistillation(sources.fine_tuned(), _binary(rounded, sources), temperature=1.0)
 
 
+# The paper's steps within one stage, for students with one-bit maps and labels alone. Students of the other
+# variants have the class token and factors.
+LADDER = {
+    "class token": {"scaled": False},
+    "mean of patches": {"class_token": False, "scaled": False},
+    "mean and branches": {"class_token": False, "scaled": False, "branches": (3,)},
+    "mean, branches and factors": {"class_token": False, "branches": (3,)},
+}
+
 # Every student has a rate of its own, and with distilled maps a weight too: whether they do harm, as the
 # paper says, must not depend on a weight that was chosen for other students.
 _RATE = Ladder("lr", (2e-3, 4e-3, 8e-3))
 _RATE_AND_WEIGHT = Range({"lr": AXES["lr"], **WEIGHTS}, {"lr": START["lr"], "transfer_weight": 3.0}, {})
 
 
-def _told(
-    what: str,
-    build: Callable[[bool, Sources], nn.Module],
-    like: str,
-    maps: Sequence[str] = tuple(MAPS),
-    changes: Mapping = {},
-    trials: Sequence[Mapping] = _RATE,
-    needs: tuple[str, ...] = (),
-) -> tuple[Variant, ...]:
-    return tuple(
-        Variant(
-            "{told}, {maps} maps",
-            partial(build, MAPS[kind]),
-            like,
-            changes,
-            trials,
-            needs=needs,
-            differs={"told": what, "maps": kind},
-        )
-        for kind in maps
-    )
+# What the maps of a student are, rounded or not: 0 or a share, or a softmax as in any ViT; everything else is
+# bits in both.
+MAPS = {"one-bit": True, "full": False}
 
-
-BITS = Study(
+BITS = study(
     "bits",
-    "a binary student that is told nothing, predictions, or a teacher's maps, distilled or copied; with maps"
-    " of one bit as BinaryViT has them, and with maps of full precision in an otherwise binary student",
-    "not in the paper; BinaryViT (arXiv 2306.16678): 67.7 with predictions of a full-precision DeiT-S; its"
-    " authors found that distilled attention does harm",
-    (
-        *_told("nothing", _binary, "scratch"),
-        *_told(
-            "predictions",
-            _with_predictions,
-            "scratch",
-            ("one-bit",),
-            {"task_weight": 0.0, "transfer_weight": 1.0},
-            needs=("fine-tuned",),
-        ),
-        *_told("distilled maps", partial(_with_maps, "distill"), "distill", trials=_RATE_AND_WEIGHT),
-        *_told("copied maps", partial(_with_maps, "copy"), "copy"),
+    *(
+        Variant(f"nothing, {maps} maps", partial(_binary, rounded), "scratch", trials=_RATE)
+        for maps, rounded in MAPS.items()
     ),
-    seeds=5,
-    only=("find", "match"),
+    Variant(
+        "predictions, one-bit maps",
+        partial(_with_predictions, True),
+        "scratch",
+        {"task_weight": 0.0, "transfer_weight": 1.0},
+        _RATE,
+        needs=("fine-tuned",),
+    ),
+    *(
+        Variant(
+            f"distilled maps, {maps} maps",
+            partial(_with_maps, "distill", rounded),
+            "distill",
+            trials=_RATE_AND_WEIGHT,
+        )
+        for maps, rounded in MAPS.items()
+    ),
+    *(
+        Variant(f"copied maps, {maps} maps", partial(_with_maps, "copy", rounded), trials=_RATE)
+        for maps, rounded in MAPS.items()
+    ),
+    *(
+        Variant(f"ladder, {rung}", partial(_binary, True, **options), "scratch", trials=_RATE)
+        for rung, options in LADDER.items()
+    ),
 )

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from atbook.lab.scales import AXES, BLANK, START, TUNING_SEED, UNTIL_LEARNED, GlyphScale
-from atbook.lab.study import Sources, Study, Variant, by
+from atbook.lab.study import Sources, Variant, by, study
 from atbook.lab.tuning import Range
 from atbook.worlds import glyphs
 from atfamily.map_cache import keys_of
@@ -100,32 +100,23 @@ _UPHILL = Range({"lr": AXES["lr"]}, {"lr": START["lr"]}, {}, step=0.0)
 def _answered(steps: int) -> Variant:
     """All labels are the teacher's answers, also those of labelled images, of which it knows nearly all."""
     return Variant(
-        "answers, {steps} steps",
+        f"answers, {steps} steps",
         partial(predictions, True),
         None,
         {"steps": steps, "task_weight": 0.0, "transfer_weight": 1.0},
         _UPHILL,
         images=partly_labelled,
         needs=("fine-tuned",),
-        differs={"steps": steps},
     )
 
 
-CONTROLS = Study(
+CONTROLS = study(
     "controls",
-    "maps of an oracle, which are perfect routing and nothing else; the image's maps for a student that sees"
-    " a blank one; the teacher's maps over patches in a shuffled order, copied and distilled, beside its mean"
-    " map distilled; and the fine-tuned teacher's answers on unlabelled images, in place of maps",
-    "not in the paper",
-    (
-        Variant("oracle", _oracle, None, trials=_UPHILL),
-        Variant("copy, blank image", by(), None, trials=UNTIL_LEARNED, twin=BLANK),
-        Variant("copy, jigsaw", partial(changed, "copy", jigsaw_of), None, trials=UNTIL_LEARNED),
-        Variant("distill, jigsaw", partial(changed, "distill", jigsaw_of), "distill", trials=UNTIL_LEARNED),
-        Variant("distill, mean map", partial(changed, "distill", mean_of), "distill", trials=UNTIL_LEARNED),
-        _answered(500),
-        _answered(800),
-    ),
-    seeds=10,
-    only=("find", "match"),
+    Variant("oracle", _oracle, None, trials=_UPHILL),
+    Variant("copy, blank image", by(), None, trials=UNTIL_LEARNED, twin=BLANK),
+    Variant("copy, jigsaw", partial(changed, "copy", jigsaw_of), None, trials=UNTIL_LEARNED),
+    Variant("distill, jigsaw", partial(changed, "distill", jigsaw_of), "distill", trials=UNTIL_LEARNED),
+    Variant("distill, mean map", partial(changed, "distill", mean_of), "distill", trials=UNTIL_LEARNED),
+    _answered(500),
+    _answered(800),
 )

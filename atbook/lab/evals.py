@@ -16,13 +16,11 @@ from atbook.lab.studies import (
     DISTILLED_MAE,
     DISTILLED_TOO,
     FAMILY,
-    FIND,
     LONG_TAIL,
     PAINTERS,
     PAIRS,
     POOL,
     TOKEN,
-    WORLDS,
 )
 from atbook.lab.study import (
     Place,
@@ -30,6 +28,7 @@ from atbook.lab.study import (
     Sources,
     Study,
     check_tuned,
+    described,
     make_models,
     make_run,
     require_made_for,
@@ -43,6 +42,7 @@ from atbook.worlds import glyph_images, glyphs
 from atbook.worlds.shifts import all_shifts
 from atfamily.depth import branch_ratios
 from atfamily.distillation_token import token_report
+from atfamily.measures.cka import class_token, layer_cka
 from atfamily.measures.fourier import layer_profiles
 from atfamily.measures.predictions import disagreement, ensemble_accuracy, expected_calibration_error
 from atfamily.measures.probes import features, knn_accuracy, linear_probe, mlp_probe
@@ -54,7 +54,7 @@ from atfamily.measures.subsets import (
     group_accuracy,
 )
 from atlib._util import require_known
-from atlib.analysis import PAIRINGS, class_token, compare_layers, describe_layers, layer_cka, walks
+from atlib.analysis import PAIRINGS, compare_layers, describe_layers, walks
 from atlib.data import Images
 from atlib.evaluate import evaluate, predict
 from atlib.pair import Pair
@@ -66,19 +66,18 @@ class Examination:
     """A measurement on trained models, one seed at a time."""
 
     name: str
-    # As in `Study`.
-    shows: str
-    paper: str
+    # ({method: trained model}, the seed's sources) -> {name of a record: its results}.
+    measure: Callable[[Mapping[str, nn.Module], Sources], Mapping[str, Mapping]]
     # That the models are of, and which of their variants.
     studies: tuple[Study, ...]
     methods: tuple[str, ...]
-    # ({method: trained model}, the seed's sources) -> {name of a record: its results}.
-    measure: Callable[[Mapping[str, nn.Module], Sources], Mapping[str, Mapping]]
-    # As in `Study`.
-    seeds: int = 5
-    only: tuple[str, ...] = ()
     # Every model is measured by itself, so that one can be added later.
     alone: bool = False
+    # As in `Study`.
+    shows: str = ""
+    paper: str = ""
+    seeds: int = 5
+    only: tuple[str, ...] = ()
 
     def study_of(self, method: str) -> Study:
         """The study that has a method. Raises `ValueError` for an unknown one."""
@@ -286,7 +285,7 @@ def likened_to_the_teacher(models: Mapping[str, nn.Module], sources: Sources) ->
 
     return {
         name: {
-            "cka before labels": cka(sources.teacher(PAINTERS[name]).eval()),
+            "cka before labels": cka(sources._replace(schooling=PAINTERS[name]).teacher().eval()),
             "cka after labels": cka(bare(model)),
         }
         for name, model in models.items()
@@ -345,114 +344,63 @@ def by_class_groups(models: Mapping[str, nn.Module], sources: Sources) -> dict[s
     return accuracies
 
 
-SHIFTS = Examination(
-    "shifts",
-    "every method under every shift of Find",
-    "ImageNet-A, -R, -Sketch, -V2",
-    (CENTRAL, FAMILY),
-    (*COMPARED, "distill-long"),
-    under_shifts,
-    only=FIND,
-    alone=True,
-)
-SHIFTS_OF_POOL = Examination(
-    "shifts-pool",
-    "ordinary models under every shift: the line of effective robustness",
-    "the testbed of arXiv 2007.00644",
-    (POOL,),
-    tuple(variant.name for variant in POOL.variants if variant.name != FILTER),
-    under_shifts,
-    only=FIND,
-    alone=True,
-)
-COMPARISON = Examination(
-    "comparison",
-    "likeness of predictions, features and maps to the teacher, the fine-tuned model and each other",
-    "CKA, head-matched divergence, ensembles: 86.3 with a fine-tuned model",
-    (CENTRAL, FAMILY),
-    COMPARED + TWICE,
-    compared,
-    only=WORLDS,
-)
-TWIN_PROBE = Examination(
-    "twins",
-    "what can be read from the teacher's maps of an image and of its twins: the shape, the place",
-    "not in the paper",
-    (CENTRAL,),
-    ("copy",),
-    named_from_maps,
-    only=WORLDS,
-    alone=True,
-)
-CLASS_GROUPS = Examination(
-    "class-groups",
-    "accuracy for classes with many, medium and few labels",
-    "iNaturalist",
-    (LONG_TAIL,),
-    tuple(variant.name for variant in LONG_TAIL.variants),
-    by_class_groups,
-    only=(),
-    alone=True,
-)
+def _examination(name: str, measure: Callable, *studies: Study, methods: tuple[str, ...], alone: bool = True):
+    return Examination(name, measure, studies, methods, alone, **described(name))
 
-PAINTERS_LAYERS = Examination(
-    "painters-layers",
-    "likeness of every layer to the teacher's, before and after there are labels, of students that painted",
-    "arXiv 2205.14443, figure 6",
-    (DISTILLED_MAE,),
-    ("MAE", "logits, last layer", "maps, all layers, head by head", "hidden states, last layer"),
-    likened_to_the_teacher,
-    only=FIND,
-    alone=True,
-)
-PROBED_PAIRS = Examination(
-    "pairs-probed",
-    "how far AttnDistill's students stay behind their teacher by nearest neighbours and by a linear probe",
-    "arXiv 2210.00944, figure 6",
-    (PAIRS, DISTILLED_TOO),
-    (
-        "two heads, scratch",
-        "two heads, attndistill",
-        "two heads, attndistill projector of 1",
-        "two heads, attndistill class token alone",
-    ),
-    probed,
-    only=FIND,
-)
 
-TOKENS_COMPARED = Examination(
-    "token-compared",
-    "whose answers students of a ViT and of a convnet give, through the class token or one of their own; how"
-    " alike their two tokens are",
-    "arXiv 2012.12877, section 5.2 (cosines) and table 4 (disagreement)",
-    (TOKEN,),
-    tuple(variant.name for variant in TOKEN.variants),
-    compared_with_their_teachers,
-    only=FIND,
-)
-BRANCHES = Examination(
-    "depth-branches",
-    "how loud the branches of trained students with 24 layers are: plain, with LayerScale, with copied maps",
-    "Touvron's thesis, figure 3.6",
-    (DEPTH,),
-    ("24 layers", "24 layers, layer scale", "24 layers, copy", "24 layers, layer scale, copy"),
-    loudness_of_branches,
-    seeds=3,
-    only=FIND,
-    alone=True,
-)
+def _names(study: Study) -> tuple[str, ...]:
+    return tuple(variant.name for variant in study.variants)
+
 
 EXAMINATIONS = {
     examination.name: examination
     for examination in (
-        SHIFTS,
-        SHIFTS_OF_POOL,
-        TWIN_PROBE,
-        COMPARISON,
-        CLASS_GROUPS,
-        PAINTERS_LAYERS,
-        PROBED_PAIRS,
-        TOKENS_COMPARED,
-        BRANCHES,
+        _examination(
+            "shifts", under_shifts, CENTRAL, FAMILY, methods=(*COMPARED, "distill-long"), alone=True
+        ),
+        _examination(
+            "shifts-pool", under_shifts, POOL, methods=tuple(name for name in _names(POOL) if name != FILTER)
+        ),
+        _examination("twins", named_from_maps, CENTRAL, methods=("copy",)),
+        _examination("comparison", compared, CENTRAL, FAMILY, methods=COMPARED + TWICE, alone=False),
+        _examination("class-groups", by_class_groups, LONG_TAIL, methods=_names(LONG_TAIL)),
+        _examination(
+            "painters-layers",
+            likened_to_the_teacher,
+            DISTILLED_MAE,
+            methods=(
+                "MAE",
+                "logits, last layer",
+                "maps, all layers, head by head",
+                "hidden states, last layer",
+            ),
+        ),
+        _examination(
+            "pairs-probed",
+            probed,
+            PAIRS,
+            DISTILLED_TOO,
+            methods=(
+                "two heads, scratch",
+                "two heads, attndistill",
+                "two heads, attndistill projector of 1",
+                "two heads, attndistill class token alone",
+            ),
+            alone=False,
+        ),
+        _examination(
+            "token-compared", compared_with_their_teachers, TOKEN, methods=_names(TOKEN), alone=False
+        ),
+        _examination(
+            "depth-branches",
+            loudness_of_branches,
+            DEPTH,
+            methods=(
+                "24 layers",
+                "24 layers, layer scale",
+                "24 layers, copy",
+                "24 layers, layer scale, copy",
+            ),
+        ),
     )
 }

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from atbook.lab.scales import GlyphScale
-from atbook.lab.study import CENTRAL, Measure, Sources, Study, Variant
+from atbook.lab.study import Measure, Sources, Variant, by, fine_tune, scratch, study
 from atbook.lab.tuning import Ladder
-from atbook.worlds.coarse import COARSE, TOGETHER, another_view, coarse
+from atbook.worlds.coarse import TOGETHER, another_view, classes, coarse
+from atbook.worlds.glyphs import SHAPES
 from atfamily.grafit import Grafit, grafit_loss, numbered, snca_loss
 from atfamily.measures.probes import features
 from atfamily.measures.retrieval import conditional_scores, cosines, mean_average_precision, neighbour_votes
@@ -22,12 +23,12 @@ from atlib.recipe import Recipe
 NEIGHBOURS = 10
 
 
-def _coarse(scale: GlyphScale, seed: int, twin: str | None = None) -> Images:
-    return coarse(scale.labelled(seed, twin=twin))
+def _coarse(together: int, twin: str | None, scale: GlyphScale, seed: int) -> Images:
+    return coarse(scale.labelled(seed, twin=twin), together)
 
 
-def _numbered(scale: GlyphScale, seed: int) -> Images:
-    return numbered(_coarse(scale, seed))
+def _numbered(together: int, scale: GlyphScale, seed: int) -> Images:
+    return numbered(_coarse(together, None, scale, seed))
 
 
 def loss_of_views(model: nn.Module, images: Tensor, labels: Tensor, recipe: Recipe) -> Tensor:
@@ -41,9 +42,9 @@ def _grafit(copies: bool, sources: Sources) -> Grafit:
     return Grafit(trunk, another_view, sources.scale.labels)
 
 
-def finer(model: nn.Module, images: Images) -> dict[str, float]:
-    """How well a model's features tell the shapes apart, of which its labels knew pairs: held-out images with
-    fine labels, the first half of them known, the second half asked for.
+def finer(model: nn.Module, images: Images, together: int = TOGETHER) -> dict[str, float]:
+    """How well a model's features tell the shapes apart, of which its labels knew groups: held-out images
+    with fine labels, the first half of them known, the second half asked for.
 
     "map": mean average precision among the known. "map_conditional": the same on the condition of the coarse
     class that neighbours say; "map_oracle": of the true one. "knn" and "coarse_knn": accuracy of the vote of
@@ -53,11 +54,12 @@ def finer(model: nn.Module, images: Images) -> dict[str, float]:
     half = len(x) // 2
     (known, asked), labels = (x[:half], x[half:]), images.targets
     of_known, of_asked = labels[:half], labels[half:]
-    rough_known, rough_asked = of_known // TOGETHER, of_asked // TOGETHER
+    rough_known, rough_asked = of_known // together, of_asked // together
     similar, relevant = cosines(asked, known), of_asked[:, None] == of_known
     among_known = cosines(known, known).fill_diagonal_(-torch.inf)  # no image votes for itself
     said = [neighbour_votes(table, rough_known, NEIGHBOURS) for table in (similar, among_known)]
-    true = [nn.functional.one_hot(rough, len(COARSE)).float() for rough in (rough_asked, rough_known)]
+    number = len(classes(together))
+    true = [nn.functional.one_hot(rough, number).float() for rough in (rough_asked, rough_known)]
     knn = (neighbour_votes(similar, of_known, NEIGHBOURS).argmax(1) == of_asked).float().mean()
     coarse_knn = (said[0].argmax(1) == rough_asked).float().mean()
     return {
@@ -69,53 +71,62 @@ def finer(model: nn.Module, images: Images) -> dict[str, float]:
     }
 
 
-# Rates are chosen by shapes of validation images, for all in the same way: what each can do at its best.
-FINER = Measure("map", finer)
 _RATE = Ladder("lr", (1e-3, 2e-3, 4e-3))
 
 
-def _by(
-    label: str,
+def _variant(
+    name: str,
     build: Callable[[Sources], nn.Module],
     like: str,
     loss: Loss = student_loss,
     changes: Mapping = {},
     twin: str | None = None,
+    together: int = TOGETHER,
 ) -> Variant:
     by_number = loss in (grafit_loss, snca_loss)
     return Variant(
-        label,
+        name,
         build,
         like,
         changes,
         _RATE,
-        {"num_classes": len(COARSE)},
-        images=_numbered if by_number else partial(_coarse, twin=twin),
+        {"num_classes": len(classes(together))},
+        images=partial(_numbered, together) if by_number else partial(_coarse, together, twin),
         twin=twin,
         loss=loss,
-        measure=FINER,
+        # rates are chosen by shapes of validation images, for all alike: what each can do at its best
+        measure=Measure("map", partial(finer, together=together)),
     )
 
 
 _BOTH = {"transfer_weight": 1.0}  # of the instance loss
 
-FINER_STUDY = Study(
+
+def _with_classes(together: int) -> tuple[Variant, ...]:
+    """Other granularities than four classes: from labels alone, and by Grafit. Of one class there is nothing
+    to learn from labels."""
+    labels = "one class" if together == len(SHAPES) else f"{len(classes(together))} classes"
+    grafit = _variant(
+        f"Grafit, {labels}", partial(_grafit, False), "scratch", grafit_loss, _BOTH, together=together
+    )
+    if together == len(SHAPES):
+        return (grafit,)
+    plain = _variant(f"scratch, {labels}", scratch, "scratch", together=together)
+    return plain, grafit
+
+
+FINER_STUDY = study(
     "finer",
-    "trained on four classes, asked for eight: from scratch, with a teacher's maps copied, with those of a"
-    " routing twin, fine-tuned; by neighbours of the same label (SNCA+), and by views too (Grafit), with and"
-    " without copied maps",
-    "not in the paper; Grafit (arXiv 2011.12982), mean average precision on ImageNet from 127 classes to"
-    " 1,000: cross-entropy 22.7, SNCA+ 31.8, Grafit 42.9",
-    (
-        _by("scratch", CENTRAL.variant("scratch").build, "scratch"),
-        _by("scratch, views", CENTRAL.variant("scratch").build, "scratch", loss_of_views),
-        _by("copy", CENTRAL.variant("copy").build, "copy"),
-        _by("copy, views", CENTRAL.variant("copy").build, "copy", loss_of_views),
-        _by("copy, routing twin", CENTRAL.variant("copy").build, "copy-routing-twin", twin="routing"),
-        _by("fine-tune", CENTRAL.variant("fine-tune").build, "fine-tune"),
-        _by("SNCA+", partial(_grafit, False), "scratch", snca_loss),
-        _by("Grafit", partial(_grafit, False), "scratch", grafit_loss, _BOTH),
-        _by("Grafit, copy", partial(_grafit, True), "copy", grafit_loss, _BOTH),
-    ),
-    only=("find", "match"),
+    _variant("scratch", scratch, "scratch"),
+    _variant("scratch, views", scratch, "scratch", loss_of_views),
+    _variant("copy", by(), "copy"),
+    _variant("copy, views", by(), "copy", loss_of_views),
+    _variant("copy, routing twin", by(), "copy-routing-twin", twin="routing"),
+    _variant("fine-tune", fine_tune, "fine-tune"),
+    _variant("SNCA+", partial(_grafit, False), "scratch", snca_loss),
+    _variant("Grafit", partial(_grafit, False), "scratch", grafit_loss, _BOTH),
+    _variant("Grafit, copy", partial(_grafit, True), "copy", grafit_loss, _BOTH),
+    *_with_classes(1),
+    *_with_classes(4),
+    *_with_classes(8),
 )

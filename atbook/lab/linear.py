@@ -5,16 +5,17 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from atbook.lab.scales import ALL_RATES, AXES, START, UNTIL_LEARNED, WEIGHTS
-from atbook.lab.study import ACCURACY, CENTRAL, Measure, Sources, Study, Variant
+from atbook.lab.study import ACCURACY, Measure, Sources, Variant, study
 from atbook.lab.tuning import Range
 from atfamily.linear_attention import EluPlusOne, Hedgehog, LinearAttention, LinearTransfer
 from atlib._util import in_eval_mode
 from atlib.analysis import attention_entropy
 from atlib.data import Images
-from atlib.objectives import Loss, student_loss, unlabelled_loss
+from atlib.objectives import unlabelled_loss
 from atlib.pair import student_of
 
 # --- What is measured: accuracy, and how sharp maps are ---
@@ -71,6 +72,36 @@ def _then_all(first: str | None, sources: Sources) -> nn.Module:
     return student_of(sources.model_of(LINEAR, first)).requires_grad_(True)
 
 
+class LowRank(nn.Module):
+    """A frozen weight (out, in) plus learned products of low rank, one for each of `parts` that lie below
+    each other in it, such as those of q, k and v. They are 0 at first.
+
+    Source: LoRA, Hu et al. 2021 (arXiv 2106.09685); rank and factor are those of LoLCATs (arXiv 2410.10254).
+    """
+
+    def __init__(self, weight: Tensor, parts: int, rank: int = 8, factor: float = 2.0):
+        super().__init__()
+        rows, columns = weight.shape
+        self.up = nn.Parameter(weight.new_zeros(parts, rows // parts, rank))
+        self.down = nn.Parameter(torch.randn(parts, rank, columns) / columns**0.5)
+        self.factor = factor
+
+    def forward(self, weight: Tensor) -> Tensor:
+        """The sum."""
+        return weight + self.factor * (self.up @ self.down).flatten(0, 1)
+
+
+def _then_low_rank(first: str, sources: Sources) -> nn.Module:
+    """LoLCATs' second stage: of all that the first one left, updates of low rank alone are trained, on
+    labels; of q, k, v and of the projection behind the heads."""
+    student = student_of(sources.model_of(LINEAR, first)).requires_grad_(False)
+    sources.seed_student()
+    for block in student.model.blocks:
+        for linear, parts in ((block.attn.qkv, 3), (block.attn.proj, 1)):
+            parametrize.register_parametrization(linear, "weight", LowRank(linear.weight, parts))
+    return student
+
+
 # The published factor on the squared error of outputs, which is much smaller than a cross-entropy.
 OUTPUTS = 1000.0
 _RATE_AND_WEIGHT = Range({"lr": AXES["lr"], **WEIGHTS}, {"lr": START["lr"], "transfer_weight": 3.0}, {}, 0.0)
@@ -83,24 +114,21 @@ _RATE_AND_FACTOR = Range(
 
 
 def _variant(
-    label: str,
+    name: str,
     build: Callable[[Sources], nn.Module],
     like: str,
     trials: Sequence[Mapping],
     changes: Mapping = {},
-    twin: str | None = None,
-    needs: tuple[str, ...] = (),
-    loss: Loss = student_loss,
+    **options,
 ) -> Variant:
-    return Variant(label, build, like, changes, trials, needs=needs, twin=twin, loss=loss, measure=_MEASURED)
+    return Variant(name, build, like, changes, trials, measure=_MEASURED, **options)
 
 
 def _twin(name: str) -> Variant:
     """Distilled maps of a teacher that sees a twin, with the weight and decay of softmax attention's Distill:
     near their start such students may all stay at guessing."""
-    twin = CENTRAL.variant(f"copy-{name}-twin").twin
     build = partial(_distilled, Hedgehog, "map")
-    return _variant(f"distilled maps, {name} twin", build, "distill", UNTIL_LEARNED, twin=twin)
+    return _variant(f"distilled maps, {name} twin", build, "distill", UNTIL_LEARNED, twin=name)
 
 
 def _stages(what: str, plural: str, weight: float) -> tuple[Variant, Variant]:
@@ -126,23 +154,24 @@ def _stages(what: str, plural: str, weight: float) -> tuple[Variant, Variant]:
     )
 
 
-LINEAR = Study(
+# The ceiling is the central experiment's Copy: with a given map both kinds of attention are one.
+LINEAR = study(
     "linear",
-    "linear attention in place of softmax: a student from scratch, with distilled maps, distilled outputs and"
-    " maps of twins; and a fine-tuned ViT that is given it, features first, then everything. The"
-    " ceiling is the central experiment's Copy: with a given map both kinds of attention are one",
-    "not in the paper; LoLCATs (arXiv 2410.10254), Hedgehog (arXiv 2402.04347)",
-    (
-        _variant("scratch", partial(_student, Hedgehog), "scratch", UNTIL_LEARNED),
-        _variant("elu, scratch", partial(_student, EluPlusOne), "scratch", UNTIL_LEARNED),
-        _variant("distilled maps", partial(_distilled, Hedgehog, "map"), "distill", _RATE_AND_WEIGHT),
-        _variant("elu, distilled maps", partial(_distilled, EluPlusOne, "map"), "distill", _RATE_AND_WEIGHT),
-        _variant("distilled outputs", partial(_distilled, Hedgehog, "output"), "distill", _RATE_AND_FACTOR),
-        _twin("routing"),
-        _twin("message"),
-        *_stages("map", "maps", 1.0),
-        *_stages("output", "outputs", OUTPUTS),
-        _variant("fine-tuned, all", partial(_then_all, None), "fine-tune", ALL_RATES, needs=("fine-tuned",)),
+    _variant("scratch", partial(_student, Hedgehog), "scratch", UNTIL_LEARNED),
+    _variant("elu, scratch", partial(_student, EluPlusOne), "scratch", UNTIL_LEARNED),
+    _variant("distilled maps", partial(_distilled, Hedgehog, "map"), "distill", _RATE_AND_WEIGHT),
+    _variant("elu, distilled maps", partial(_distilled, EluPlusOne, "map"), "distill", _RATE_AND_WEIGHT),
+    _variant("distilled outputs", partial(_distilled, Hedgehog, "output"), "distill", _RATE_AND_FACTOR),
+    _twin("routing"),
+    _twin("message"),
+    *_stages("map", "maps", 1.0),
+    *_stages("output", "outputs", OUTPUTS),
+    _variant(
+        "fine-tuned, outputs, then low rank",
+        partial(_then_low_rank, "fine-tuned, outputs"),
+        "fine-tune",
+        ALL_RATES,
+        needs=("fine-tuned", "fine-tuned, outputs"),
     ),
-    only=("find", "match"),
+    _variant("fine-tuned, all", partial(_then_all, None), "fine-tune", ALL_RATES, needs=("fine-tuned",)),
 )

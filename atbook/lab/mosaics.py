@@ -6,7 +6,7 @@ from torch import nn
 
 from atbook.lab.controls import changed, jigsaw_of, mean_of, oracle
 from atbook.lab.scales import AXES, BLANK, START, TUNING_SEED, WEIGHTS
-from atbook.lab.study import Sources, Study, Variant, by, fine_tune, scratch
+from atbook.lab.study import Sources, Variant, by, fine_tune, scratch, study
 from atbook.lab.tuning import ABOVE_GUESSING, Ladder, Range
 from atbook.worlds import mosaics
 
@@ -23,22 +23,16 @@ def _oracle(sources: Sources) -> nn.Module:
     return oracle(sources, [(mosaics.mosaic_images(one, ()), one.cells) for one in drawn])
 
 
-MOSAICS = Study(
+MOSAICS = study(
     "mosaics",
-    "Find with photographs: nine small ones, of which the framed one gives the label; Copy, Distill, and the"
-    " controls of the worlds: an oracle, twins, a blank image, shuffled patches, the mean map",
-    "not in the paper",
-    (
-        Variant("scratch", scratch, None, trials=_RATES),
-        Variant("fine-tune", fine_tune, None, trials=_RATES),
-        Variant("copy", by(), None, trials=_RATES),
-        Variant("distill", by(how="distill"), None, trials=_WEIGHTED),
-        Variant("oracle", _oracle, None, trials=_RATES),
-        *(Variant(f"copy, {twin} twin", by(), None, trials=_RATES, twin=twin) for twin in mosaics.TWINS),
-        Variant("copy, blank image", by(), None, trials=_RATES, twin=BLANK),
-        Variant("copy, jigsaw", partial(changed, "copy", jigsaw_of), None, trials=_RATES),
-        Variant("distill, jigsaw", partial(changed, "distill", jigsaw_of), None, trials=_WEIGHTED),
-        Variant("distill, mean map", partial(changed, "distill", mean_of), None, trials=_WEIGHTED),
-    ),
-    only=("mosaics",),
+    Variant("scratch", scratch, None, trials=_RATES),
+    Variant("fine-tune", fine_tune, None, trials=_RATES),
+    Variant("copy", by(), None, trials=_RATES),
+    Variant("distill", by(how="distill"), None, trials=_WEIGHTED),
+    Variant("oracle", _oracle, None, trials=_RATES),
+    *(Variant(f"copy, {twin} twin", by(), None, trials=_RATES, twin=twin) for twin in mosaics.TWINS),
+    Variant("copy, blank image", by(), None, trials=_RATES, twin=BLANK),
+    Variant("copy, jigsaw", partial(changed, "copy", jigsaw_of), None, trials=_RATES),
+    Variant("distill, jigsaw", partial(changed, "distill", jigsaw_of), None, trials=_WEIGHTED),
+    Variant("distill, mean map", partial(changed, "distill", mean_of), None, trials=_WEIGHTED),
 )

@@ -1,9 +1,9 @@
 """The study of a mark that lies beside its glyph: do maps carry a message where no token holds both?"""
 
-from functools import partial
+from dataclasses import replace
 
 from atbook.lab.scales import ALL_RATES, AXES, GATE, START, Schooling, twin_method
-from atbook.lab.study import CENTRAL, Study, Variant, by, fine_tune, scratch
+from atbook.lab.study import CENTRAL, Variant, study
 from atbook.lab.tuning import Range
 from atbook.worlds import glyphs, pretext
 
@@ -32,33 +32,18 @@ _UPHILL = Range({"lr": AXES["lr"]}, {"lr": START["lr"]}, {}, step=0.0)
 
 
 def _variant(mark: str, method: str) -> Variant:
-    school = TEACHERS[mark]
-    builds = {
-        "scratch": scratch,
-        "fine-tune": partial(fine_tune, schooling=school),
-        "distill": by(how="distill", schooling=school),
-    }
-    return Variant(
-        "mark {mark} its glyph, {method}",
-        builds.get(method, by(schooling=school)),
-        method,
+    return replace(
+        CENTRAL.variant(method),
+        name=f"mark {mark} its glyph, {method}",
+        like=method,
         trials=ALL_RATES if method in _TWINS else _UPHILL,
-        schooling=None if method == "scratch" else school,
-        twin=CENTRAL.variant(method).twin,
+        schooling=None if method == "scratch" else TEACHERS[mark],
         world=_WORLDS[mark],
-        differs={"mark": mark, "method": method},
     )
 
 
-POINTING = Study(
+POINTING = study(
     "pointing",
-    "Find with the mark beside its glyph, and on it as elsewhere: scratch, fine-tuned, distilled, and copied"
-    " from maps of the image, of a routing twin and of a message twin",
-    "not in the paper",
-    (
-        *(_variant("beside", method) for method in ("scratch", "fine-tune", "copy", "distill", *_TWINS)),
-        *(_variant("on", method) for method in ("copy", *_TWINS)),
-    ),
-    seeds=5,
-    only=("find",),
+    *(_variant("beside", method) for method in ("scratch", "fine-tune", "copy", "distill", *_TWINS)),
+    *(_variant("on", method) for method in ("copy", *_TWINS)),
 )

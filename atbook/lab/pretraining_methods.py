@@ -8,7 +8,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from atbook.lab.scales import Schooling, painter
-from atbook.lab.study import Study, Variant, by, fine_tune, scratch, untrained_maps
+from atbook.lab.study import Sources, Study, Variant, by, fine_tune, scratch, study, untrained_maps
 from atbook.lab.tuning import Ladder
 from atbook.worlds import glyph_images, glyphs
 from atfamily.contrast import Dino, MoCo, contrast_loss, draw_patches, unmatched
@@ -107,51 +107,30 @@ def _schoolings(world: glyphs.World) -> dict[str, Schooling]:
 
 
 METHODS = ("mae", "moco", "dino", "supervised")
-_SAID = {
-    "mae": "masked auto-encoding",
-    "moco": "MoCo-v3",
-    "dino": "DINO",
-    "supervised": "labels",
-    "retrieval": "the book's own task",
-}
 _RATES = Ladder("lr", (1e-3, 2e-3, 4e-3, 8e-3))
+_GIVEN: dict[str, Callable[[Sources], nn.Module]] = {
+    "fine-tune": fine_tune,
+    "copy": by(),
+    "distill": by(how="distill"),
+}
 
 
-def _variant(
-    world: glyphs.World, teacher: str, method: str, build: Callable, schooling: Schooling | None = None
-) -> Variant:
-    label = "{method}" if method == "scratch" else "{teacher}, {method}"
-    differs = {"teacher": teacher, "method": method}
-    return Variant(label, build, method, trials=_RATES, schooling=schooling, world=world, differs=differs)
-
-
-def _study(task: str) -> Study:
-    world = PAINTABLE[task]
-    schoolings = _schoolings(world)
-    name = "pretraining-methods" + ("" if task == "find" else f"-{task}")
-    return Study(
+def _study(name: str, world: glyphs.World) -> Study:
+    options = {"trials": _RATES, "world": world}
+    return study(
         name,
-        f"teachers by {', '.join(_SAID[method] for method in schoolings)}, and an untrained one: fine-tuned,"
-        f" copied and distilled, in {task.capitalize()} with cells that lie across patches",
-        "ViT-L, fine-tuned, copied, distilled: MAE 85.7, 85.1, 85.7; MoCo-v3 84.0, 82.5, 83.3; DINO 83.2,"
-        " 82.3, 82.8; none (scratch) 83.0, 72.7, 76.3",
-        (
-            _variant(world, "none", "scratch", scratch),
-            _variant(world, "untrained", "copy", untrained_maps),
-            _variant(world, "untrained", "distill", partial(untrained_maps, plan=Plan(how="distill"))),
-            *(
-                _variant(world, method, how, build, schooling)
-                for method, schooling in schoolings.items()
-                for how, build in (
-                    ("fine-tune", partial(fine_tune, schooling=schooling)),
-                    ("copy", by(schooling=schooling)),
-                    ("distill", by(how="distill", schooling=schooling)),
-                )
-            ),
+        Variant("scratch", scratch, "scratch", **options),
+        Variant("untrained, copy", untrained_maps, **options),
+        Variant(
+            "untrained, distill", partial(untrained_maps, plan=Plan(how="distill")), "distill", **options
         ),
-        only=(task,),
+        *(
+            Variant(f"{teacher}, {how}", build, how, schooling=school, **options)
+            for teacher, school in _schoolings(world).items()
+            for how, build in _GIVEN.items()
+        ),
     )
 
 
-PRETRAINING_METHODS = _study("find")
-PRETRAINING_METHODS_MATCH = _study("match")
+PRETRAINING_METHODS = _study("pretraining-methods", PAINTABLE["find"])
+PRETRAINING_METHODS_MATCH = _study("pretraining-methods-match", PAINTABLE["match"])

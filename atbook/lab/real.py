@@ -10,22 +10,13 @@ import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from atbook.lab.scales import (
-    AXES,
-    BLANK,
-    PHOTO_TWINS,
-    PUBLISHED,
-    TUNING_SEED,
-    WEIGHTS,
-    PublishedScale,
-    with_blanks,
-)
-from atbook.lab.study import ACCURACY, Measure, Place, Sources, Study, Variant, scratch, with_new_head
+from atbook.lab.scales import AXES, BLANK, PHOTO_TWINS, TUNING_SEED, WEIGHTS, PublishedScale, with_blanks
+from atbook.lab.study import ACCURACY, Measure, Place, Sources, Variant, scratch, study, with_new_head
 from atbook.lab.tuning import Range
 from atfamily.map_cache import MapCache, keys_of
 from atfamily.measures.controls import jigsaw, patch_order
+from atfamily.token_distillation import TokenDistillation
 from atlib.attention_transfer import AttentionTransfer, TeacherMaps
-from atlib.baselines import TokenDistillation
 from atlib.data import Images, crop_and_flip
 from atlib.loading import draw_below, seed_for
 from atlib.plan import ROWS, Plan
@@ -281,7 +272,7 @@ _RATES = {"lr": AXES["lr"]}
 
 
 def searched(
-    label: str,
+    name: str,
     build: Callable[[Sources], nn.Module],
     rates: Mapping[str, tuple] = _RATES,
     start: float = 2e-3,
@@ -289,7 +280,7 @@ def searched(
 ) -> Variant:
     """With a search of its own for the rate, which ends where both neighbours of the best are no better."""
     trials = Range(rates, {"lr": start}, {}, step=0.0)
-    return Variant(label, build, like=None, trials=trials, measure=_MEASURE, **options)
+    return Variant(name, build, like=None, trials=trials, measure=_MEASURE, **options)
 
 
 # The students that are compared everywhere, by what they are taught and what they see.
@@ -301,17 +292,17 @@ STUDENTS = {
 }
 
 
-def _student(name: str, label: str, differs: Mapping = {}, options: Mapping = {}, **of_variant) -> Variant:
-    """One of them with something else about it. options: of its plan, or what `_by` takes."""
+def _student(name: str, more: str = "", options: Mapping = {}, **of_variant) -> Variant:
+    """One of them with something else about it. more: of its name; options: of its plan, or what `_by`
+    takes."""
     how, twin = STUDENTS[name]
     build = scratch if how is None else _by(how, **options)
-    return searched(label, build, twin=twin, differs={"method": name, **differs}, **of_variant)
+    return searched(name + more, build, twin=twin, **of_variant)
 
 
 def _with_shifts(name: str) -> Variant:
     images = partial(_shifted_images, twin=STUDENTS[name][1])
-    options = {} if name == "scratch" else {"shifts": True}
-    return _student(name, "{method}, shifts", options=options, images=images)
+    return _student(name, ", shifts", {} if name == "scratch" else {"shifts": True}, images=images)
 
 
 def _untrained_copy(sources: Sources) -> nn.Module:
@@ -329,99 +320,71 @@ _WEIGHED = _RATES | {"transfer_weight": (0.1, *WEIGHTS["transfer_weight"])}
 # With few labels scratch is best at a small rate; all that have as few get the same range.
 _FEW_LABELS = {"lr": (6.25e-5, 1.25e-4, *AXES["lr"])}
 
-REAL = Study(
+# More labels, with twice the steps; fewer, with as many.
+_LABELS = {500: {"rates": _FEW_LABELS}, 8000: {"changes": {"steps": 1900}}}
+
+REAL = study(
     "real",
-    "a published teacher (a self-supervised ViT-S/14 of DINOv2's form, fine-tuned by others) and small"
-    " students on CIFAR-10 and PACS: copy and distill, a student that sees a blank image, maps of other"
-    " images and their mean",
-    "ImageNet, MAE's ViT-L: scratch 83.0, copy 85.1, distill 85.7; blank images are not in the paper",
-    (
-        *(_student(name, "{method}") for name in STUDENTS),
-        # What else the maps may be: each of what they lack and what they keep, copied and distilled.
-        *(
-            variant
-            for how in ("copy", "distill")
-            for variant in (
-                searched(f"{how}, mean map", _by(how, _mean_map)),
-                searched(f"{how}, mean map of the class", _by(how, _class_mean)),
-                searched(f"{how}, maps in other places", _by(how, _elsewhere)),
-                searched(f"{how}, jigsaw", _by(how, _jigsaw)),
-                *(searched(f"{how}, {twin}", _by(how), twin=twin) for twin in PHOTO_TWINS),
-            )
-        ),
-        # The ends, and how much of the class a reader finds in the maps alone.
-        searched("linear reader of maps", partial(_reader, True), rates=_READING_RATES, start=6.25e-5),
-        searched("linear reader of features", partial(_reader, False), rates=FINE_RATES, start=1e-3),
-        # What else a small student can get from a wide teacher: what its tokens hold.
-        Variant(
-            "distill, tokens",
-            _pulled_to_tokens,
-            like=None,
-            trials=Range(_WEIGHED, {"lr": 2e-3, "transfer_weight": 3.0}, {}, step=0.0),
-            measure=_MEASURE,
-        ),
-        searched("copy, untrained teacher", _untrained_copy),
-        *(
-            _student(name, "{method}, twice the steps", changes={"steps": 1900})
-            for name in ("scratch", "distill")
-        ),
-        *(
-            _student(
-                "distill", "distill, weight {weight}", {"weight": weight}, changes={"transfer_weight": weight}
-            )
-            for weight in (1.0, 10.0)
-        ),
-        # 22 million weights: a step takes ten times as long as a student's, and far fewer are enough.
-        searched("fine-tune", fine_tuned, rates=FINE_RATES, start=2.5e-4, changes={"steps": 150}),
-        # More labels, with twice the steps; fewer, with as many.
-        *(
-            _student(
-                name,
-                "{method}, {labels} labels",
-                {"labels": number},
-                labels=number,
-                changes=changes,
-                rates=rates,
-            )
-            for number, changes, rates in ((500, {}, _FEW_LABELS), (8000, {"steps": 1900}, _RATES))
-            for name in STUDENTS
-        ),
-        *(
-            searched(
-                f"copy, jigsaw, {number} labels",
-                _by("copy", _jigsaw),
-                rates=rates,
-                labels=number,
-                changes=changes,
-                differs={"method": "copy, jigsaw", "labels": number},
-            )
-            for number, changes, rates in ((500, {}, _FEW_LABELS), (8000, {"steps": 1900}, _RATES))
-        ),
-        searched("copy, jigsaw, class rows", _by("copy", _jigsaw, rows="class")),
-        searched("copy, jigsaw, last six layers", _by("copy", _jigsaw, layers=range(6, 12))),
-        # A training set that is shifted too, in the same few ways for all.
-        *map(_with_shifts, STUDENTS),
-        # A student without its teacher's LayerScale.
-        *(
-            _student(
-                name,
-                "{method}, no LayerScale",
-                options={} if name == "scratch" else {"mismatched": True},
-                student={"init_values": 0},
-            )
-            for name in STUDENTS
-        ),
-        # Which rows of the maps, and which layers.
-        *(
-            _student(name, "{method}, {rows} rows", {"rows": rows}, {"rows": rows})
-            for rows in ROWS
-            for name in _TAUGHT
-        ),
-        *(
-            _student(name, "{method}, {which} layers", {"which": which}, {"layers": layers})
-            for which, layers in (("first six", range(6)), ("last six", range(6, 12)))
-            for name in _TAUGHT
-        ),
+    *map(_student, STUDENTS),
+    # What else the maps may be: each of what they lack and what they keep, copied and distilled.
+    *(
+        variant
+        for how in ("copy", "distill")
+        for variant in (
+            searched(f"{how}, mean map", _by(how, _mean_map)),
+            searched(f"{how}, mean map of the class", _by(how, _class_mean)),
+            searched(f"{how}, maps in other places", _by(how, _elsewhere)),
+            searched(f"{how}, jigsaw", _by(how, _jigsaw)),
+            *(searched(f"{how}, {twin}", _by(how), twin=twin) for twin in PHOTO_TWINS),
+        )
     ),
-    only=PUBLISHED,
+    # The ends, and how much of the class a reader finds in the maps alone.
+    searched("linear reader of maps", partial(_reader, True), rates=_READING_RATES, start=6.25e-5),
+    searched("linear reader of features", partial(_reader, False), rates=FINE_RATES, start=1e-3),
+    # What else a small student can get from a wide teacher: what its tokens hold.
+    Variant(
+        "distill, tokens",
+        _pulled_to_tokens,
+        like=None,
+        trials=Range(_WEIGHED, {"lr": 2e-3, "transfer_weight": 3.0}, {}, step=0.0),
+        measure=_MEASURE,
+    ),
+    searched("copy, untrained teacher", _untrained_copy),
+    *(_student(name, ", twice the steps", changes={"steps": 1900}) for name in ("scratch", "distill")),
+    *(
+        _student("distill", f", weight {weight}", changes={"transfer_weight": weight})
+        for weight in (1.0, 10.0)
+    ),
+    # 22 million weights: a step takes ten times as long as a student's, and far fewer are enough.
+    searched("fine-tune", fine_tuned, rates=FINE_RATES, start=2.5e-4, changes={"steps": 150}),
+    *(
+        _student(name, f", {number} labels", labels=number, **options)
+        for number, options in _LABELS.items()
+        for name in STUDENTS
+    ),
+    *(
+        searched(f"copy, jigsaw, {number} labels", _by("copy", _jigsaw), labels=number, **options)
+        for number, options in _LABELS.items()
+    ),
+    searched("copy, jigsaw, class rows", _by("copy", _jigsaw, rows="class")),
+    searched("copy, jigsaw, last six layers", _by("copy", _jigsaw, layers=range(6, 12))),
+    # A training set that is shifted too, in the same few ways for all.
+    *map(_with_shifts, STUDENTS),
+    # A student without its teacher's LayerScale.
+    *(
+        _student(
+            name,
+            ", no LayerScale",
+            {} if name == "scratch" else {"mismatched": True},
+            student={"init_values": 0},
+        )
+        for name in STUDENTS
+    ),
+    # Which rows of the maps, and which layers.
+    *(_student(name, f", {rows} rows", {"rows": rows}) for rows in ROWS for name in _TAUGHT),
+    *(
+        _student(name, f", {which} layers", {"layers": layers})
+        for which, layers in (("first six", range(6)), ("last six", range(6, 12)))
+        for name in _TAUGHT
+    ),
 )

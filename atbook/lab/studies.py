@@ -35,7 +35,6 @@ from atbook.lab.scales import (
 from atbook.lab.study import CENTRAL as CENTRAL  # the study that all of these start from
 from atbook.lab.study import (
     Sources,
-    Study,
     Variant,
     again,
     by,
@@ -43,6 +42,7 @@ from atbook.lab.study import (
     pair,
     scale_of,
     scratch,
+    study,
     untrained_maps,
     with_new_head,
 )
@@ -83,6 +83,7 @@ from atlib.baselines import FeatureDistillation, LogitDistillation, MeanMapCopy,
 from atlib.data import Images
 from atlib.mae import mae_loss, unpainted
 from atlib.maps import pool_heads
+from atlib.objectives import Loss
 from atlib.plan import ROWS, Plan
 from atlib.vit import PRESETS
 
@@ -96,124 +97,82 @@ COLOUR = colour("colour")
 INVERTED = Schooling("inverted", world=glyphs.World(rendering="inverted"))
 
 
-def _mix(weights: Schooling | None, routing: bool, sources: Sources) -> nn.Module:
-    """A teacher's weights (None: the central one's), with maps of the central teacher, or of an untrained
-    one."""
-    student = with_new_head(sources.teacher(weights), sources)
+def _mix(routing: bool, sources: Sources) -> nn.Module:
+    """A teacher's weights, with maps of the central teacher, or of an untrained one."""
+    student = with_new_head(sources.teacher(), sources)
     if routing:
-        return AttentionTransfer(sources.teacher(), student, Plan())
+        return AttentionTransfer(sources.central_teacher(), student, Plan())
     return untrained_maps(sources, student)
-
-
-def _with(schooling: Schooling, student: Mapping = {}, rates: Sequence[Mapping] = ()) -> tuple[Variant, ...]:
-    """All that a teacher can give to a student of its own size."""
-    builds = {
-        "fine-tune": partial(fine_tune, schooling=schooling),
-        "copy": by(schooling=schooling),
-        "distill": by(how="distill", schooling=schooling),
-    }
-    return tuple(
-        Variant(
-            "{teacher}, {method}",
-            build,
-            method,
-            trials=rates if method == "fine-tune" else (),
-            schooling=schooling,
-            student=student,
-            differs={"teacher": schooling.name, "method": method},
-        )
-        for method, build in builds.items()
-    )
 
 
 # Weights of one teacher under maps of another need other steps than fine-tuning's, up to 16 times as large.
 # All rates are tried: a search that ends where a neighbour is hardly better stays short of fine-tuning's.
 _OWN_RATE = Ladder("lr", (5e-4, 1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2))
 
-PRETRAINING = Study(
+
+def _mixed(features: str, routing: str) -> Variant:
+    return Variant(
+        f"{features} features, {routing} routing",
+        partial(_mix, routing != "useless"),
+        "fine-tune",
+        trials=_OWN_RATE,
+        schooling=None if features == "useful" else COLOUR,
+        twin="routing" if routing == "a twin's" else None,  # routing without its message
+    )
+
+
+PRETRAINING = study(
     "pretraining",
-    "a teacher of another pre-text, or of other images; useful and useless features with useful and useless"
-    " routing",
-    "not in the paper; ViT-L from COCO's images: copy 83.1, from ImageNet's 85.1",
-    (
-        *_with(COLOUR, rates=_OWN_RATE),
-        *_with(INVERTED, rates=_OWN_RATE),
-        *(
-            Variant(
-                "{features} features, {routing} routing",
-                partial(_mix, weights, useful),
-                "fine-tune",
-                trials=_OWN_RATE,
-                schooling=weights,
-                differs={"features": features, "routing": routing},
-            )
-            for features, weights in (("useful", None), ("useless", COLOUR))
-            for routing, useful in (("useful", True), ("useless", False))
-        ),
-        # The central teacher's routing, without its message.
-        *(
-            Variant(
-                "{features} features, a twin's routing",
-                partial(_mix, weights, True),
-                "fine-tune",
-                trials=_OWN_RATE,
-                schooling=weights,
-                twin=CENTRAL.variant("copy-routing-twin").twin,
-                differs={"features": features, "routing": "a twin's"},
-            )
-            for features, weights in (("useful", None), ("useless", COLOUR))
-        ),
+    # all that a teacher can give
+    *(
+        variant
+        for school in (COLOUR, INVERTED)
+        for variant in (
+            Variant(f"{school.name}, fine-tune", fine_tune, "fine-tune", trials=_OWN_RATE, schooling=school),
+            Variant(f"{school.name}, copy", by(), schooling=school),
+            Variant(f"{school.name}, distill", by(how="distill"), "distill", schooling=school),
+        )
     ),
-    seeds=5,
-    only=FIND,
+    *(_mixed(*halves) for halves in product(("useful", "useless"), ("useful", "useless"))),
+    _mixed("useful", "a twin's"),
+    _mixed("useless", "a twin's"),
 )
 
 
 # --- How many labels ---
 
 
-def _with_labels(steps: int, numbers: Sequence[int], *methods: str) -> tuple[Variant, ...]:
-    return tuple(
-        Variant(
-            "{method}, {labels} labels",
-            CENTRAL.variant(method).build,
-            method,
-            {"steps": steps},
+def _with_labels(steps: int, numbers: Sequence[int], *methods: str) -> list[Variant]:
+    return [
+        replace(
+            CENTRAL.variant(method),
+            name=f"{method}, {number} labels",
+            like=method,
+            changes={"steps": steps},
             labels=number,
-            twin=CENTRAL.variant(method).twin,
-            differs={"method": method, "labels": number},
         )
         for method in methods
         for number in numbers
-    )
+    ]
 
 
-LABEL_CURVES = Study(
-    "labels",
-    "scratch, copy from the image and from a routing twin, fine-tuning, with 250, 4,000 and 32,000 labels at"
-    " the central experiment's steps; its own 1,000 are the fourth point",
-    "not in the paper",
-    _with_labels(500, (250, 4000, 32_000), "scratch", "copy-routing-twin", "copy", "fine-tune"),
-    only=WORLDS,
+LABEL_CURVES = study(
+    "labels", *_with_labels(500, (250, 4000, 32_000), "scratch", "copy-routing-twin", "copy", "fine-tune")
 )
 
 # In Match a student from scratch does not learn in 500 steps, from any number of labels, at the rate that
 # 1,000 labels choose. With more steps each variant has a search of its own, as wide for all methods. Maps get
 # 1,000 labels alone: the question is how many labels scratch needs to reach what they reach.
 # Find has the same variants.
-LONGER_LABEL_CURVES = Study(
+LONGER_LABEL_CURVES = study(
     "labels-longer",
-    "four times as many steps, every method tuned anew: scratch with 1,000, 4,000 and 32,000 labels, and maps"
-    " and weights with 1,000: how many labels is a map worth?",
-    "not in the paper",
-    tuple(
+    *(
         replace(variant, like=None, trials=Range(AXES, {"lr": 1e-3, "weight_decay": 0.1}, {}))
         for variant in (
             *_with_labels(2000, (1000, 4000, 32_000), "scratch"),
             *_with_labels(2000, (1000,), "copy-routing-twin", "copy", "fine-tune"),
         )
     ),
-    only=WORLDS,
 )
 
 
@@ -224,27 +183,45 @@ DEEPER = {
     for depth, word in ((6, "six"), (8, "eight"))
 }
 
-TWINS_BY_DEPTH = Study(
+TWINS_BY_DEPTH = study(
     "twins-by-depth",
-    "teachers and students of 6 and 8 layers: scratch, copied maps, and those of a routing and of a message"
-    " twin; the central experiment has 4 layers",
-    "not in the paper",
-    tuple(
-        Variant(
-            "{depth} layers, {method}",
-            scratch if method == "scratch" else by(schooling=schooling),
-            None,
-            {"weight_decay": START["weight_decay"]},
+    *(
+        replace(
+            CENTRAL.variant(method),
+            name=f"{depth} layers, {method}",
+            changes={"weight_decay": START["weight_decay"]},
             trials=Range(AXES, START, {}) if method in ("copy", "copy-routing-twin") else ALL_RATES,
-            schooling=None if method == "scratch" else schooling,
+            schooling=None if method == "scratch" else school,
             student={"depth": depth},
-            twin=CENTRAL.variant(method).twin,
-            differs={"depth": depth, "method": method},
         )
-        for depth, schooling in DEEPER.items()
+        for depth, school in DEEPER.items()
         for method in ("scratch", "copy", "copy-routing-twin", "copy-message-twin")
     ),
-    only=WORLDS,
+)
+
+
+# --- Teachers and students of three sizes; those of the central experiment are 64 wide ---
+
+_WIDTHS = {
+    width: Schooling(f"retrieval-width-{width}", world=None, model={"embed_dim": width}, gate=GATE)
+    for width in (32, 96)
+}
+
+SIZES = study(
+    "sizes",
+    *(
+        Variant(
+            f"width {width}, {method}",
+            scratch if method == "scratch" else by(),
+            None,
+            {"weight_decay": START["weight_decay"]},
+            trials=ALL_RATES if method == "scratch" else Range(AXES, START, {}),
+            schooling=None if method == "scratch" else school,
+            student={"embed_dim": width},
+        )
+        for width, school in _WIDTHS.items()
+        for method in ("scratch", "copy")
+    ),
 )
 
 
@@ -298,15 +275,6 @@ def _token_with_even_shares(sources: Sources) -> nn.Module:
     return model
 
 
-# What the paper's ablation has in place of one matrix.
-_OTHER_MIXINGS = {
-    "MLP over patches": "mlp",
-    "convolution": "conv",
-    "depthwise convolution": "depthwise",
-    "separable convolution": "separable",
-}
-
-
 def _taught_resmlp(put: Callable, sources: Sources) -> nn.Module:
     return put(_resmlp(sources), mean_patch_maps(sources.teacher(), _images(sources)))
 
@@ -318,13 +286,9 @@ def _even_resmlp(sources: Sources) -> nn.Module:
 
 # Networks whose maps are the same for all images; without any, what pooling does alone. The even map is the
 # control for the teacher's mean: whether it helps because of the teacher, or because nothing is learned.
-STATIC = Study(
+STATIC = study(
     "static-routing",
-    "how far one map for all images goes: a ResMLP from scratch, without mixing or with another, with the"
-    " teacher's mean map copied into it or distilled, or an even one; a ViT with these maps, and a ViT from"
-    " scratch",
-    "appendix: averaged over examples 79.7; ResMLP (arXiv 2105.03404): S12 76.6, without mixing 56.5",
-    tuple(
+    *(
         Variant(name, build, "scratch", {"transfer_weight": 3.0}, _ANY_RATE)
         for name, build in {
             "vit": scratch,
@@ -332,7 +296,11 @@ STATIC = Study(
             "vit, even map copied": _even_map,
             "resmlp": _resmlp,
             "resmlp, no mixing": partial(_resmlp, mixing="none"),
-            **{f"resmlp, {name}": partial(_resmlp, mixing=mixing) for name, mixing in _OTHER_MIXINGS.items()},
+            # what the paper's ablation has in place of one matrix
+            "resmlp, MLP over patches": partial(_resmlp, mixing="mlp"),
+            "resmlp, convolution": partial(_resmlp, mixing="conv"),
+            "resmlp, depthwise convolution": partial(_resmlp, mixing="depthwise"),
+            "resmlp, separable convolution": partial(_resmlp, mixing="separable"),
             "resmlp, read by a token": partial(_resmlp, pooling="class"),
             "resmlp, read by a token that starts even": _token_with_even_shares,
             "resmlp, mean map copied": partial(_taught_resmlp, copy_static_maps),
@@ -340,7 +308,6 @@ STATIC = Study(
             "resmlp, mean map distilled": partial(_taught_resmlp, StaticMapDistill),
         }.items()
     ),
-    only=WORLDS,
 )
 
 
@@ -371,13 +338,9 @@ def _pooled(copy: bool, pool: str, sources: Sources) -> nn.Module:
     return PoolTransfer(teacher, _patch_conv(sources, pool), copy=copy, temperature=temperature)
 
 
-ONE_SOFTMAX = Study(
+ONE_SOFTMAX = study(
     "one-softmax",
-    "a network of convolutions that reads the class through one softmax: from scratch with average or"
-    " attention pooling or a query for each class, and with the row of its ViT teacher's class token copied"
-    " or distilled; a ResNet with both pools",
-    "PatchConvNet (arXiv 2112.13692): S60 82.1, with average pooling 81.9, with a query for each class 81.1",
-    tuple(
+    *(
         Variant(name, build, "scratch", {"transfer_weight": 3.0}, _ANY_RATE)
         for name, build in {
             "average": partial(_patch_conv, pool="average"),
@@ -390,7 +353,6 @@ ONE_SOFTMAX = Study(
             "ResNet, attention": partial(_resnet, "attention"),
         }.items()
     ),
-    only=WORLDS,
 )
 
 
@@ -419,31 +381,26 @@ def _in_locality(method: str, kind: str, sources: Sources) -> nn.Module:
     if method == "scratch":
         return student
     plan = Plan(how=method, mismatched=kind != "standard")
-    return AttentionTransfer(sources.teacher(ACROSS_TEACHER), student, plan)
+    return AttentionTransfer(sources.teacher(), student, plan)
 
 
-LOCALITY = Study(
+LOCALITY = study(
     "locality",
-    "Find with all cells moved by half a patch: does a teacher's routing replace a tokeniser and attention"
-    " made for few labels, or add to them? And each of the two alone",
-    "not in the paper; arXiv 2112.13492: SPT and LSA bring a ViT from 57.1 to 61.1 on Tiny-ImageNet",
-    tuple(
+    *(
         Variant(
-            "{student}, {method}, {labels} labels",
+            f"{student}, {method}, {labels} labels",
             partial(_in_locality, method, student),
             method,
             trials=_RATES,
             schooling=None if method == "scratch" else ACROSS_TEACHER,
             labels=labels,
             world=ACROSS,
-            differs={"student": student, "method": method, "labels": labels},
         )
         for method, labels, student in (
             *product(("scratch", "copy"), (250, 1000, 4000), ("standard", "local")),
             *product(("scratch",), (1000,), ("shifted patches", "local attention")),
         )
     ),
-    only=FIND,
 )
 
 
@@ -458,12 +415,10 @@ def _imbalanced(scale: GlyphScale | CifarScale, seed: int) -> Images:
     return long_tail(scale.labelled(seed, scale.labels and 4 * scale.labels), IMBALANCE, seed)
 
 
-LONG_TAIL = Study(
+LONG_TAIL = study(
     "long-tail",
-    "imbalanced labels",
-    "iNaturalist 2017 to 2019",
-    tuple(
-        Variant(method, CENTRAL.variant(method).build, method, images=_imbalanced)
+    *(
+        replace(CENTRAL.variant(method), like=method, images=_imbalanced)
         for method in ("scratch", "fine-tune", "copy", "distill")
     ),
 )
@@ -471,123 +426,55 @@ LONG_TAIL = Study(
 
 # --- A teacher's native components, in the student or not ---
 
-# Constructor arguments of the component, and what a standard student's plan needs.
-COMPONENTS = {
-    "registers": ({"reg_tokens": 4}, {"unequal_prefix": "drop"}),
-    "average pooling": ({"global_pool": "avg"}, {}),
-}
-WITH_COMPONENT = {
-    name: Schooling(name.replace(" ", "-"), model=model) for name, (model, _) in COMPONENTS.items()
-}
-
 
 def _matched_or_not(
-    name: str, component: Mapping, needs: Mapping, schooling: Schooling, trials: Sequence[Mapping] = ()
+    name: str, component: Mapping, needs: Mapping, trials: Sequence[Mapping] = ()
 ) -> tuple[Variant, ...]:
-    """A component's own scratch, and its teacher copied into a student with it and into a standard one; with
-    trials, each by a search of its own."""
-    matched, standard = by(schooling=schooling), by(schooling=schooling, mismatched=True, **needs)
-    of = {"component": name}
+    """A student with a component, from scratch, and its teacher copied into that student and into a standard
+    one. component: constructor arguments; needs: what a standard student's plan needs; with trials, each by a
+    search of its own."""
+    school = Schooling(name.replace(" ", "-"), model=component)
     floor, copied = (None, None) if trials else ("scratch", "copy")
+    standard = by(mismatched=True, **needs)
     return (
-        Variant("{component}, scratch", scratch, floor, trials=trials, student=component, differs=of),
-        Variant(
-            "{component}, copy to {to}",
-            matched,
-            copied,
-            trials=trials,
-            schooling=schooling,
-            student=component,
-            differs=of | {"to": "matched"},
-        ),
-        Variant(
-            "{component}, copy to {to}",
-            standard,
-            copied,
-            trials=trials,
-            schooling=schooling,
-            differs=of | {"to": "standard"},
-        ),
+        Variant(f"{name}, scratch", scratch, floor, trials=trials, student=component),
+        Variant(f"{name}, copy to matched", by(), copied, trials=trials, student=component, schooling=school),
+        Variant(f"{name}, copy to standard", standard, copied, trials=trials, schooling=school),
     )
 
 
-COMPONENT_STUDY = Study(
+COMPONENT_STUDY = study(
     "components",
-    "teachers with native components, taught to students that have them too and to standard ones",
-    "arXiv 2605.07191: four families fail to transfer to a standard ViT, and transfer to a matched one",
-    tuple(
-        variant
-        for name, (component, needs) in COMPONENTS.items()
-        for variant in _matched_or_not(name, component, needs, WITH_COMPONENT[name])
-    ),
-    seeds=5,
-    only=FIND,
+    *_matched_or_not("registers", {"reg_tokens": 4}, {"unequal_prefix": "drop"}),
+    *_matched_or_not("average pooling", {"global_pool": "avg"}, {}),
 )
 
-# What plain DINOv2 and CLIP differ by, which have neither registers nor another pooling.
-NATIVE = {
-    "layer scale": {"init_values": published_start(PRESETS["glyphs"]["depth"])},
-    "norm before the blocks": {"pre_norm": True},
-}
 # For one of them the least of the common range was the best.
-_LITTLE_DECAY = {"weight_decay": (0.0, 0.003, *AXES["weight_decay"])}
-WITH_NATIVE = {name: Schooling(name.replace(" ", "-"), model=model) for name, model in NATIVE.items()}
-
-NATIVE_STUDY = Study(
+_LITTLE_DECAY = Range(AXES | {"weight_decay": (0.0, 0.003, *AXES["weight_decay"])}, START, {}, step=0.0)
+# What plain DINOv2 and CLIP differ by, which have neither registers nor another pooling.
+NATIVE_STUDY = study(
     "native-components",
-    "the same for LayerScale and for a norm before the blocks, every method tuned by a search of its own",
-    "arXiv 2605.07191: DINOv2 and CLIP fail to transfer to a standard ViT, and transfer to a matched one",
-    tuple(
-        variant
-        for name, component in NATIVE.items()
-        for variant in _matched_or_not(
-            name, component, {}, WITH_NATIVE[name], Range(AXES | _LITTLE_DECAY, START, {}, step=0.0)
-        )
+    *_matched_or_not(
+        "layer scale", {"init_values": published_start(PRESETS["glyphs"]["depth"])}, {}, _LITTLE_DECAY
     ),
-    only=FIND,
+    *_matched_or_not("norm before the blocks", {"pre_norm": True}, {}, _LITTLE_DECAY),
 )
 
 
 # --- A pool of ordinary models, for the line that effective robustness is measured from ---
 
-_SMALL, _LARGE = {"embed_dim": 32}, {"embed_dim": 96}
+_LONGEST = Variant("8000 labels, 1000 steps", scratch, "scratch", {"steps": 1000}, labels=8000)
 
-_LONGEST = Variant(
-    "{labels} labels, {steps} steps",
-    scratch,
-    "scratch",
-    {"steps": 1000},
-    labels=8000,
-    differs={"labels": 8000, "steps": 1000},
-)
-
-POOL = Study(
+POOL = study(
     "pool",
-    "models trained from scratch with more and fewer labels, steps and weights, and checkpoints along a run",
-    "the testbed of arXiv 2007.00644",
-    (
-        *(
-            Variant("{labels} labels", scratch, "scratch", labels=labels, differs={"labels": labels})
-            for labels in (250, 500, 2000, 4000)
-        ),
-        *(
-            Variant("{steps} steps", scratch, "scratch", {"steps": steps}, differs={"steps": steps})
-            for steps in (125, 250)
-        ),
-        _LONGEST,
-        replace(
-            _LONGEST,
-            label="{labels} labels, step {step} of {steps}",
-            differs=_LONGEST.differs | {"step": 500},
-            stop_at=500,
-        ),
-        Variant("narrow", scratch, "scratch", student=_SMALL),
-        Variant("wide", scratch, "scratch", student=_LARGE),
-    ),
-    only=FIND,
+    *(Variant(f"{labels} labels", scratch, "scratch", labels=labels) for labels in (250, 500, 2000, 4000)),
+    Variant("125 steps", scratch, "scratch", {"steps": 125}),
+    Variant("250 steps", scratch, "scratch", {"steps": 250}),
+    _LONGEST,
+    replace(_LONGEST, name="8000 labels, step 500 of 1000", stop_at=500),
+    Variant("narrow", scratch, "scratch", student={"embed_dim": 32}),
+    Variant("wide", scratch, "scratch", student={"embed_dim": 96}),
 )
-
-TEACHER_STUDIES = (PRETRAINING, LONG_TAIL, COMPONENT_STUDY, NATIVE_STUDY, POOL)
 
 
 # --- Which layers, which heads; how strongly ---
@@ -604,43 +491,22 @@ def _weights(*values: float) -> Ladder:
     return Ladder("transfer_weight", values, factor=10.0)
 
 
-LAYERS = Study(
+LAYERS = study(
     "layers",
-    "how many layers, from which end, and how many heads of each",
-    "curves over the number of transferred layers and heads; Distill reaches 18 of ViT-L's 24",
-    (
-        *(
-            Variant(
-                "{how} {end} {layers}",
-                partial(_pair_in_layers, how, end, number),
-                how,
-                differs={"how": how, "end": end, "layers": number},
-            )
-            for how in ("copy", "distill")
-            for end in ("first", "last")
-            for number in (1, 2, 3)
-        ),
-        *(Variant("copy heads {heads}", by(heads=range(n)), differs={"heads": n}) for n in (1, 2, 3)),
+    *(
+        Variant(f"{how} {end} {number}", partial(_pair_in_layers, how, end, number), how)
+        for how, end, number in product(("copy", "distill"), ("first", "last"), (1, 2, 3))
     ),
-    only=WORLDS,
+    *(Variant(f"copy heads {n}", by(heads=range(n))) for n in (1, 2, 3)),
 )
 
-DISTILLATION = Study(
+DISTILLATION = study(
     "distillation",
-    "the weight λ of Distill",
-    "λ = 3 in its recipe",
-    tuple(
-        Variant(
-            "weight {weight:g}",
-            by(how="distill"),
-            "distill",
-            {"transfer_weight": weight},
-            differs={"weight": weight},
-        )
-        # λ = 3 is the recipe's own: the central experiment has its runs.
+    # λ = 3 is the recipe's own: the central experiment has its runs.
+    *(
+        Variant(f"weight {weight:g}", by(how="distill"), "distill", {"transfer_weight": weight})
         for weight in (0.3, 1.0, 10.0, 30.0, 100.0)
     ),
-    only=WORLDS,
 )
 
 
@@ -667,119 +533,78 @@ _SEARCHED = Range(
 
 def _predicted(form: str, task: float, transfer: float) -> Variant:
     return Variant(
-        "{form} predictions",
+        f"{form} predictions",
         partial(predictions, form == "hard"),
         "scratch",
         {"task_weight": task, "transfer_weight": transfer},
         Range(AXES, START, {}),
         needs=("fine-tuned",),
-        differs={"form": form},
     )
 
 
-FAMILY = Study(
+FAMILY = study(
     "family",
-    "what else can be transferred: features, queries, predictions; and three methods once more, with other"
-    " first weights",
-    "distilled features 81.3, distilled queries 81.3, scratch 83.0, copy 85.1, distill 85.7, fine-tuning 85.7"
-    " (ViT-L)",
-    (
-        Variant("features", _features, "distill", trials=_SEARCHED),
-        Variant("distilled queries", by("q", "distill"), "distill", trials=_SEARCHED),
-        _predicted("soft", 0.9, 0.1),
-        _predicted("hard", 0.5, 0.5),
-        Variant(
-            "copy into another teacher's weights", _into_another, "fine-tune", needs=("another teacher",)
-        ),
-        *(
-            Variant(
-                "{method} again",
-                partial(again, CENTRAL.variant(method).build),
-                method,
-                differs={"method": method},
-            )
-            for method in (
-                "fine-tune",
-                "copy",
-                "distill",
-            )  # of scratch the central experiment has three a seed
-        ),
+    Variant("features", _features, "distill", trials=_SEARCHED),
+    Variant("distilled queries", by("q", "distill"), "distill", trials=_SEARCHED),
+    _predicted("soft", 0.9, 0.1),
+    _predicted("hard", 0.5, 0.5),
+    Variant("copy into another teacher's weights", _into_another, "fine-tune", needs=("another teacher",)),
+    # of scratch the central experiment has three a seed
+    *(
+        Variant(f"{method} again", partial(again, CENTRAL.variant(method).build), method)
+        for method in ("fine-tune", "copy", "distill")
     ),
-    only=WORLDS,
 )
 
 
 # --- What in a map matters ---
 
 
-AVERAGES = Study(
+AVERAGES = study(
     "averages",
-    "what in a map matters: averages over examples, layers, heads, queries; the mean map of each marked cell",
-    "appendix: averaged over examples 79.7, layers 82.7, heads 82.2, query tokens 79.9",
-    (
-        Variant("copy mean of {over}", _mean_map, differs={"over": "examples"}),
-        *(
-            Variant("copy mean of {over}", by(average=over), differs={"over": over})
-            for over in ("layers", "heads", "queries")
-        ),
-        Variant("copy mean of cell", partial(_mean_map, group_of=glyphs.marked_cell, groups=glyphs.GRID**2)),
-    ),
-    only=FIND,
+    Variant("copy mean of examples", _mean_map),
+    *(Variant(f"copy mean of {over}", by(average=over)) for over in ("layers", "heads", "queries")),
+    Variant("copy mean of cell", partial(_mean_map, group_of=glyphs.marked_cell, groups=glyphs.GRID**2)),
 )
 
 
 # --- Teacher and student that differ ---
 
-_TWO_HEADS, _WIDE = {"num_heads": 2}, {"embed_dim": 128}
-_SHALLOW = {"depth": 2}
+_TWO_HEADS, _WIDE, _SHALLOW = {"num_heads": 2}, {"embed_dim": 128}, {"depth": 2}
 
 
-def _attndistill(label: str, options: Mapping = {}, **differs) -> Variant:
+def _attndistill(name: str, **options) -> Variant:
     """It as published, or with one thing different."""
     build = partial(_build_attndistill, options)
     trials = _weights(0.1, 1.0, 10.0)
-    return Variant(label, build, "distill", student=_TWO_HEADS, trials=trials, differs=differs)
+    return Variant(f"two heads, {name}", build, "distill", student=_TWO_HEADS, trials=trials)
 
 
 def _build_attndistill(options: Mapping, sources: Sources) -> nn.Module:
     return AttnDistill(sources.teacher(), sources.student(), **options)
 
 
-def _two_heads(how: str, remedy: str, **changes) -> Variant:
-    return Variant(
-        "two heads, {how} {remedy}",
-        by(how=how, unequal_heads=remedy),
-        how,
-        student=_TWO_HEADS,
-        differs={"how": how, "remedy": remedy},
-        **changes,
-    )
+def _two_heads(how: str, remedy: str, trials: Sequence[Mapping] = ()) -> Variant:
+    build = by(how=how, unequal_heads=remedy)
+    return Variant(f"two heads, {how} {remedy}", build, how, student=_TWO_HEADS, trials=trials)
 
 
-PAIRS = Study(
+_LAST_LAYERS = {0: 2, 1: 3}  # of four, for a student of two
+PAIRS = study(
     "pairs",
-    "a student with other heads, depth or width than its teacher, with the remedies for each",
-    "not in the paper, which pairs equal architectures; aggregated heads are AttnDistill's (arXiv"
-    " 2210.00944), the learned matrix of heads is this project's own",
-    (
-        Variant("two heads, scratch", scratch, "scratch", student=_TWO_HEADS),
-        _two_heads("copy", "aggregate"),
-        _two_heads("copy", "average"),
-        _two_heads("distill", "aggregate"),
-        _two_heads("distill", "learn", trials=_weights(10.0, 100.0, 1000.0)),
-        _attndistill("two heads, attndistill"),
-        Variant("shallow, scratch", scratch, "scratch", student=_SHALLOW),
-        Variant("shallow, copy last layers", by(layers={0: 2, 1: 3}), student=_SHALLOW),
-        Variant(
-            "shallow, distill last layers",
-            by(how="distill", layers={0: 2, 1: 3}),
-            "distill",
-            student=_SHALLOW,
-        ),
-        Variant("wide, scratch", scratch, "scratch", student=_WIDE),
-        Variant("wide, copy", by(), student=_WIDE),
+    Variant("two heads, scratch", scratch, "scratch", student=_TWO_HEADS),
+    _two_heads("copy", "aggregate"),
+    _two_heads("copy", "average"),
+    _two_heads("distill", "aggregate"),
+    _two_heads("distill", "learn", _weights(10.0, 100.0, 1000.0)),
+    _attndistill("attndistill"),
+    Variant("shallow, scratch", scratch, "scratch", student=_SHALLOW),
+    Variant("shallow, copy last layers", by(layers=_LAST_LAYERS), student=_SHALLOW),
+    Variant(
+        "shallow, distill last layers", by(how="distill", layers=_LAST_LAYERS), "distill", student=_SHALLOW
     ),
-    only=FIND,
+    Variant("wide, scratch", scratch, "scratch", student=_WIDE),
+    Variant("wide, copy", by(), student=_WIDE),
 )
 
 # --- Depth: what keeps branches quiet, and what a copied map does for it ---
@@ -788,23 +613,17 @@ PAIRS = Study(
 _FEW_RATES = Ladder("lr", (5e-4, 2e-3, 8e-3))
 
 
-def _brief(label: str, build: Callable[[Sources], nn.Module], like: str, **options) -> Variant:
+def _brief(name: str, build: Callable[[Sources], nn.Module], like: str = "scratch", **options) -> Variant:
     """A variant at a budget at which 24 layers can be afforded."""
-    return Variant(label, build, like, {"steps": 400}, _FEW_RATES, **options)
+    return Variant(name, build, like, {"steps": 400}, _FEW_RATES, **options)
 
 
 def _of_depth(
-    depth: int,
-    build: Callable[[Sources], nn.Module],
-    method: str = "scratch",
-    factors: str | None = None,
-    needs: tuple[str, ...] = (),
+    depth: int, build: Callable[[Sources], nn.Module], more: str = "", like: str = "scratch", **options
 ) -> Variant:
-    """A student of 4 layers, as the teacher has, or of more; with factors on its branches, or without."""
-    label = "{depth} layers" + ", {factors}" * bool(factors) + ", copy" * (method == "copy")
-    differs = {"depth": depth, "factors": factors, "method": method}
+    """A student of 4 layers, as the teacher has, or of more. more: of its name."""
     student = {} if depth == 4 else {"depth": depth}
-    return _brief(label, build, method, student=student, needs=needs, differs=differs)
+    return _brief(f"{depth} layers{more}", build, like, **{"student": student} | options)
 
 
 def _with_factors(factors: Callable[[VisionTransformer], VisionTransformer], sources: Sources) -> nn.Module:
@@ -837,36 +656,23 @@ RIVALS: dict[str, Callable[[VisionTransformer], VisionTransformer]] = {
     "t-fixup": t_fixup,
 }
 
-DEPTH = Study(
+DEPTH = study(
     "depth",
-    "4, 12 and 24 layers, plain and with LayerScale, from scratch and with copied maps; and what else was"
-    " thought of for 24 layers",
-    "not in the paper; Touvron's thesis, table 3.11, DeiT-S with 24 layers: plain 78.9, ReZero 80.8, Fixup"
-    " 82.3, LayerScale 82.4",
-    (
-        _of_depth(4, scratch),
-        _of_depth(4, _scaled, factors="layer scale"),
-        _of_depth(4, by(), "copy"),
-        _of_depth(24, scratch),
-        _of_depth(24, _scaled, factors="layer scale"),
-        *(_of_depth(24, partial(_with_factors, rival), factors=name) for name, rival in RIVALS.items()),
-        _of_depth(24, partial(_copy_into_deeper, scratch), "copy"),
-        _of_depth(24, partial(_copy_into_deeper, _scaled), "copy", "layer scale"),
-        _of_depth(12, scratch),
-        _of_depth(12, _scaled, factors="layer scale"),
-        _of_depth(12, partial(_copy_into_deeper, scratch), "copy"),
-        _of_depth(24, partial(_with_factors, partial(layer_scale, start=0.0)), factors="layer scale from 0"),
-        _of_depth(24, partial(_with_factors, _uniform), factors="layer scale, uniform"),
-        _of_depth(24, _retrained, factors="learned factors, frozen", needs=(SCALED,)),
-        _brief(
-            "{depth} layers, drop rate {rate}",
-            scratch,
-            "scratch",
-            student=_DEEP | {"drop_path_rate": 0.1},
-            differs={"depth": 24, "rate": 0.1, "factors": None, "method": "scratch"},
-        ),
-    ),
-    only=FIND,
+    _of_depth(4, scratch),
+    _of_depth(4, _scaled, ", layer scale"),
+    _of_depth(4, by(), ", copy", "copy"),
+    _of_depth(24, scratch),
+    _of_depth(24, _scaled, ", layer scale"),
+    *(_of_depth(24, partial(_with_factors, rival), f", {name}") for name, rival in RIVALS.items()),
+    _of_depth(24, partial(_copy_into_deeper, scratch), ", copy", "copy"),
+    _of_depth(24, partial(_copy_into_deeper, _scaled), ", layer scale, copy", "copy"),
+    _of_depth(12, scratch),
+    _of_depth(12, _scaled, ", layer scale"),
+    _of_depth(12, partial(_copy_into_deeper, scratch), ", copy", "copy"),
+    _of_depth(24, partial(_with_factors, partial(layer_scale, start=0.0)), ", layer scale from 0"),
+    _of_depth(24, partial(_with_factors, _uniform), ", layer scale, uniform"),
+    _of_depth(24, _retrained, ", learned factors, frozen", needs=(SCALED,)),
+    _of_depth(24, scratch, ", drop rate 0.1", student=_DEEP | {"drop_path_rate": 0.1}),
 )
 
 
@@ -890,41 +696,21 @@ def _teach_cait(patches: str | None, class_rows: str | None, sources: Sources) -
     return CaitTransfer(sources.teacher(), _cait(sources), patches=patches, class_rows=class_rows)
 
 
-CLASS_ATTENTION = Study(
+CLASS_ATTENTION = study(
     "class-attention",
-    "a CaiT: where patches look, where the class token looks, or both, copied and distilled from a ViT; one"
-    " whose heads do not talk; and ViTs whose class token comes late",
-    "not in the paper; class rows are AttnDistill's target (arXiv 2210.00944); Touvron's thesis, table 3.13,"
-    " DeiT-S 79.9, class token late 80.5, class attention 80.8",
-    (
-        _brief("late class token, scratch", partial(_late, 2), "scratch"),
-        *(
-            _brief(
-                "class token before layer {layer}, scratch",
-                partial(_late, at),
-                "scratch",
-                differs={"layer": at},
-            )
-            for at in (0, 1, 3)
-        ),
-        _brief("cait, scratch", _cait, "scratch"),
-        _brief("cait without talking heads, scratch", partial(_cait, attention=Attention), "scratch"),
-        *(
-            _brief(
-                "cait, {how} {part}",
-                partial(_teach_cait, patches, class_rows),
-                how,
-                differs={"how": how, "part": part},
-            )
-            for how in ("copy", "distill")
-            for part, patches, class_rows in (
-                ("patches", how, None),
-                ("class rows", None, how),
-                ("both", how, how),
-            )
-        ),
+    _brief("late class token, scratch", partial(_late, 2)),
+    *(_brief(f"class token before layer {at}, scratch", partial(_late, at)) for at in (0, 1, 3)),
+    _brief("cait, scratch", _cait),
+    _brief("cait without talking heads, scratch", partial(_cait, attention=Attention)),
+    *(
+        _brief(f"cait, {how} {part}", partial(_teach_cait, patches, class_rows), how)
+        for how in ("copy", "distill")
+        for part, patches, class_rows in (
+            ("patches", how, None),
+            ("class rows", None, how),
+            ("both", how, how),
+        )
     ),
-    only=FIND,
 )
 
 
@@ -967,92 +753,52 @@ _HARD, _SOFT = ({"task_weight": task, "transfer_weight": 1 - task} for task in (
 _BY_THE_CLASS = _SOFT | {"transfer_weight": _SOFT["transfer_weight"] / 8}
 
 
-def _long(label: str, build: Callable[[Sources], nn.Module], changes: Mapping = {}, **options) -> Variant:
+def _long(name: str, build: Callable[[Sources], nn.Module], changes: Mapping = {}, **options) -> Variant:
     """800 steps: with eight unlabelled images beside each labelled one, nothing has begun after 200."""
     changes = {"steps": 800, **changes}
-    return Variant(label, build, "scratch", changes, Ladder("lr", (4e-3, 8e-3)), **options)
+    return Variant(name, build, "scratch", changes, Ladder("lr", (4e-3, 8e-3)), **options)
 
 
 def _taught_by(
-    teacher: str, need: str, form: str, build: Callable[[Sources], nn.Module], weights: Mapping
+    name: str, build: Callable[[Sources], nn.Module], need: str, weights: Mapping, student: Mapping = {}
 ) -> Variant:
     """A teacher's predictions: soft or hard for the class token, or hard for a token of their own."""
-    return _long(
-        "{form}, {teacher}",
-        build,
-        weights,
-        student=_WITH_TOKEN if form == "token" else {},
-        images=partly_labelled,
-        needs=(need,),
-        differs={"form": form, "teacher": teacher},
-    )
+    return _long(name, build, weights, needs=(need,), student=student, images=partly_labelled)
 
 
-TOKEN = Study(
+TOKEN = study(
     "token",
-    "predictions of a fine-tuned ViT: soft, hard, or hard through a distillation token, as those of a convnet"
-    " are; two class tokens; maps and token, each with and without the other",
-    "not in the paper; DeiT-B of arXiv 2012.12877, by a convnet, all images labelled: none 81.8, soft 81.8,"
-    " hard 83.0, token 83.4",
-    (
-        _long("scratch", scratch),
-        _long("two class tokens", _two_class_tokens, student=_WITH_TOKEN, loss=two_class_tokens_loss),
-        _taught_by("ViT", "fine-tuned", "soft", partial(predictions, False), _SOFT),
-        _taught_by("ViT", "fine-tuned", "soft by the class", partial(predictions, False), _BY_THE_CLASS),
-        _taught_by("ViT", "fine-tuned", "hard", partial(predictions, True), _HARD),
-        _taught_by("ViT", "fine-tuned", "token", partial(_token, "ViT", False), _HARD),
-        _long(SCHOOLED, _convnet, labels=32000),
-        _taught_by("schooled convnet", SCHOOLED, "soft", partial(_of_convnet, False), _SOFT),
-        _taught_by("schooled convnet", SCHOOLED, "hard", partial(_of_convnet, True), _HARD),
-        _taught_by("schooled convnet", SCHOOLED, "token", partial(_token, SCHOOLED, False), _HARD),
-        _long("maps", by(how="distill"), {"transfer_weight": 10.0}, images=partly_labelled),
-        _long(
-            "maps and token, ViT",
-            partial(_token, "ViT", True),
-            _HARD,
-            student=_WITH_TOKEN,
-            images=partly_labelled,
-            needs=("fine-tuned",),
-        ),
-    ),
-    only=FIND,
+    _long("scratch", scratch),
+    _long("two class tokens", _two_class_tokens, student=_WITH_TOKEN, loss=two_class_tokens_loss),
+    _taught_by("soft, ViT", partial(predictions, False), "fine-tuned", _SOFT),
+    _taught_by("soft by the class, ViT", partial(predictions, False), "fine-tuned", _BY_THE_CLASS),
+    _taught_by("hard, ViT", partial(predictions, True), "fine-tuned", _HARD),
+    _taught_by("token, ViT", partial(_token, "ViT", False), "fine-tuned", _HARD, _WITH_TOKEN),
+    _long(SCHOOLED, _convnet, labels=32000),
+    _taught_by("soft, schooled convnet", partial(_of_convnet, False), SCHOOLED, _SOFT),
+    _taught_by("hard, schooled convnet", partial(_of_convnet, True), SCHOOLED, _HARD),
+    _taught_by("token, schooled convnet", partial(_token, SCHOOLED, False), SCHOOLED, _HARD, _WITH_TOKEN),
+    _long("maps", by(how="distill"), {"transfer_weight": 10.0}, images=partly_labelled),
+    _taught_by("maps and token, ViT", partial(_token, "ViT", True), "fine-tuned", _HARD, _WITH_TOKEN),
 )
 
 
 # --- Which rows of a map ---
 
-ROW_STUDY = Study(
+ROW_STUDY = study(
     "rows",
-    "only the class token's row of every map, or only the rows of the patches",
-    "not in the paper; AttnDistill (arXiv 2210.00944) distills the class token's row alone",
-    tuple(
-        Variant("{how} {rows} rows", by(how=how, rows=rows), how, differs={"how": how, "rows": rows})
+    *(
+        Variant(f"{how} {rows} rows", by(how=how, rows=rows), how)
         for how in ("copy", "distill")
         for rows in ROWS
     ),
-    only=FIND,
 )
 
 
 # --- What maps say to a student that sees nothing else ---
 
-BLANK_STUDY = Study(
-    "blank",
-    "copied maps of the image for a student that sees a blank one, in training and in the test: what it gets"
-    " right it has read in the maps",
-    "not in the paper",
-    (
-        Variant(
-            "copy, blank image",
-            by(),
-            like=None,
-            trials=Range(AXES, START, {}, step=0.0),
-            twin=BLANK,
-            differs={"method": "copy"},
-        ),
-    ),
-    only=WORLDS,
-)
+_UPHILL = Range(AXES, START, {}, step=0.0)
+BLANK_STUDY = study("blank", Variant("copy, blank image", by(), None, trials=_UPHILL, twin=BLANK))
 
 
 # --- How much of the teacher has to move, for a reader who may keep its weights ---
@@ -1079,20 +825,13 @@ def _mlp_probe(sources: Sources) -> nn.Module:
 # A new head alone needs less decay than a network does.
 _PROBE_AXES = AXES | {"weight_decay": (0.0, 0.001, 0.003, *AXES["weight_decay"])}
 
-PARTLY_TUNED = Study(
+_PROBE = Range(_PROBE_AXES, START, {}, step=0.0)
+
+PARTLY_TUNED = study(
     "partly-tuned",
-    "the teacher's weights frozen behind a new head (a linear or an MLP probe of its class token), or frozen"
-    " but for attention: what a reader would try before fine-tuning all",
-    "not in the paper; attention alone: arXiv 2203.09795",
-    tuple(
-        Variant(name, build, None, trials=Range(axes, START, {}, step=0.0))
-        for name, build, axes in (
-            ("frozen probe", partial(_fine_tune_only, None), _PROBE_AXES),
-            ("frozen MLP probe", _mlp_probe, _PROBE_AXES),
-            ("fine-tune attention", partial(_fine_tune_only, "attn"), AXES),
-        )
-    ),
-    only=WORLDS,
+    Variant("frozen probe", partial(_fine_tune_only, None), None, trials=_PROBE),
+    Variant("frozen MLP probe", _mlp_probe, None, trials=_PROBE),
+    Variant("fine-tune attention", partial(_fine_tune_only, "attn"), None, trials=_UPHILL),
 )
 
 
@@ -1122,44 +861,34 @@ def _alike(method: type[SimilarityDistillation] | type[CompRess], sources: Sourc
     return method(sources.teacher(), sources.student(), queue=1000)
 
 
-DISTILLED_TOO = Study(
+DISTILLED_TOO = study(
     "distilled-too",
-    "Distill from an untrained teacher; AttnDistill with one thing different, and students of predictions and"
-    " of likeness beside it",
-    "untrained: copy 72.7, distill 76.3 (ViT-L); AttnDistill (arXiv 2210.00944): T = 5, 10, 20: 77.7, 78.9,"
-    " 78.3; without attention 77.8",
-    (
-        Variant(
-            "distill untrained",
-            partial(untrained_maps, plan=Plan(how="distill")),
-            "distill",
-            trials=_weights(0.3, 3.0, 10.0),
-        ),
-        *(
-            _attndistill("two heads, attndistill {ablated}", options, ablated=ablated)
-            for ablated, options in ABLATIONS.items()
-        ),
-        *(
-            Variant(
-                f"two heads, {name}",
-                partial(_alike, method),
-                "distill",
-                student=_TWO_HEADS,
-                trials=_weights(0.1, 1.0, 10.0),
-            )
-            for name, method in (("seed", SimilarityDistillation), ("compress", CompRess))
-        ),
-        Variant(
-            "two heads, predictions",
-            partial(predictions, False),
-            "scratch",
-            {"task_weight": 0.9, "transfer_weight": 0.1},
-            Ladder("lr", (2e-3, 4e-3, 8e-3)),
-            student=_TWO_HEADS,
-            needs=("fine-tuned",),
-        ),
+    Variant(
+        "distill untrained",
+        partial(untrained_maps, plan=Plan(how="distill")),
+        "distill",
+        trials=_weights(0.3, 3.0, 10.0),
     ),
-    only=FIND,
+    *(_attndistill(f"attndistill {ablated}", **options) for ablated, options in ABLATIONS.items()),
+    *(
+        Variant(
+            f"two heads, {name}",
+            partial(_alike, method),
+            "distill",
+            student=_TWO_HEADS,
+            trials=_weights(0.1, 1.0, 10.0),
+        )
+        for name, method in (("seed", SimilarityDistillation), ("compress", CompRess))
+    ),
+    Variant(
+        "two heads, predictions",
+        partial(predictions, False),
+        "scratch",
+        {"task_weight": 0.9, "transfer_weight": 0.1},
+        Ladder("lr", (2e-3, 4e-3, 8e-3)),
+        student=_TWO_HEADS,
+        needs=("fine-tuned",),
+    ),
 )
 
 
@@ -1170,20 +899,17 @@ DISTILLED_TOO = Study(
 _PAINTING = {"steps": 500, "betas": (0.9, 0.95), "transfer_weight": 1.0}
 # One grid for all that is pre-trained by painting.
 _PAINTERS_RATE = Ladder("lr", (1e-3, 2e-3, 4e-3, 8e-3))
+Central = Callable[[], VisionTransformer]  # gives the central teacher
 
 
 def _taught_painter(
-    layers: Sequence[int] | None,
-    match: Match,
-    mix_heads: bool,
-    vit: VisionTransformer,
-    central: Callable[[], VisionTransformer],
+    layers: Sequence[int] | None, match: Match, mix_heads: bool, vit: VisionTransformer, central: Central
 ) -> DistilledMae:
     return DistilledMae(central(), painter(vit, central), layers=layers, match=match, mix_heads=mix_heads)
 
 
 def _with_hidden_states(
-    layers: Sequence[int] | None, vit: VisionTransformer, central: Callable[[], VisionTransformer]
+    layers: Sequence[int] | None, vit: VisionTransformer, central: Central
 ) -> DistilledHiddenMae:
     return DistilledHiddenMae(central(), painter(vit, central), layers=layers)
 
@@ -1192,103 +918,70 @@ def _unpainted(model: DistilledMae | DistilledHiddenMae, images: Images) -> floa
     return unpainted(model.student, images)
 
 
-MAE = Schooling(
-    "mae", 0, glyph_images, mae_loss, changes=_PAINTING, around=painter, unlearned=unpainted, again=1
-)
-
-
-def _painted_beside(
-    name: str, around: Callable[[VisionTransformer, Callable[[], VisionTransformer]], nn.Module]
-) -> Schooling:
-    """An auto-encoder that learns from the central teacher of its seed."""
-    return Schooling(
-        name,
-        0,
-        glyph_images,
-        distilled_mae_loss,
-        changes=_PAINTING,
-        around=around,
-        unlearned=_unpainted,
-        again=1,
-    )
+def _painted(name: str, around: Callable, loss: Loss = distilled_mae_loss, unlearned: Callable = _unpainted):
+    """An auto-encoder; unless it is alone, it learns from the central teacher of its seed."""
+    options = {"changes": _PAINTING, "around": around, "unlearned": unlearned, "again": 1}
+    return Schooling(name, 0, glyph_images, loss, **options)
 
 
 def _distilled_mae(
     name: str, layers: Sequence[int] | None, match: Match, mix_heads: bool = True
 ) -> Schooling:
-    return _painted_beside(name, partial(_taught_painter, layers, match, mix_heads))
+    return _painted(name, partial(_taught_painter, layers, match, mix_heads))
 
 
+_DEPTHS: dict[str, Sequence[int] | None] = {"last layer": None, "all layers": range(4)}
 _TARGETS = {
     "logits": squared_error,
     "logits without row means": centred_squared_error,
     "maps": cross_entropy_of_maps,
 }
-_DEPTHS: dict[str, Sequence[int] | None] = {"last layer": None, "all layers": range(4)}
-# By what is distilled and where. In all of these heads are mixed, as published (logits in the last layer are
-# that method).
-MIXED = {
-    (target, where): _distilled_mae(f"dmae-{target}-{where}".replace(" ", "-"), layers, match)
-    for target, match in _TARGETS.items()
-    for where, layers in _DEPTHS.items()
-}
-# The published loss in one lower layer of both.
-LOWER = {
-    ("logits", f"{word} layer"): _distilled_mae(f"dmae-logits-{word}-layer", (layer,), squared_error)
-    for layer, word in enumerate(("first", "second", "third"))
-}
-# Features in place of attention.
-HIDDEN = {
-    ("hidden states", where): _painted_beside(
-        f"dmae-hidden-{where}".replace(" ", "-"), partial(_with_hidden_states, layers)
-    )
-    for where, layers in _DEPTHS.items()
-}
-# The loss of Distill, at another time.
-UNMIXED = _distilled_mae("dmae-maps-head-by-head", range(4), cross_entropy_of_maps, mix_heads=False)
 HEAD_BY_HEAD = "maps, all layers, head by head"
-# By the variant that is fine-tuned from it.
+# By the variant that is fine-tuned from it: what is distilled, and where.
 PAINTERS = {
-    "MAE": MAE,
-    **{f"{target}, {where}": school for (target, where), school in (MIXED | LOWER | HIDDEN).items()},
-    HEAD_BY_HEAD: UNMIXED,
+    "MAE": _painted("mae", painter, mae_loss, unpainted),
+    # in all of these heads are mixed, as published (logits in the last layer are that method)
+    **{
+        f"{target}, {where}": _distilled_mae(f"dmae-{target}-{where}".replace(" ", "-"), layers, match)
+        for target, match in _TARGETS.items()
+        for where, layers in _DEPTHS.items()
+    },
+    # the published loss in one lower layer of both
+    **{
+        f"logits, {word} layer": _distilled_mae(f"dmae-logits-{word}-layer", (layer,), squared_error)
+        for layer, word in enumerate(("first", "second", "third"))
+    },
+    # features in place of attention
+    **{
+        f"hidden states, {where}": _painted(
+            f"dmae-hidden-{where}".replace(" ", "-"), partial(_with_hidden_states, layers)
+        )
+        for where, layers in _DEPTHS.items()
+    },
+    # the loss of Distill, at another time
+    HEAD_BY_HEAD: _distilled_mae("dmae-maps-head-by-head", range(4), cross_entropy_of_maps, mix_heads=False),
 }
 
 
-def _distill_into(schooling: Schooling, sources: Sources) -> nn.Module:
+def _distill_into(sources: Sources) -> nn.Module:
     """Distill into a student that is pre-trained already."""
-    student = with_new_head(sources.teacher(schooling), sources)
-    return AttentionTransfer(sources.teacher(), student, Plan(how="distill"))
+    student = with_new_head(sources.teacher(), sources)
+    return AttentionTransfer(sources.central_teacher(), student, Plan(how="distill"))
 
 
-def _tuned_painter(label: str, schooling: Schooling, **differs) -> Variant:
-    build = partial(fine_tune, schooling=schooling)
-    return Variant(label, build, "fine-tune", trials=_PAINTERS_RATE, schooling=schooling, differs=differs)
-
-
-DISTILLED_MAE = Study(
+DISTILLED_MAE = study(
     "distilled-mae",
-    "attention transfer before there are labels: a masked auto-encoder alone and with the teacher's logits or"
-    " maps, in the last layer, in a lower one or in all, with row means or without, or its hidden states,"
-    " each then fine-tuned",
-    "not in the paper; logits of the last layer are distilled MAE (arXiv 2205.14443), with an MAE ViT-B as"
-    " teacher: ImageNet 78.0 to 78.4, Aircraft 64.6 to 79.2",
-    (
-        _tuned_painter("MAE", MAE),
-        *(
-            _tuned_painter("{target}, {where}", schooling, target=target, where=where)
-            for (target, where), schooling in (MIXED | LOWER | HIDDEN).items()
-        ),
-        _tuned_painter(HEAD_BY_HEAD, UNMIXED),
-        Variant(
-            f"{HEAD_BY_HEAD}, then distill",
-            partial(_distill_into, UNMIXED),
-            "distill",
-            trials=_PAINTERS_RATE,
-            schooling=UNMIXED,
-        ),
+    *(
+        Variant(name, fine_tune, "fine-tune", trials=_PAINTERS_RATE, schooling=school)
+        for name, school in PAINTERS.items()
     ),
-    only=FIND,
+    Variant(
+        f"{HEAD_BY_HEAD}, then distill",
+        _distill_into,
+        "distill",
+        trials=_PAINTERS_RATE,
+        schooling=PAINTERS[HEAD_BY_HEAD],
+    ),
 )
 
 
@@ -1296,33 +989,29 @@ def _keep_first(number: int, sources: Sources) -> nn.Module:
     return keep_first(sources.teacher(), sources.student(), number)
 
 
-LAYER_RESERVE = Study(
+LAYER_RESERVE = study(
     "layer-reserve",
-    "fine-tuning with the embedding and the first n blocks of the teacher, the others drawn anew, for few and"
-    " many labels",
-    "not in the paper; arXiv 2205.14443 finds the low blocks enough with many labels",
-    tuple(
+    *(
         Variant(
-            "first {blocks}, {labels} labels",
+            f"first {blocks}, {labels} labels",
             partial(_keep_first, blocks),
             "fine-tune",
             trials=Ladder("lr", (5e-4, 1.4e-3, 4e-3)),  # from what suits fine-tuning to what suits scratch
             labels=labels,
-            differs={"blocks": blocks, "labels": labels},
         )
         for labels in (250, 4000)
         for blocks in range(5)
     ),
-    only=FIND,
 )
 
 
 STUDIES = {
-    study.name: study
-    for study in (
+    one.name: one
+    for one in (
         LABEL_CURVES,
         LONGER_LABEL_CURVES,
         TWINS_BY_DEPTH,
+        SIZES,
         LOCALITY,
         DISTILLATION,
         FAMILY,
@@ -1349,6 +1038,10 @@ STUDIES = {
         POINTING,
         PRETRAINING_METHODS,
         PRETRAINING_METHODS_MATCH,
-        *TEACHER_STUDIES,
+        PRETRAINING,
+        LONG_TAIL,
+        COMPONENT_STUDY,
+        NATIVE_STUDY,
+        POOL,
     )
 }

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import threading
 import time
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -40,7 +41,6 @@ from atfamily.map_cache import fingerprint
 from atlib._util import require_known, write_atomically
 from atlib.attention_transfer import AttentionTransfer
 from atlib.checkpoint import load_vit, load_weights, save_vit, save_weights
-from atlib.checkpoint_manager import CheckpointManager
 from atlib.data import Images
 from atlib.evaluate import predict, score
 from atlib.loading import seed_for
@@ -49,6 +49,7 @@ from atlib.pair import Pair, student_of
 from atlib.plan import Plan
 from atlib.recipe import Recipe
 from atlib.train import Preempted, train
+from atrun.checkpoint_manager import CheckpointManager
 from atrun.record import Record, about, peak_memory_mb
 
 
@@ -85,10 +86,16 @@ class Sources(NamedTuple):
     scale: Scale  # its `student` is the variant's
     seed: int
     again: int = 0  # another number: other first weights from the same teacher and labels
+    schooling: Schooling | None = None  # the variant's
 
-    def teacher(self, schooling: Schooling | None = None) -> VisionTransformer:
-        """The pre-trained teacher of this seed: the central one, or one of the study's own `teachers`."""
-        return load_vit(self.place.teacher(self.seed, schooling))
+    def teacher(self) -> VisionTransformer:
+        """The pre-trained teacher of this seed: the variant's own, made as its schooling says, or the central
+        one."""
+        return load_vit(self.place.teacher(self.seed, self.schooling))
+
+    def central_teacher(self) -> VisionTransformer:
+        """The central teacher of this seed, for a variant that has one of its own too."""
+        return load_vit(self.place.teacher(self.seed))
 
     def another_teacher(self) -> VisionTransformer:
         """A teacher pre-trained from another seed, on other images."""
@@ -102,7 +109,8 @@ class Sources(NamedTuple):
 
     def model_of(self, study: "Study", method: str) -> nn.Module:
         """What another variant of a study has trained on this seed: for one that names it in `needs`."""
-        model = study.variant(method).build(self)
+        variant = study.variant(method)
+        model = variant.build(self._replace(schooling=variant.schooling))
         load_weights(built_on(study, self.place, method, self.seed).weights, student_of(model))
         return model
 
@@ -146,8 +154,8 @@ ACCURACY = Measure("accuracy", _accuracy)
 class Variant:
     """One way to teach a student."""
 
-    # What records are keyed by, as `name`; in braces: fields of `differs`.
-    label: str
+    # What records are keyed by.
+    name: str
     # Makes what `train` is given.
     build: Callable[[Sources], nn.Module]
     # The method of the central experiment whose chosen recipe it starts from. None: it starts from the
@@ -167,7 +175,7 @@ class Variant:
     # Models it is built from beside the teacher of its seed: "fine-tuned", "another teacher", or other
     # variants of its study by their names, which are then run first.
     needs: tuple[str, ...] = ()
-    # How the study's own teacher was made that it is built from; None where it needs the central ones alone.
+    # How the teacher was made that it is built from; None: it is the central one.
     schooling: Schooling | None = None
     # The step of its recipe's schedule at which it ends, as a checkpoint along the run; None for the whole.
     stop_at: int | None = None
@@ -179,13 +187,6 @@ class Variant:
     loss: Loss = student_loss
     # What is measured on it.
     measure: Measure = ACCURACY
-    # In what it differs from the others of its family, by name.
-    differs: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def name(self) -> str:
-        """Of its records."""
-        return self.label.format(**self.differs)
 
     def base(self, scale: Scale, place: Place) -> Recipe:
         """The recipe that it starts from: the scale's, or the one chosen for `like`."""
@@ -213,17 +214,14 @@ class Variant:
 
 @dataclass(frozen=True)
 class Study:
-    """Variants that are compared with each other at one budget."""
+    """Variants that are compared with each other at one budget. What is not said here is explained in
+    `experiments.toml`."""
 
     name: str
-    # What they are to show.
-    shows: str
-    # Where the paper (arXiv 2411.09702) has the like, with its figures.
-    paper: str
     variants: tuple[Variant, ...]
-    # How many are trained where a command does not say.
+    shows: str = ""
+    paper: str = ""
     seeds: int = 5
-    # The scales that it is made for; none: any whose students are classifiers.
     only: tuple[str, ...] = ()
 
     def variant(self, name: str) -> Variant:
@@ -241,6 +239,20 @@ class Study:
     def teachers(self) -> tuple[Schooling, ...]:
         """Those made for it, beside the central ones."""
         return schoolings_of(self.variants)
+
+
+_EXPERIMENTS = tomllib.loads(Path(__file__).with_name("experiments.toml").read_text(encoding="utf-8"))
+
+
+def described(name: str) -> dict[str, Any]:
+    """What `experiments.toml` says of an experiment of the book."""
+    said = _EXPERIMENTS[name]
+    return said | {"only": tuple(said.get("only", ()))}
+
+
+def study(name: str, *variants: Variant) -> Study:
+    """A study of the book, as `experiments.toml` describes it."""
+    return Study(name, variants, **described(name))
 
 
 def schoolings_of(variants: Sequence[Variant]) -> tuple[Schooling, ...]:
@@ -263,19 +275,19 @@ def scratch(sources: Sources) -> nn.Module:
     return sources.student()
 
 
-def fine_tune(sources: Sources, schooling: Schooling | None = None) -> nn.Module:
+def fine_tune(sources: Sources) -> nn.Module:
     """The teacher's weights, with a new head."""
-    return with_new_head(sources.teacher(schooling), sources)
+    return with_new_head(sources.teacher(), sources)
 
 
-def pair(plan: Plan, sources: Sources, schooling: Schooling | None = None) -> nn.Module:
+def pair(plan: Plan, sources: Sources) -> nn.Module:
     """A new student beside its teacher."""
-    return AttentionTransfer(sources.teacher(schooling), sources.student(), plan)
+    return AttentionTransfer(sources.teacher(), sources.student(), plan)
 
 
-def by(what: str = "map", how: str = "copy", schooling: Schooling | None = None, **options) -> partial:
+def by(what: str = "map", how: str = "copy", **options) -> partial:
     """`pair` with the plan that `what`, `how` and the further options of `Plan` make."""
-    return partial(pair, Plan(what, how, **options), schooling=schooling)
+    return partial(pair, Plan(what, how, **options))
 
 
 def untrained_maps(sources: Sources, student: nn.Module | None = None, plan: Plan = Plan()) -> nn.Module:
@@ -297,38 +309,21 @@ def _maps_of_the_fine_tuned(sources: Sources) -> nn.Module:
     return AttentionTransfer(sources.fine_tuned(), sources.student(), Plan())
 
 
-_TAUGHT: dict[str, Callable[[Sources], nn.Module]] = {
-    "scratch": scratch,
-    "fine-tune": fine_tune,
-    "copy": by(),
-    "copy-q": by("q"),
-    "copy-untrained": untrained_maps,
-    "copy-fine-tuned": _maps_of_the_fine_tuned,
-    "distill": by(how="distill"),
-    "scratch-2": partial(again, scratch, number=1),
-    "scratch-3": partial(again, scratch, number=2),
-    "copy-k": by("k"),
-    "copy-v": by("v"),
-    **{twin_method(twin): by() for twin in (*TWINS, *PHOTO_TWINS, BLANK)},
-    "distill-long": by(how="distill"),
-}
-_SEES = {twin_method(twin): twin for twin in (*TWINS, *PHOTO_TWINS, BLANK)}
-
-CENTRAL = Study(
+CENTRAL = study(
     "transfer",
-    "scratch, fine-tune, copy from three teachers, distill: the central table, tuned",
-    "ViT-L on ImageNet: scratch 83.0, copy 85.1, distill 85.7, fine-tuning 85.7, copy from an untrained"
-    " teacher 72.7",
-    tuple(
-        Variant(
-            method,
-            build,
-            like="scratch" if method in ("scratch-2", "scratch-3") else None,
-            needs=("fine-tuned",) if method == "copy-fine-tuned" else (),
-            twin=_SEES.get(method),
-        )
-        for method, build in _TAUGHT.items()
-    ),
+    Variant("scratch", scratch, None),
+    Variant("fine-tune", fine_tune, None),
+    Variant("copy", by(), None),
+    Variant("copy-q", by("q"), None),
+    Variant("copy-untrained", untrained_maps, None),
+    Variant("copy-fine-tuned", _maps_of_the_fine_tuned, None, needs=("fine-tuned",)),
+    Variant("distill", by(how="distill"), None),
+    Variant("scratch-2", partial(again, scratch, number=1), "scratch"),
+    Variant("scratch-3", partial(again, scratch, number=2), "scratch"),
+    Variant("copy-k", by("k"), None),
+    Variant("copy-v", by("v"), None),
+    *(Variant(twin_method(twin), by(), None, twin=twin) for twin in (*TWINS, *PHOTO_TWINS, BLANK)),
+    Variant("distill-long", by(how="distill"), None),
 )
 
 
@@ -436,7 +431,7 @@ def trained(run: Run) -> nn.Module:
     too where it is missing."""
     variant = run.study.variant(run.method)
     scale = variant.scale(scale_of(run.place))
-    model = variant.build(Sources(run.place, scale, run.seed))
+    model = variant.build(Sources(run.place, scale, run.seed, schooling=variant.schooling))
     student = student_of(model)
     known = run.record() is not None
     if known and run.weights.exists():

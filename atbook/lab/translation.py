@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from atbook.lab.scales import SentenceScale
-from atbook.lab.study import RIGHT, Measure, Sources, Study, Variant
+from atbook.lab.study import RIGHT, Measure, Sources, Variant, study
 from atbook.lab.tuning import Ladder, Range
 from atbook.records import pack_bits
 from atbook.worlds.phrases import oracle
@@ -62,59 +62,29 @@ _RATE_AND_WEIGHT = Range(
 )
 
 
+_HOW = {"loss": translation_loss, "measure": TRANSLATED}
+
+
 def _told(
-    label: str,
-    build: Callable[[Sources], nn.Module],
-    trials: Sequence[Mapping] = _RATE,
-    needs: tuple[str, ...] = (),
-    student: Mapping = {},
-    twin: str | None = None,
+    name: str, build: Callable[[Sources], nn.Module], trials: Sequence[Mapping] = _RATE, **options
 ) -> Variant:
-    return Variant(
-        label,
-        build,
-        like=None,
-        trials=trials,
-        student=student,
-        needs=needs,
-        twin=twin,
-        loss=translation_loss,
-        measure=TRANSLATED,
-    )
+    return Variant(name, build, None, trials=trials, **_HOW, **options)
 
 
-def _by_teacher(label: str, trials: Sequence[Mapping] = _RATE, **how: str) -> Variant:
-    return _told(label, partial(_from_teacher, how), trials, needs=(TEACHER,))
+def _by_teacher(name: str, trials: Sequence[Mapping] = _RATE, **how: str) -> Variant:
+    return _told(name, partial(_from_teacher, how), trials, needs=(TEACHER,))
 
 
-TRANSLATION = Study(
+TRANSLATION = study(
     "translation",
-    "a translator of a generated language whose words change places: from scratch, with a teacher's maps"
-    " among the words of a sentence, between the two sentences, or both, with the right map between them, and"
-    " with that of another order of words",
-    "not in the paper; a ResMLP (arXiv 2105.03404) has a BLEU of 26.8 from English to German and of 40.6 to"
-    " French, a Transformer 27.3 and 38.1",
-    (
-        Variant(
-            TEACHER,
-            _teacher,
-            like=None,
-            changes={"steps": 2000},
-            trials=({"lr": 2e-3},),
-            images=SentenceScale.plenty,
-            loss=translation_loss,
-            measure=TRANSLATED,
-        ),
-        _told("scratch", _scratch),
-        _told("scratch, static", _scratch, student={"static": True}),
-        _by_teacher("self copied", encoder="copy", decoder="copy"),
-        _by_teacher("cross copied", cross="copy"),
-        _by_teacher("both copied", encoder="copy", decoder="copy", cross="copy"),
-        _by_teacher("cross distilled", _RATE_AND_WEIGHT, cross="distill"),
-        _told("oracle copied", partial(_from_oracle, "copy")),
-        _told("oracle distilled", partial(_from_oracle, "distill"), _RATE_AND_WEIGHT),
-        _told("oracle of another order copied", partial(_from_oracle, "copy"), twin="order"),
-    ),
-    seeds=5,
-    only=("phrases",),
+    Variant(TEACHER, _teacher, None, {"steps": 2000}, ({"lr": 2e-3},), images=SentenceScale.plenty, **_HOW),
+    _told("scratch", _scratch),
+    _told("scratch, static", _scratch, student={"static": True}),
+    _by_teacher("self copied", encoder="copy", decoder="copy"),
+    _by_teacher("cross copied", cross="copy"),
+    _by_teacher("both copied", encoder="copy", decoder="copy", cross="copy"),
+    _by_teacher("cross distilled", _RATE_AND_WEIGHT, cross="distill"),
+    _told("oracle copied", partial(_from_oracle, "copy")),
+    _told("oracle distilled", partial(_from_oracle, "distill"), _RATE_AND_WEIGHT),
+    _told("oracle of another order copied", partial(_from_oracle, "copy"), twin="order"),
 )

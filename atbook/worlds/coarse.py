@@ -8,19 +8,25 @@ from atbook.worlds.glyphs import CELL, GRID, SHAPES
 from atlib.data import Images
 
 TOGETHER = 2  # shapes that share a coarse class: the first two, the next two, and so on
-COARSE = tuple(" or ".join(SHAPES[first : first + TOGETHER]) for first in range(0, len(SHAPES), TOGETHER))
 
 
-def coarse(images: Images) -> Images:
-    """The same images of a glyph world with coarse labels, 0 to 3, in place of shapes, 0 to 7. Raises
-    `ValueError` for labels that are no shapes."""
+def classes(together: int = TOGETHER) -> tuple[str, ...]:
+    """The names of the coarse classes of so many shapes each."""
+    return tuple(" or ".join(SHAPES[first : first + together]) for first in range(0, len(SHAPES), together))
+
+
+def coarse(images: Images, together: int = TOGETHER) -> Images:
+    """The same images of a glyph world with coarse labels, of `together` shapes each, in place of shapes.
+    Raises `ValueError` for labels that are no shapes."""
     shapes = images.targets
     if shapes.ndim != 1 or not (0 <= shapes.min() and shapes.max() < len(SHAPES)):
         raise ValueError(
             f"coarse labels are made of shapes, 0 to {len(SHAPES) - 1}, one an image; got targets"
             f" {tuple(shapes.shape)} from {shapes.min().item()} to {shapes.max().item()}"
         )
-    return Images(images.pixels, shapes // TOGETHER, COARSE, images.mean, images.std, images.augment)
+    return Images(
+        images.pixels, shapes // together, classes(together), images.mean, images.std, images.augment
+    )
 
 
 def another_view(images: Tensor, noise: float = 0.4) -> Tensor:

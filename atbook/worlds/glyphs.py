@@ -19,7 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from atlib._util import require_known, require_ranges
+from atbook.worlds.ranges import require_ranges
+from atlib._util import require_known
 from atlib.data import Images
 
 GRID, CELL = 4, 8  # cells per side, pixels per cell

@@ -21,9 +21,10 @@ import torch
 from torch import Tensor
 
 from atbook.worlds.glyphs import SPLITS
+from atbook.worlds.ranges import require_ranges
 from atfamily.sentences import Sentences
 from atfamily.seq2seq import BEGIN, END, PAD
-from atlib._util import require_known, require_ranges
+from atlib._util import require_known
 
 MARKERS = ("keep", "reverse", "last first", "first last")
 FIRST_MARKER = 3  # after PAD, BEGIN and END

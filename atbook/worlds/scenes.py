@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from atbook.worlds.glyphs import BITMAPS, PAINTED, SHAPES, SPLITS, blurred, hsv_to_rgb, to_bytes
+from atbook.worlds.ranges import require_ranges
 from atfamily.detection.objects import ObjectImages, Objects
-from atlib._util import require_known, require_ranges
+from atlib._util import require_known
 from atlib.data import Images
 
 SIZE = 64  # pixels per side

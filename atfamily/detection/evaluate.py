@@ -41,23 +41,23 @@ def evaluate_detector(model: Detector, images: "CocoObjects", batch_size: int = 
     seen: list[tuple[int, list[dict], list[dict], list[dict], list[dict]]] = []
     with torch.no_grad(), in_eval_mode(model):
         for place, part, (batch, _) in zip(places, parts, images.batches(parts)):
-            said = model(batch.to(device)).found
-            for number, found in zip(part, said if place < len(starts) else []):
-                whole = images.back(number, Found(*(x if x is None else x.cpu() for x in found)))
+            predictions = model(batch.to(device)).found
+            for number, prediction in zip(part, predictions if place < len(starts) else []):
+                predicted = images.back(number, Found(*(x if x is None else x.cpu() for x in prediction)))
                 true = images.original(number)
-                outlined = (annotations(each, True) if masks else [] for each in (whole, true))
-                seen.append((number, annotations(whole, False), annotations(true, False), *outlined))
+                outlined = (annotations(objects, True) if masks else [] for objects in (predicted, true))
+                seen.append((number, annotations(predicted, False), annotations(true, False), *outlined))
     if processes > 1:
         seen = gather_object(seen)
     if rank != 0:
         return {}
-    seen.sort(key=lambda each: each[0])
-    figures = {"box": annotated_precision([(each[1], each[2]) for each in seen])}
+    seen.sort(key=lambda image: image[0])
+    figures = {"box": annotated_precision([(boxes, true) for _, boxes, true, _, _ in seen])}
     if masks:
-        figures["mask"] = annotated_precision([(each[3], each[4]) for each in seen], masks=True)
+        figures["mask"] = annotated_precision([(outlines, true) for *_, outlines, true in seen], masks=True)
     return {
         f"{what}_{FIGURES[name]}": value
-        for what, found in figures.items()
-        for name, value in found._asdict().items()
+        for what, precision in figures.items()
+        for name, value in precision._asdict().items()
         if value == value  # NaN: there was nothing to find
     }

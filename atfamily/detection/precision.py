@@ -43,15 +43,15 @@ def area_under(right: np.ndarray, objects: int) -> float:
     """The average precision of predictions, the surest of all images first, of which some are `right`: at
     each share of the objects that is to be found, the best precision with which at least so many are found, 0
     where they never are."""
-    found = right.cumsum()
-    recall, precision = found / objects, found / np.arange(1, len(right) + 1)
+    true_positives = right.cumsum()
+    recall, precision = true_positives / objects, true_positives / np.arange(1, len(right) + 1)
     best = np.maximum.accumulate(precision[::-1])[::-1]
     place = np.searchsorted(recall, RECALLS, side="left")
     return float(np.append(best, 0.0)[place].mean())
 
 
 def average_precision(
-    found: Sequence[Found], objects: Sequence[Objects], thresholds: Sequence[float] = THRESHOLDS
+    predictions: Sequence[Found], objects: Sequence[Objects], thresholds: Sequence[float] = THRESHOLDS
 ) -> float:
     """COCO's AP of boxes, in [0, 1]: the mean over thresholds and over the classes that occur; NaN where none
     does. The same as pycocotools where there is no crowd (`coco_precision` knows crowds, sizes and masks,
@@ -59,7 +59,7 @@ def average_precision(
     precisions = []
     for label in sorted({int(label) for image in objects for label in image.labels}):
         number, scores, overlaps = 0, [], []
-        for predicted, true in zip(found, objects, strict=True):
+        for predicted, true in zip(predictions, objects, strict=True):
             of_class, true_of_class = predicted.labels == label, true.labels == label
             order = np.argsort(-predicted.scores[of_class].double().numpy(), kind="stable")[:KEPT]
             boxes = predicted.boxes[of_class].double().numpy()[order]
@@ -93,7 +93,7 @@ SCENE_SIZES = (150.0, 274.0)
 
 
 def coco_precision(
-    found: Sequence[Found],
+    predictions: Sequence[Found],
     objects: Sequence[Objects],
     *,
     masks: bool = False,
@@ -105,13 +105,13 @@ def coco_precision(
         import pycocotools  # noqa: F401
     except ImportError as error:
         raise ImportError("needs pycocotools: pip install 'attention-transfer[detection]'") from error
-    if len(found) != len(objects):
-        raise ValueError(f"{len(found)} images with predictions, but {len(objects)} with objects")
-    if masks and any(each.masks is None for each in (*found, *objects)):
+    if len(predictions) != len(objects):
+        raise ValueError(f"{len(predictions)} images with predictions, but {len(objects)} with objects")
+    if masks and any(image.masks is None for image in (*predictions, *objects)):
         raise ValueError("masks=True, but the predictions or the data have none: take masks=False")
-    each = zip(found, objects)
-    pairs = ((annotations(predicted, masks), annotations(true, masks)) for predicted, true in each)
-    return annotated_precision(pairs, masks=masks, sizes=sizes)
+    pairs = zip(predictions, objects)
+    images = ((annotations(predicted, masks), annotations(true, masks)) for predicted, true in pairs)
+    return annotated_precision(images, masks=masks, sizes=sizes)
 
 
 def annotated_precision(
@@ -126,18 +126,18 @@ def annotated_precision(
     from pycocotools.cocoeval import COCOeval
 
     truth: dict[str, Any] = {"info": {}, "images": [], "annotations": []}
-    said: list[dict] = []
+    detections: list[dict] = []
     for number, (predicted, true) in enumerate(images):
-        packed = (each["segmentation"]["size"] for each in (*true, *predicted) if "segmentation" in each)
+        packed = (one["segmentation"]["size"] for one in (*true, *predicted) if "segmentation" in one)
         height, width = next(packed, (0, 0))
         truth["images"].append({"id": number, "height": height, "width": width})
-        for each in true:
-            own = {"id": len(truth["annotations"]) + 1, "image_id": number}
-            truth["annotations"].append(each | own)
-        said += [each | {"image_id": number} for each in predicted]
-    labels = sorted({each["category_id"] for each in truth["annotations"]})
+        for annotation in true:
+            identified = {"id": len(truth["annotations"]) + 1, "image_id": number}
+            truth["annotations"].append(annotation | identified)
+        detections += [detection | {"image_id": number} for detection in predicted]
+    labels = sorted({annotation["category_id"] for annotation in truth["annotations"]})
     truth["categories"] = [{"id": label} for label in labels]
-    if not said or not truth["annotations"]:
+    if not detections or not truth["annotations"]:
         none = 0.0 if truth["annotations"] else float("nan")
         return Precision(none, none, none, none, none, none)
     small, medium = sizes
@@ -145,7 +145,7 @@ def annotated_precision(
         coco = COCO()
         coco.dataset = truth
         coco.createIndex()
-        evaluation = COCOeval(coco, coco.loadRes(said), "segm" if masks else "bbox")
+        evaluation = COCOeval(coco, coco.loadRes(detections), "segm" if masks else "bbox")
         evaluation.params.areaRng = [[0, 1e10], [0, small], [small, medium], [medium, 1e10]]
         evaluation.evaluate()
         evaluation.accumulate()
@@ -159,7 +159,7 @@ def annotations(image: Found | Objects, masks: bool) -> list[dict]:
     are asked for; the area is that of the mask, where there is one."""
     from pycocotools import mask as run_lengths
 
-    each = []
+    in_coco_form = []
     for i, (box, label) in enumerate(zip(image.boxes.double().tolist(), image.labels.tolist())):
         left, top, right, bottom = box
         annotation = {"category_id": label, "bbox": [left, top, right - left, bottom - top]}
@@ -173,5 +173,5 @@ def annotations(image: Found | Objects, masks: bool) -> list[dict]:
             annotation["area"] = float(run_lengths.area(packed))
             if masks:
                 annotation["segmentation"] = packed
-        each.append(annotation)
-    return each
+        in_coco_form.append(annotation)
+    return in_coco_form

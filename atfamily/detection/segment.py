@@ -54,10 +54,10 @@ def pixel_images(images: ObjectImages) -> Images:
     """The same images with the class of every pixel as target, int64 (n, height, width): 0 for the background
     and 1 + class elsewhere; of objects that share a pixel the later one has it."""
     classes = torch.zeros(len(images), *images.pixels.shape[-2:], dtype=torch.long)
-    for number, (pixels, each) in enumerate(zip(classes, images.objects)):
-        if each.masks is None:
+    for number, (pixels, objects) in enumerate(zip(classes, images.objects)):
+        if objects.masks is None:
             raise ValueError(f"image {number}: its objects have no masks, so no pixel has a class")
-        for label, mask in zip(each.labels.tolist(), each.masks):
+        for label, mask in zip(objects.labels.tolist(), objects.masks):
             pixels[mask] = 1 + label
     return Images(images.pixels, classes, ("background", *images.classes), images.mean, images.std)
 
@@ -78,8 +78,8 @@ def mean_iou(model: nn.Module, images: Images, classes: int, batch_size: int = 1
     confusion = torch.zeros(classes, classes, dtype=torch.long)
     with torch.no_grad(), in_eval_mode(model):
         for batch, true in images.loader(batch_size):
-            said = model(batch.to(device)).logits.argmax(1).cpu()
-            confusion += torch.bincount((true * classes + said).flatten(), minlength=classes**2).view(
+            predicted = model(batch.to(device)).logits.argmax(1).cpu()
+            confusion += torch.bincount((true * classes + predicted).flatten(), minlength=classes**2).view(
                 classes, classes
             )
     both = confusion.diagonal()

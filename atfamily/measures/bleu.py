@@ -19,15 +19,15 @@ def bleu(translations: Sequence[Sequence[Hashable]], references: Sequence[Sequen
     if len(translations) != len(references) or not references:
         raise ValueError(f"{len(translations)} translations, but {len(references)} references")
     right, all_there = [0] * LONGEST, [0] * LONGEST
-    for said, meant in zip(translations, references):
+    for translation, reference in zip(translations, references):
         for n in range(1, LONGEST + 1):
-            of_said, of_meant = _ngrams(said, n), _ngrams(meant, n)
-            right[n - 1] += (of_said & of_meant).total()
-            all_there[n - 1] += of_said.total()
+            translated, expected = _ngrams(translation, n), _ngrams(reference, n)
+            right[n - 1] += (translated & expected).total()
+            all_there[n - 1] += translated.total()
     if min(right) == 0:
         return 0.0
     written, wanted = (sum(map(len, sentences)) for sentences in (translations, references))
-    shares = sum(math.log(found / there) for found, there in zip(right, all_there)) / LONGEST
+    shares = sum(math.log(matches / there) for matches, there in zip(right, all_there)) / LONGEST
     return math.exp(min(0.0, 1 - wanted / written) + shares)
 
 

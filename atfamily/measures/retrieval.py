@@ -29,13 +29,13 @@ def mean_average_precision(scores: Tensor, relevant: Tensor) -> float:
     if scores.shape != relevant.shape or relevant.dtype != torch.bool:
         raise ValueError(f"scores {tuple(scores.shape)}, relevant {relevant.dtype} {tuple(relevant.shape)}")
     shown = scores != -torch.inf
-    found = (relevant & shown).gather(1, scores.argsort(dim=1, descending=True, stable=True))
-    number = found.sum(1)
+    hits = (relevant & shown).gather(1, scores.argsort(dim=1, descending=True, stable=True))
+    number = hits.sum(1)
     if not number.any():
         raise ValueError("no query has anything to find: relevant is False everywhere")
-    ranks = torch.arange(1, found.shape[1] + 1, device=scores.device)
-    precision = found.cumsum(1) / ranks
-    average = (precision * found).sum(1)[number > 0] / number[number > 0]
+    ranks = torch.arange(1, hits.shape[1] + 1, device=scores.device)
+    precision = hits.cumsum(1) / ranks
+    average = (precision * hits).sum(1)[number > 0] / number[number > 0]
     return average.double().mean().item()
 
 

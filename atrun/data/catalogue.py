@@ -21,7 +21,7 @@ from atrun.data.splits import VALIDATION_SHARE, fixed_order
 
 PACS = "flwrlabs/pacs"
 DOMAINS = ("photo", "art_painting", "cartoon", "sketch")
-SPLITS = ("train", "validation", "test", "all")
+SPLITS = ("validation", "test", "train", "all")
 TEST_SHARE = 0.2  # of every domain, beside `VALIDATION_SHARE`
 
 
@@ -45,34 +45,24 @@ def load_pacs(
     Raises what `load` raises. Source: Li et al. 2017, "Deeper, Broader and Artier Domain Generalization"
     (arXiv 1710.03077).
     """
-    rows = pacs_rows(domains, path, split)
-    return images_in_memory(rows, "image", "label", size, seed, image_size, f"PACS {domains} {split}")
-
-
-def pacs_rows(domains: Sequence[str], path: str | Path | None, split: str):
-    """The rows of a split of some domains, undecoded, as a `datasets.Dataset`; see `load_pacs`."""
     for domain in domains:
         require_known("domain of PACS", domain, DOMAINS)
     require_known("split of PACS", split, SPLITS)
     from atrun.data.hub import open_rows  # imported here: `datasets` takes seconds
 
     rows = open_rows(PACS, path, "train")
-    domain_of = np.array(rows["domain"][:])
-    if missing := set(domains) - set(domain_of.tolist()):
-        raise ValueError(f"the data have no image of {', '.join(sorted(missing))}")
+    domain_of, chosen = np.array(rows["domain"][:]), []
     # A set, in the file's order: naming a domain twice, or in another order, changes nothing.
-    parts = [_split(np.flatnonzero(domain_of == domain), split) for domain in set(domains)]
-    return rows.select(np.sort(np.concatenate(parts)))
-
-
-def _split(positions: np.ndarray, split: str) -> np.ndarray:
-    """The part of one domain's positions that a split is."""
-    if split == "all":
-        return positions
-    shuffled = positions[fixed_order(len(positions))]
-    validation, test = round(VALIDATION_SHARE * len(shuffled)), round(TEST_SHARE * len(shuffled))
-    parts = np.split(shuffled, [validation, validation + test])
-    return dict(zip(("validation", "test", "train"), parts))[split]
+    for domain in set(domains):
+        positions = np.flatnonzero(domain_of == domain)
+        if not len(positions):
+            raise ValueError(f"the data have no image of {domain}")
+        shuffled = positions[fixed_order(len(positions))]
+        validation, test = round(VALIDATION_SHARE * len(shuffled)), round(TEST_SHARE * len(shuffled))
+        parts = np.split(shuffled, [validation, validation + test])
+        chosen.append(dict(zip(SPLITS, (*parts, positions)))[split])
+    rows = rows.select(np.sort(np.concatenate(chosen)))
+    return images_in_memory(rows, "image", "label", size, seed, image_size, f"PACS {domains} {split}")
 
 
 class Known(NamedTuple):
@@ -81,8 +71,7 @@ class Known(NamedTuple):
     split on which results are reported.
 
     otherwise: where there is no copy on the hub, what to do instead, before the folder is passed as path=.
-    columns: image and label, where they are not called as usual. files: on the hub, the pattern of each
-    split's files, so that one can be fetched without the others. domains: those of PACS that it is.
+    files: on the hub, the pattern of each split's files, so that one can be fetched without the others.
     """
 
     hub: str | None
@@ -90,36 +79,15 @@ class Known(NamedTuple):
     images: Mapping[str, int]
     evaluated: str
     otherwise: str = ""
-    columns: tuple[str | None, str | None] = (None, None)
     files: Mapping[str, str] = {}
-    domains: tuple[str, ...] = ()
-
-
-class Opened(NamedTuple):
-    """Rows, image and label column (None: read without labels) of a split; `known`: what is published about
-    it, None without a name."""
-
-    rows: Any  # a datasets.Dataset
-    image_column: str
-    label_column: str | None
-    known: Known | None
 
 
 class Location(NamedTuple):
-    """Where data are. name: for messages, and the hub's id where `path` is None; "imagefolder" for one folder
-    per class, whose columns are then called as usual, whatever they are called on the hub."""
+    """Where data are. name: for messages, and the hub's id where `path` is None."""
 
     name: str
     path: Path | None
     known: Known | None
-
-    def columns(self, image: str | None, label: str | None) -> tuple[str | None, str | None]:
-        """The image and the label column: those named, else those that the known set calls otherwise than
-        usual (None: as usual)."""
-        usual = (None, None)
-        if self.known is not None and self.name != "imagefolder":
-            usual = self.known.columns
-        return image or usual[0], label or usual[1]
 
 
 def find(name_or_path: str | Path, path: str | Path | None = None) -> Location:
@@ -141,10 +109,7 @@ def find(name_or_path: str | Path, path: str | Path | None = None) -> Location:
         return Location(known.hub, None, known)
     here = Path(path if path is not None else name_or_path).expanduser()
     if path is not None or here.exists():
-        from atrun.data.hub import is_image_folder  # imported here: `datasets` takes seconds
-
-        folders = (known is None or not known.domains) and is_image_folder(here)
-        return Location("imagefolder" if folders else name, here, known)
+        return Location(name, here, known)
     if isinstance(name_or_path, Path) or name[:1] in ("/", ".", "~") or here.suffix in (".parquet", ".arrow"):
         raise FileNotFoundError(f"{name} does not exist")
     if name.count("/") != 1:  # all that is left is a hub id, "owner/name"
@@ -159,8 +124,9 @@ def open_rows_of(
     image_column: str | None = None,
     label_column: str | None = None,
     labelled: bool = True,
-) -> Opened:
-    """Open a split of a data set by name, path or hub id.
+) -> tuple[Any, str, str | None, Known | None]:
+    """Open a split of a data set by name, path or hub id: its rows (a `datasets.Dataset`), image and label
+    column (None: read without labels), and what is published about it (None without a name).
 
     A path may be parquet or arrow files named after their splits, one such file, a data set saved by
     `datasets`, one folder per class (of a name: train/ and validation/ or val/ with these in them, whose
@@ -171,18 +137,13 @@ def open_rows_of(
     looks for no labels. Raises what `find` raises, `ValueError` for unknown splits and columns, listing those
     there are, and for files and the network what `atrun.data.in_memory.load` raises.
     """
-    location = find(name_or_path, path)
-    known = location.known
-    from atrun.data.hub import columns_of, open_labelled
-
-    columns = location.columns(image_column, label_column)
-    if known is not None and known.domains:
-        rows = pacs_rows(known.domains, location.path, split)
-        return Opened(rows, *columns_of(rows, *columns, labelled), known)
+    name, place, known = find(name_or_path, path)
     if known is not None and known.files:
         require_known(f"split of {name_or_path}", split, known.images)
+    from atrun.data.hub import open_labelled
+
     files = None if known is None else known.files.get(split)
-    return Opened(*open_labelled(location.name, location.path, split, *columns, files, labelled), known)
+    return *open_labelled(name, place, split, image_column, label_column, files, labelled), known
 
 
 def _published(train: int, validation: int = 0, test: int = 0) -> dict[str, int]:
@@ -192,14 +153,6 @@ def _published(train: int, validation: int = 0, test: int = 0) -> dict[str, int]
     rest, both = (train, train + validation) if validation else (train - held_out, train)
     sizes = {"train": rest, "validation": held_out, "train+validation": both, "test": test}
     return {split: count for split, count in sizes.items() if count}
-
-
-def _pacs(*domains: str) -> Known:
-    # Images of each domain: counted in the copy in the workshop's shared/, which has all 9,991 of the hub's.
-    count = {"photo": 1670, "art_painting": 2048, "cartoon": 2344, "sketch": 3929}
-    # every domain is divided for itself
-    images = {split: sum(len(_split(np.arange(count[name]), split)) for name in domains) for split in SPLITS}
-    return Known(PACS, 7, images, "test", domains=domains)
 
 
 INATURALIST = "https://github.com/visipedia/inat_comp"
@@ -230,10 +183,8 @@ CATALOGUE: dict[str, Known] = {
         f"fetch it from {IMAGENET} (after a login), unpack it into FOLDER/train/WORDNET_ID",
     ),
     # Krizhevsky 2009, Learning Multiple Layers of Features from Tiny Images
-    "cifar10": Known(HUB["cifar10"], 10, _published(50_000, test=10_000), "test", columns=("img", "label")),
-    "cifar100": Known(
-        HUB["cifar100"], 100, _published(50_000, test=10_000), "test", columns=("img", "fine_label")
-    ),
+    "cifar10": Known(HUB["cifar10"], 10, _published(50_000, test=10_000), "test"),
+    "cifar100": Known(HUB["cifar100"], 100, _published(50_000, test=10_000), "test"),
     # Van Horn et al. 2018 (1707.06642) and the Details of each year's page. The hub was found to have parts
     # only; the authors' archives hold images and annotations, train2018.json and val2018.json.
     "inat2017": Known(None, 5089, {"train": 579_184, "validation": 95_986}, "validation", _UNPACK),
@@ -258,6 +209,4 @@ CATALOGUE: dict[str, Known] = {
     "cars": Known("tanganke/stanford_cars", 196, _published(8_144, test=8_041), "test"),
     # Bossard et al. 2014. The hub calls its test images "validation".
     "food101": Known("ethz/food101", 101, {"train": 75_750, "validation": 25_250}, "validation"),
-    "pacs": _pacs(*DOMAINS),
-    **{f"pacs-{domain.replace('_', '-')}": _pacs(domain) for domain in DOMAINS},
 }

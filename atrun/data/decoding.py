@@ -98,12 +98,8 @@ def in_eight_bits(image: Image.Image) -> Image.Image:
     return image if image.mode == "I" and high <= 255 else Image.fromarray((values >> 8).astype(np.uint8))
 
 
-def make(
-    wanted: Iterable[Wanted],
-    transform: Transform,
-    blank: Callable[[], Image.Image] = lambda: Image.new("RGB", (256, 256)),
-) -> Made:
-    """Decode and transform images; `blank` stands for a share of which none can be decoded.
+def make(wanted: Iterable[Wanted], transform: Transform) -> Made:
+    """Decode and transform images; a black one stands for a share of which none can be decoded.
 
     Raises `ValueError` when the images come out of the transform in different sizes.
     """
@@ -122,7 +118,7 @@ def make(
             shapes = f"{tuple(images[-1].shape)}, image {indices[0]} is {tuple(images[0].shape)}"
             raise ValueError(f"image {index} is {shapes}: augmentation= brings all to one size")
     if not images:
-        images, targets = [transform(blank(), None)], [0]
+        images, targets = [transform(Image.new("RGB", (256, 256)), None)], [0]
     return Made(torch.stack(images), torch.tensor(targets), indices, corrupt)
 
 

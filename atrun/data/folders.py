@@ -87,16 +87,13 @@ class ImageFolders(Mapping):
         _say_left_out(folder, left)
         rows, features = {"image": list(map(str, files))}, {"image": datasets.Image()}
         if self.labelled:
-            of_class: dict[str, list[str]] = {}
-            for file in files:
-                if file.parent != folder:
-                    of_class.setdefault(file.relative_to(folder).parts[0], []).append(str(file))
-            names = self._names(split, {name: len(several) for name, several in of_class.items()})
             beside = [file for file in files if file.parent == folder]
+            files = [file for file in files if file.parent != folder]
+            class_of = [file.relative_to(folder).parts[0] for file in files]
+            names = self._names(split, Counter(class_of))
             _say_left_out(folder, beside, " (beside the folders of the classes)")
             number = {name: index for index, name in enumerate(names)}
-            labels = [number[name] for name, several in of_class.items() for _ in several]
-            rows = {"image": [file for several in of_class.values() for file in several], "label": labels}
+            rows = {"image": list(map(str, files)), "label": [number[name] for name in class_of]}
             features["label"] = datasets.ClassLabel(names=names)
         return datasets.Dataset.from_dict(rows, datasets.Features(features))
 
@@ -174,16 +171,10 @@ def _files(folder: Path) -> Iterator[tuple[Path, bool]]:
 
 
 def _divided(folder: Path) -> tuple[list[Path], list[Path]]:
-    """The pictures below a folder, and the other files. Raises `DataError` for a name that is no UTF-8."""
-    taken, left = [], []
-    for file, is_picture in _files(folder):
-        (taken if is_picture else left).append(file)
-    for file in taken:
-        try:
-            str(file).encode()
-        except UnicodeEncodeError as error:
-            raise DataError(f"{str(file)!a}: a name that is no UTF-8: rename it") from error
-    return sorted(taken, key=str), left
+    """The pictures below a folder in order of their paths, and the other files."""
+    files = list(_files(folder))
+    taken = [file for file, is_picture in files if is_picture]
+    return sorted(taken, key=str), [file for file, is_picture in files if not is_picture]
 
 
 def _holds_pictures(path: Path) -> bool:
@@ -202,15 +193,6 @@ def _splits(path: Path) -> dict[str, Path]:
     if len(set(called.values())) < 2 and len(called) < len(folders):
         called = {each: split for each, split in called.items() if _visible_folders(each)}
     if not called:
-        parent: dict[str, Path] = {}
-        for part in (part for folder in folders for part in _visible_folders(folder)):
-            if (other := parent.setdefault(part.name, part.parent)) != part.parent:
-                warnings.warn(
-                    f"{path}: {part.name!r} is in {other.name} and in {part.parent.name}, which are read as"
-                    " classes: call splits train, validation and test",
-                    stacklevel=2,
-                )
-                break
         return {"train": path}
     others = [each for each in sorted(path.iterdir()) if each not in called and not _hidden(each.name)]
     if pictures := [each.name for each in others if _holds_pictures(each)]:
@@ -219,8 +201,7 @@ def _splits(path: Path) -> dict[str, Path]:
             f" {', '.join(pictures[:5])}: splits are folders called train, validation and test",
             stacklevel=2,
         )
-    found = {split: each for each, split in called.items()}
-    if len(found) < len(called):
+    if len(set(called.values())) < len(called):
         several = ", ".join(each.name for each in called)
         raise ValueError(f"{path} has two folders for one split among {several}: keep one")
-    return found
+    return {split: each for each, split in called.items()}

@@ -81,12 +81,6 @@ def columns_of(
     return find_column(rows, images, "image"), find_column(rows, labels, "label") if labelled else None
 
 
-def is_image_folder(path: Path) -> bool:
-    """Whether a path is a folder without tables and annotations: it is then read as one folder per class."""
-    tables = (_files_of(path, builder) for builder in ("parquet", "arrow"))
-    return path.is_dir() and not (any(tables) or _saved(path) or _annotated(path))
-
-
 def open_rows(name: str, path: str | Path | None, split: str, files: str | None = None) -> datasets.Dataset:
     """All rows of a published split with all their columns, nothing held out.
 
@@ -97,8 +91,7 @@ def open_rows(name: str, path: str | Path | None, split: str, files: str | None 
     if path is None:
         splits = _from_hub(name, split if files else None, files)
     else:
-        path = Path(path)
-        splits = _from_files("imagefolder" if is_image_folder(path) else name, path)
+        splits = _from_files(name, Path(path))
         if len(splits) == 1:
             return next(iter(splits.values()))
     require_known(f"split of {name}", split, splits)
@@ -127,16 +120,14 @@ def _from_files(name: str, path: Path, labelled: bool = True) -> Mapping[str, da
     for builder in ("parquet", "arrow"):
         if files := _files_of(path, builder):
             return {split: _read(several, builder) for split, several in files.items()}
-    if _saved(path):
+    if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
         try:
             saved = datasets.load_from_disk(str(path))
         except Exception as error:
             raise OSError(f"{path} is no whole saved data set ({type(error).__name__}: {error})") from error
         return saved if isinstance(saved, datasets.DatasetDict) else {"train": saved}
-    if annotated := _annotated(path):
-        return {split: _read_annotated(file) for split, file in annotated.items()}
-    raise FileNotFoundError(
-        f"{path} has no train*.parquet, .arrow files, saved data set or annotations such as train2018.json"
+    return {split: _read_annotated(file) for split, file in _annotated(path).items()} or ImageFolders(
+        path, labelled
     )
 
 
@@ -153,11 +144,6 @@ def _files_of(path: Path, suffix: str) -> dict[str, list[str]]:
         if files:
             found[split] = [str(file) for file in files]
     return found
-
-
-def _saved(path: Path) -> bool:
-    """Whether `Dataset.save_to_disk` or `DatasetDict.save_to_disk` wrote this folder."""
-    return (path / "dataset_dict.json").is_file() or (path / "state.json").is_file()
 
 
 def _annotated(path: Path) -> dict[str, Path]:
@@ -237,14 +223,6 @@ def holds_images(feature: object) -> bool:
     return isinstance(feature, (datasets.Image, dict)) or binary
 
 
-def which_columns(rows: Rows) -> str:
-    """What could be meant, for a message: the columns that hold images, and those that could be labels."""
-    images = [name for name, feature in rows.features.items() if holds_images(feature)]
-    kinds = datasets.ClassLabel, datasets.Value
-    labels = [name for name, kind in rows.features.items() if isinstance(kind, kinds) and name not in images]
-    return f"images are in {', '.join(images) or 'none'}, labels may be in {', '.join(labels) or 'none'}"
-
-
 def class_names(rows: Rows, column: str, published: int | None = None) -> tuple[str, ...]:
     """The names of the classes that a column of class indices has; where it has no names, the numbers of the
     classes that were published, or that are found.
@@ -261,7 +239,9 @@ def class_names(rows: Rows, column: str, published: int | None = None) -> tuple[
             )
         return tuple(feature.names)
     if holds_images(feature) or not isinstance(feature, datasets.Value):
-        raise DataError(f"column {column!r} holds no labels: {which_columns(rows)}", "label_column")
+        raise DataError(
+            f"column {column!r} holds no labels: columns are {list(rows.features)}", "label_column"
+        )
     if published is not None and feature.dtype.startswith(("int", "uint")):
         return tuple(map(str, range(published)))
     if isinstance(rows, datasets.IterableDataset):

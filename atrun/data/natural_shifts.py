@@ -6,16 +6,15 @@ reassessed labels are those that timm ships. None of these sets was downloaded h
 columns are as their users describe them.
 """
 
-import json
 import re
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from timm.data import ImageNetInfo
+from timm.data import ImageNetInfo, RealLabelsImagenet
 from torch import Tensor
 
 from atlib._util import require_known
@@ -59,22 +58,16 @@ class LabelSpace(NamedTuple):
         return [found[label] for label in labels]
 
 
-def timm_file(name: str) -> str:
-    """The text of one of the class lists that timm ships."""
-    return (resources.files("timm.data") / "_info" / name).read_text(encoding="utf-8")
-
-
-def _subset(name: str) -> LabelSpace:
-    ids = timm_file(f"imagenet_{name}_synsets.txt").split()
-    return IMAGENET._replace(classes=tuple(map(IMAGENET.ids.index, ids)))
-
-
 CIFAR10 = LabelSpace(
     ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 )
 IMAGENET = LabelSpace(tuple(ImageNetInfo().label_descriptions()), tuple(ImageNetInfo().label_names()))
-IMAGENET_A, IMAGENET_R = _subset("a"), _subset("r")  # 200 classes each, as in their authors' eval.py
-
+_LISTS = resources.files("timm.data") / "_info"
+# 200 classes each, as in their authors' eval.py
+IMAGENET_A, IMAGENET_R = (
+    IMAGENET._replace(classes=tuple(map(IMAGENET.ids.index, (_LISTS / name).read_text().split())))
+    for name in ("imagenet_a_synsets.txt", "imagenet_r_synsets.txt")
+)
 
 IMAGE_COLUMNS = ("image", "img", "webp", "jpg", "jpeg", "png")  # the last four as WebDataset names them
 LABEL_COLUMNS = ("wnid", "label", "labels", "cls", "class_name")
@@ -83,19 +76,12 @@ LABEL_COLUMNS = ("wnid", "label", "labels", "cls", "class_name")
 class ShiftedSet(NamedTuple):
     """Where a set is, and the classes its labels mean.
 
-    files: the pattern of the split's files, where others are large. read: (rows, image column, space) to
-    (positions of the rows used, their targets)."""
+    files: the pattern of the split's files, where others are large."""
 
     hub: str
     split: str
     space: LabelSpace
-    read: Callable
     files: str | None = None
-
-    @property
-    def classes(self) -> tuple[int, ...] | None:
-        """The classes that the set has, for `accuracy_on` (None: all of its label space)."""
-        return self.space.classes
 
 
 class OpenedShift(NamedTuple):
@@ -135,63 +121,55 @@ def open_shifted(
     rows = open_rows(shifted.hub, path, shifted.split, shifted.files)
     column = find_column(rows, IMAGE_COLUMNS, "image")
     pictures = undecoded(rows, column).select_columns([column])
-    positions, targets = shifted.read(rows, column, shifted.space)
+    if name == "imagenet-real":
+        positions, targets = _reassessed(rows, column)
+    else:
+        label = find_column(rows, LABEL_COLUMNS, "label")
+        names = getattr(rows.features[label], "names", None)
+        positions = range(len(rows))
+        targets = torch.tensor(shifted.space.indices(rows[label][:], names), dtype=torch.long)
     how = {"augmentation": augmentation, "on_corrupt": on_corrupt, "workers": workers}
     numbers = torch.arange(len(positions))
     images = Photos(pictures.select(positions), column, numbers, shifted.space.names, **how)
-    return OpenedShift(images, targets, shifted.classes)
+    return OpenedShift(images, targets, shifted.space.classes)
 
 
-def _one_class(rows, image_column: str, space: LabelSpace) -> tuple[Sequence[int], Tensor]:
-    """All rows, and the one class each is labelled with."""
-    from atrun.data.hub import find_column
-
-    column = find_column(rows, LABEL_COLUMNS, "label")
-    indices = space.indices(rows[column][:], getattr(rows.features[column], "names", None))
-    return range(len(rows)), torch.tensor(indices, dtype=torch.long)
-
-
-def _reassessed(rows, image_column: str, space: LabelSpace) -> tuple[Sequence[int], Tensor]:
+def _reassessed(rows, image_column: str) -> tuple[Sequence[int], Tensor]:
     """The rows with at least one reassessed label, and the set of right classes of each, bool (n, 1000);
-    found by file name: ILSVRC2012_val_00000001 is 0."""
+    found by file name, such as ILSVRC2012_val_00000001.JPEG."""
     import pyarrow.compute as compute
 
-    labels, numbers = json.loads(timm_file("imagenet_real_labels.json")), []
+    published, positions, labels = RealLabelsImagenet([""] * 50_000).real_labels, [], []
     # the names alone, not gigabytes of images
-    for path in compute.struct_field(rows.data.column(image_column), "path").to_pylist():
-        found = re.search(r"ILSVRC2012_val_(\d{8})", path or "")
-        if found is None or not 1 <= int(found[1]) <= len(labels):
-            raise ValueError(
-                f"file {path!r}: reassessed labels go by names like ILSVRC2012_val_00000001.JPEG"
-            )
-        numbers.append(int(found[1]) - 1)
-    positions = [index for index, number in enumerate(numbers) if labels[number]]
-    targets = torch.zeros(len(positions), len(space.names), dtype=torch.bool)
-    for row, index in enumerate(positions):
-        targets[row, labels[numbers[index]]] = True
+    for row, path in enumerate(compute.struct_field(rows.data.column(image_column), "path").to_pylist()):
+        name = re.search(r"ILSVRC2012_val_\d{8}", path or "")
+        if name is None or f"{name[0]}.JPEG" not in published:
+            raise ValueError(f"file {path!r}: reassessed labels need ILSVRC2012_val_00000001.JPEG")
+        if of_image := published[f"{name[0]}.JPEG"]:
+            positions.append(row)
+            labels.append(of_image)
+    targets = torch.zeros(len(positions), 1000, dtype=torch.bool)
+    for row, of_image in enumerate(labels):
+        targets[row, of_image] = True
     return positions, targets
 
 
 SHIFTED = {
     # Recht et al. 2018 (1806.00451). Two versions were published, 4 (2,021 images) and 6 (2,000); which one
     # this copy holds was not seen.
-    "cifar10.1": ShiftedSet("XiangPan/CIFAR10.1", "test", CIFAR10, _one_class),
+    "cifar10.1": ShiftedSet("XiangPan/CIFAR10.1", "test", CIFAR10),
     # Recht et al. 2019 (1902.10811). "Matched frequency", 10,000 images. In the authors' own repository
     # `datasets` joins all three variants into one split.
-    "imagenetv2": ShiftedSet("clip-benchmark/wds_imagenetv2", "test", IMAGENET, _one_class),
+    "imagenetv2": ShiftedSet("clip-benchmark/wds_imagenetv2", "test", IMAGENET),
     # Hendrycks et al. 2021, Natural Adversarial Examples (1907.07174)
-    "imagenet-a": ShiftedSet("barkermrl/imagenet-a", "train", IMAGENET_A, _one_class),
+    "imagenet-a": ShiftedSet("barkermrl/imagenet-a", "train", IMAGENET_A),
     # Hendrycks et al. 2021, The Many Faces of Robustness (2006.16241)
-    "imagenet-r": ShiftedSet("axiong/imagenet-r", "test", IMAGENET_R, _one_class),
+    "imagenet-r": ShiftedSet("axiong/imagenet-r", "test", IMAGENET_R),
     # Wang et al. 2019 (1905.13549). The authors' own repository needs a loading script, which `datasets` no
     # longer runs.
-    "imagenet-sketch": ShiftedSet("clip-benchmark/wds_imagenet_sketch", "test", IMAGENET, _one_class),
+    "imagenet-sketch": ShiftedSet("clip-benchmark/wds_imagenet_sketch", "test", IMAGENET),
     # Beyer et al. 2020 (2006.07159)
     "imagenet-real": ShiftedSet(
-        CATALOGUE["imagenet-1k"].hub,
-        "validation",
-        IMAGENET,
-        _reassessed,
-        CATALOGUE["imagenet-1k"].files["validation"],
+        CATALOGUE["imagenet-1k"].hub, "validation", IMAGENET, CATALOGUE["imagenet-1k"].files["validation"]
     ),
 }

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
-from PIL import Image
 from torch import Tensor
 from torch.utils.data import BatchSampler, Dataset
 
@@ -19,7 +18,7 @@ from atlib.data import UNLABELLED
 from atlib.loading import Batch, ShardSpec, augmentation_seeds, loader_of, my_batches, my_repeats
 from atlib.pair import Normalisation
 from atrun.data.catalogue import open_rows_of
-from atrun.data.decoding import AS_STORED, DataError, Transform, Wanted, as_stored, decode, make
+from atrun.data.decoding import AS_STORED, DataError, Transform, Wanted, as_stored, make
 from atrun.data.loading import ON_CORRUPT, CorruptImage, Gaps, Made, Share, deliver
 from atrun.data.transforms import Augmentation
 from atrun.data.views import Views
@@ -128,7 +127,7 @@ class Photos(Dataset):
         files = self.rows[[index for index, _ in wanted]][self.image_column]
         asked = zip(wanted, files)
         entries = [Wanted(index, file, self.targets[index].item(), seed) for (index, seed), file in asked]
-        return make(entries, look_of(self.augmentation), self._blank)
+        return make(entries, look_of(self.augmentation))
 
     def _seen(self, indices: Sequence[int]) -> Made:
         return self._make([(index, None) for index in indices])
@@ -136,17 +135,6 @@ class Photos(Dataset):
     def _noted(self, made: Made) -> tuple[Tensor, Tensor]:
         self.gaps.note(made.corrupt)
         return made.images[: len(made.indices)], made.targets[: len(made.indices)]
-
-    def _blank(self) -> Image.Image:
-        """A picture that comes out of the transform in the size of all others."""
-        if self.augmentation is not None:
-            return Image.new("RGB", (256, 256))
-        for index in range(len(self)):
-            try:
-                return Image.new("RGB", decode(self.rows[index][self.image_column]).size)
-            except CorruptImage:
-                continue
-        raise CorruptImage(f"none of the {len(self)} images can be decoded")
 
 
 def look_of(augmentation: Augmentation | Views | None) -> Transform:
@@ -183,17 +171,18 @@ def open_photos(
     """
     from atrun.data.hub import class_names
 
-    opened = open_rows_of(name_or_path, path, split, image_column, label_column, labelled)
-    rows, known = opened.rows, opened.known
+    rows, image_column, label_column, known = open_rows_of(
+        name_or_path, path, split, image_column, label_column, labelled
+    )
     if len(rows) == 0:
         way_out = ": too few to hold a tenth out; make a folder validation/" if split == "validation" else ""
         raise DataError(f"{name_or_path} {split} has no images{way_out}", "split")
     # first, since its message knows what the columns hold
-    pictures = undecoded(rows, opened.image_column).select_columns([opened.image_column])
+    pictures = undecoded(rows, image_column).select_columns([image_column])
     names, labels = (), [UNLABELLED] * len(rows)
-    if opened.label_column is not None:
-        names = class_names(rows, opened.label_column, None if known is None else known.classes)
-        labels = [checked_label(label, names, i) for i, label in enumerate(rows[opened.label_column][:])]
+    if label_column is not None:
+        names = class_names(rows, label_column, None if known is None else known.classes)
+        labels = [checked_label(label, names, i) for i, label in enumerate(rows[label_column][:])]
     if known is not None and known.images.get(split) != len(rows):
         warnings.warn(
             f"{name_or_path} {split} has {len(rows):,} images here, {known.images.get(split, 0):,} were"
@@ -201,7 +190,7 @@ def open_photos(
             stacklevel=2,
         )
     how = {"augmentation": augmentation, "train": train, "on_corrupt": on_corrupt, "workers": workers}
-    return Photos(pictures, opened.image_column, torch.tensor(labels), names, **how)
+    return Photos(pictures, image_column, torch.tensor(labels), names, **how)
 
 
 def checked_label(label: int, names: Sequence[str], index: int) -> int:
@@ -220,11 +209,11 @@ def undecoded(rows, image_column: str):
     """The rows with image files instead of pictures. Raises `DataError` for a column that holds no images."""
     import datasets
 
-    from atrun.data.hub import holds_images, which_columns
+    from atrun.data.hub import holds_images
 
     if not holds_images(rows.features[image_column]):
         raise DataError(
-            f"column {image_column!r} holds no images: {which_columns(rows)}; name one with image_column=",
+            f"column {image_column!r} holds no images: image_column= names one of {list(rows.features)}",
             "image_column",
         )
     return rows.cast_column(image_column, datasets.Image(decode=False))

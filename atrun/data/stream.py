@@ -1,6 +1,6 @@
 """Photographs at any size, read as they come: for more than the disk holds, or straight from the hub."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -8,10 +8,10 @@ import torch
 
 from atlib._util import require_known
 from atlib.data import UNLABELLED
-from atlib.loading import Batch, ShardSpec, augmentation_seeds, my_positions, steps_per_epoch
+from atlib.loading import Batch, ShardSpec, augmentation_seeds, my_positions
 from atlib.pair import Normalisation
 from atrun.data.catalogue import find
-from atrun.data.decoding import CannotStream, DataError, Wanted, make
+from atrun.data.decoding import DataError, Wanted, make
 from atrun.data.loading import ON_CORRUPT, Gaps, Made, Share, deliver
 from atrun.data.photos import checked_label, look_of, undecoded
 from atrun.data.transforms import Augmentation
@@ -23,15 +23,13 @@ class PhotoStream:
     labels, reads `Photos`.
 
     rows: a `datasets.IterableDataset` whose image column is undecoded; label_column: None for images without
-    labels (`atlib.data.UNLABELLED`). count: the images in it. classes: the names of the labels. sizes: how
-    many images each of its shards has, where that is known. augmentation, train, on_corrupt: as in
-    `atrun.data.photos.Photos`. buffer: images held in memory to draw the next one from; shards, too, come in
-    another order in each epoch. `corrupt`: {index: why} of the current epoch.
+    labels (`atlib.data.UNLABELLED`). count: the images in it. classes: the names of the labels.
+    augmentation, train, on_corrupt: as in `atrun.data.photos.Photos`. buffer: images held in memory to draw
+    the next one from; shards, too, come in another order in each epoch. `corrupt`: {index: why} of the
+    current epoch.
 
-    An image's index is its place in the epoch. With one process that is the place in the shuffled stream, and
-    any number of processes takes the same steps: each reads all rows and decodes its own. Where shards divide
-    evenly over processes, though, each reads its own shards only: then the images of a step hang on the
-    number of processes, and every process makes its part of every step.
+    An image's index is its place in the shuffled stream. Any number of processes takes the same steps: each
+    reads all rows and decodes its own.
     """
 
     def __init__(
@@ -46,12 +44,11 @@ class PhotoStream:
         train: bool = True,
         on_corrupt: str = "raise",
         buffer: int = 4096,
-        sizes: Sequence[int] | None = None,
     ):
         require_known("on_corrupt", on_corrupt, ON_CORRUPT)
         if augmentation is None:
             raise ValueError("a stream needs an augmentation: nothing else brings its images to one size")
-        self.rows, self.count, self.classes, self.sizes = rows, count, tuple(classes), sizes
+        self.rows, self.count, self.classes = rows, count, tuple(classes)
         self.image_column, self.label_column = image_column, label_column
         self.augmentation, self.train, self.buffer = augmentation, train, buffer
         self.gaps = Gaps(on_corrupt)
@@ -82,40 +79,31 @@ class PhotoStream:
 
     def _shares(self, part: ShardSpec) -> Iterator[Share]:
         """What this process decodes in every step of the epoch, as rows of the stream."""
-        own_shards = _divide_evenly(self.sizes, part)
-        rows = self.rows.shard(part.world, part.rank, contiguous=False) if own_shards else self.rows
-        # so that no two processes give one index
-        stride, offset = (part.world, part.rank) if own_shards else (1, 0)
-        shuffled = rows.shuffle(seed=part.seed, buffer_size=self.buffer)
+        shuffled = self.rows.shuffle(seed=part.seed, buffer_size=self.buffer)
         shuffled.set_epoch(part.epoch)
         images, at, row = iter(shuffled), -1, {}
-        steps = _of_own_shards(self.sizes, part) if own_shards else my_positions(self.count, part)
-        for positions, weight in steps:
-            indices = [position * stride + offset for position in positions]
-            repeats = [position % part.repeats for position in positions]
-            seeds: Sequence[int | None] = [None] * len(indices)
+        for positions, weight in my_positions(self.count, part):
+            seeds: Sequence[int | None] = [None] * len(positions)
             if self.train:
-                whole = (torch.tensor(numbers, dtype=torch.long) for numbers in (indices, repeats))
-                seeds = augmentation_seeds(part, *whole).tolist()
+                places = torch.tensor(positions, dtype=torch.long)
+                seeds = augmentation_seeds(part, places, places % part.repeats).tolist()
             wanted = []
-            for position, index, seed in zip(positions, indices, seeds):
+            for position, seed in zip(positions, seeds):
                 while at < position // part.repeats:
                     at, row = at + 1, next(images, None)
                     if row is None:
                         raise DataError(
                             f"the stream ended after {at} of {self.count} images: count=", "count"
                         )
-                wanted.append(Wanted(index, row[self.image_column], self._label(row, at), seed))
+                label = UNLABELLED
+                if self.label_column is not None:
+                    label = checked_label(row[self.label_column], self.classes, at)
+                wanted.append(Wanted(position, row[self.image_column], label, seed))
             yield Share(wanted, weight)
         # of other processes, after this one's last
-        expected = (sum(self.sizes[part.rank :: part.world]) if own_shards else self.count) - at - 1
+        expected = self.count - at - 1
         if part.repeats == 1 and at >= 0 and sum(1 for _ in islice(images, expected + 1)) > expected:
             raise DataError(f"the stream has more than the announced {self.count} images: count=", "count")
-
-    def _label(self, row: Mapping, index: int) -> int:
-        if self.label_column is None:
-            return UNLABELLED
-        return checked_label(row[self.label_column], self.classes, index)
 
     def _make(self, wanted: Sequence[Wanted]) -> Made:
         """Runs in a worker."""
@@ -144,28 +132,20 @@ def open_stream(
     may be left out where it is published or local files say it. Raises `DataError` when it is not known or
     another than is known, and what `open_photos` raises.
     """
-    location = find(name_or_path, path)
-    known = location.known
-    if known is not None and known.domains:
-        raise CannotStream(f"{name_or_path} is small and has no published splits: read it with open_photos")
+    name, place, known = find(name_or_path, path)
     if known is not None:
         require_known(f"split of {name_or_path}", split, known.images)
-    from atrun.data.hub import (
-        class_names,
-        columns_of,
-        open_streamed,
-    )  # imported here: `datasets` takes seconds
+    from atrun.data.hub import class_names, columns_of, open_streamed  # `datasets` takes seconds
 
     files_there = None if known is None else known.files.get(split)
-    rows, files = open_streamed(location.name, location.path, split, files_there)
-    image_column, label_column = columns_of(rows, *location.columns(image_column, label_column), labelled)
+    rows, files = open_streamed(name, place, split, files_there)
+    image_column, label_column = columns_of(rows, image_column, label_column, labelled)
     wanted = [image_column, *([label_column] if labelled else [])]
     pictures = undecoded(rows, image_column).select_columns(wanted)
     published = None if known is None else known.classes
     classes = class_names(rows, label_column, published) if labelled else ()
-    sizes = None if files is None else [_rows_in(file) for file in files]
-    if sizes:
-        whole = sum(sizes)
+    if files is not None:
+        whole = sum(map(_rows_in, files))
     elif rows.split in (announced := rows.info.splits or {}):
         whole = announced[rows.split].num_examples
     else:
@@ -179,28 +159,7 @@ def open_stream(
         has = "has no images" if count == 0 else "does not say how many images it has: pass count="
         raise DataError(f"{name_or_path} {split} {has}", "count" if count is None else "split")
     how = {"augmentation": augmentation, "train": train, "on_corrupt": on_corrupt, "buffer": buffer}
-    return PhotoStream(pictures, count, image_column, label_column, classes, **how, sizes=sizes)
-
-
-def _divide_evenly(sizes: Sequence[int] | None, part: ShardSpec) -> bool:
-    """Whether every process can read as many shards as every other: the rule of
-    `datasets.distributed.split_dataset_by_node`.
-
-    Repeats of an image shall go to different processes, so with them every process reads everything.
-    """
-    even = sizes is not None and part.world > 1 and len(sizes) % part.world == 0
-    return even and part.repeats == 1 and part.batch_size >= part.world
-
-
-def _of_own_shards(sizes: Sequence[int], part: ShardSpec) -> Iterator[tuple[Sequence[int], float]]:
-    """Positions in the rows of this process's own shards, and the weight of its batch, step by step: in each
-    its share of what is left of them, so that all end at once."""
-    totals = [sum(sizes[rank :: part.world]) for rank in range(part.world)]
-    steps = steps_per_epoch(sum(totals), part.batch_size)
-    for step in range(part.start, steps):
-        shares = [total * (step + 1) // steps - total * step // steps for total in totals]
-        first = totals[part.rank] * step // steps
-        yield range(first, first + shares[part.rank]), shares[part.rank] * part.world / sum(shares)
+    return PhotoStream(pictures, count, image_column, label_column, classes, **how)
 
 
 def _rows_in(file: str) -> int:

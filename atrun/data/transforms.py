@@ -11,9 +11,10 @@ from timm.data.transforms import str_to_interp_mode
 from torch import Tensor
 from torchvision import transforms
 
-from atlib._util import check_fields, require_known
+from atlib._util import require_known
 from atlib.loading import rng_put_back, seed_generators
 from atlib.pair import Normalisation
+from atrun.checks import check_fields
 
 SHARES = (  # the least and the largest share of an image's area
     (("scale",), lambda value: len(value) == 2, "has two values, the least and the largest share"),

@@ -18,10 +18,10 @@ from timm.data.transforms import str_to_interp_mode
 from torch import Tensor
 from torchvision import transforms
 
-from atlib._util import check_fields
 from atlib.data import Augment
 from atlib.loading import draw_below, rng_put_back, seed_generators, splitmix64
 from atlib.pair import Normalisation
+from atrun.checks import check_fields
 from atrun.data.transforms import SHARES, Augmentation
 
 # Of brightness, contrast, saturation and hue; and with which probability an image gets it, or turns grey.

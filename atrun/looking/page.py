@@ -6,9 +6,9 @@ import html
 import io
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from PIL import Image
@@ -171,7 +171,10 @@ def look(
     patch fits, and for an image of another size than a model takes; `OSError` for a file that is no picture;
     `Unwalkable` as `walk` does.
     """
-    named, pictures = _named(models), _pictures(images)
+    named = _by_name(models, nn.Module, _name)
+    pictures = _by_name(
+        images, Picture, lambda one: Path(one).stem if isinstance(one, str | Path) else "image"
+    )
     room = int(megabytes * 1e6 * 3 / 4 / len(named) / len(pictures))  # base64 takes four bytes for three
     shown: dict[str, dict] = {picture: {} for picture in pictures}
     notes = []
@@ -190,39 +193,20 @@ def look(
     return Look(shown, [*notes, *ALWAYS])
 
 
-def _pictures(images: Picture | Sequence[Picture] | Mapping[str, Picture]) -> Mapping[str, Picture]:
-    if isinstance(images, (str, Path, Image.Image, Tensor)):
-        images = [images]
-    if not isinstance(images, Mapping):
-        named = [Path(one).stem if isinstance(one, (str, Path)) else "" for one in images]
-        several = len(set(named)) < len(named) or "" in named
-        images = {
-            f"{name} {i}".strip() if several else name: one
-            for i, (name, one) in enumerate(zip(named, images))
-        }
-    if not images:
-        raise ValueError("there is no picture to look at: give a file, a list of them, or {name: file}")
-    return images
-
-
 ALWAYS = (
     "Layers, heads, rows and columns count from 0, as in Python.",
     "A row says how one token (the query) shares out its attention: its shares, those of prefix tokens among"
     " them, sum to 1.",
     "Rollout multiplies the layers up to the chosen one, each as half the identity, for the skip connection,"
-    " and half the mean of its heads: Abnar and Zuidema 2020, arXiv 2005.00928. No head is dropped, no small"
-    " share is set to 0, and no head's maximum is taken, as later variants do.",
-    "Features are the residual stream after a layer, before the model's last norm. Similarity is their"
-    " cosine, negative ones as 0; components are the first three principal ones of the patches of this"
-    " picture, red, green and blue from smallest to largest (as in DINOv2, arXiv 2304.07193); outliers have"
-    " norms above twice the patches' median (Darcet et al. 2024, arXiv 2309.16588, choose a bound for each"
-    " model).",
+    " and half the mean of its heads (Abnar and Zuidema 2020, arXiv 2005.00928).",
+    "Features are the residual stream after a layer, before the last norm. Similarity is their cosine,"
+    " negative ones as 0; components are the patches' first three principal ones, red, green and blue from"
+    " smallest to largest (as in DINOv2, arXiv 2304.07193); outliers have norms above twice the patches'"
+    " median (compare Darcet et al. 2024, arXiv 2309.16588).",
     "Gradient: the positive part of the gradient of the answer for a layer's map, mean over heads and"
     " queries; the answer is the largest logit, or half the squared length of the output of a model without"
-    " classes. LeGrad (Bousselham et al. 2025, arXiv 2404.03214) has this of the last layer, and takes a"
-    " score of its own for each one before.",
-    "Shares are stored in 8 bits: the root of a share in 255ths of the root of its row's largest. None is off"
-    " by more than 1/255 of its row's largest share; small ones by less.",
+    " classes. LeGrad (Bousselham et al. 2025, arXiv 2404.03214) has this of the last layer.",
+    "Shares are stored in 8 bits: none is off by more than 1/255 of its row's largest.",
 )
 
 
@@ -262,16 +246,19 @@ def _kept(rows: Rows) -> list[str]:
     return said
 
 
-def _named(models: nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module]) -> dict[str, nn.Module]:
-    if isinstance(models, nn.Module):
-        return {_name(models): models}
-    if not isinstance(models, Mapping):
-        names = [_name(model) for model in models]
-        several = len(set(names)) < len(names)
-        models = {f"{name} ({i})" if several else name: m for i, (name, m) in enumerate(zip(names, models))}
-    if not models:
-        raise ValueError("there is no model to look at: give a ViT, a list of them, or {name: ViT}")
-    return dict(models)
+def _by_name(given, kinds, name_of: Callable) -> dict[str, Any]:
+    """{name: model or picture} of one, several or a mapping of them; those of one name are numbered."""
+    if isinstance(given, Mapping):
+        named = dict(given)
+    else:
+        several = [given] if isinstance(given, kinds) else list(given)
+        names = list(map(name_of, several))
+        if len(set(names)) < len(names):
+            names = [f"{name} ({index})" for index, name in enumerate(names)]
+        named = dict(zip(names, several))
+    if not named:
+        raise ValueError("look needs at least one model and one picture")
+    return named
 
 
 def _name(model: nn.Module) -> str:

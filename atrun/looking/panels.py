@@ -73,13 +73,9 @@ def gradients(
     with torch.enable_grad(), in_eval_mode(vit):
         output = walk(vit, images, replace={i: Instead(map=map) for i, map in given.items()}).logits
         score = output.float().square().sum() / 2
-        if _has_classes(vit) and output.ndim == 2:
+        kind = type(vit).__name__
+        classifies = getattr(vit, "num_classes", 0) > 0 or "Classification" in kind or "Classifier" in kind
+        if classifies and output.ndim == 2:
             score = output.amax()
         score.backward(inputs=list(leaves.values()))
     return found
-
-
-def _has_classes(vit: nn.Module) -> bool:
-    """Whether a model says that its outputs are classes."""
-    kind = type(vit).__name__
-    return getattr(vit, "num_classes", 0) > 0 or "Classification" in kind or "Classifier" in kind

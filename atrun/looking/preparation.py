@@ -10,7 +10,6 @@ from timm.data import create_transform, resolve_model_data_config
 from torch import Tensor, nn
 from torchvision.transforms.functional import to_pil_image
 
-from atlib._util import check_fields
 from atlib.pair import Normalisation, usual_image_size
 from atrun.data.decoding import as_rgb, large_pictures
 
@@ -37,26 +36,13 @@ class Preparation(NamedTuple):
         """All of it in a sentence."""
         height, width = self.size
         larger = " x ".join(str(int(side / self.crop_pct)) for side in self.size)
-        resized = {
-            "squash": f"The picture is squeezed or stretched to {larger} pixels",
-            "border": f"The picture is resized, its aspect kept, to fit into {larger} pixels, and padded",
-        }.get(self.crop_mode, f"The picture is resized, its aspect kept, to cover {larger} pixels")
-        channels = (", ".join(f"{value:.4g}" for value in values) for values in (self.mean, self.std))
-        mean, std = channels
+        how = {"squash": "squeezed or stretched to", "border": "resized to fit into, and padded to,"}
+        mean, std = (", ".join(f"{value:.4g}" for value in values) for values in (self.mean, self.std))
         return (
-            f"{resized} ({self.interpolation}), and the middle {height} x {width} are taken; mean {mean},"
-            f" standard deviation {std} of the channels ({self.source})."
+            f"The picture is {how.get(self.crop_mode, 'resized to cover')} {larger} pixels"
+            f" ({self.interpolation}), and the middle {height} x {width} are taken; mean {mean}, standard"
+            f" deviation {std} of the channels ({self.source})."
         )
-
-
-# What each field must be, for `check_fields`.
-RULES = (
-    (("size",), lambda size: len(size) == 2 and min(size) >= 1, "is (height, width) in pixels"),
-    (("mean",), lambda mean: len(mean) == 3, "is a number for each of three channels"),
-    (("std",), lambda std: len(std) == 3 and min(std) > 0, "is a number above 0 for each of three channels"),
-    (("crop_pct",), lambda share: 0 < share <= 1, "is above 0 and at most 1"),
-    (("crop_mode",), lambda mode: mode in ("center", "squash", "border"), "is center, squash or border"),
-)
 
 
 class Prepared(NamedTuple):
@@ -95,7 +81,9 @@ def prepare(image: str | Path | Image.Image | Tensor, preparation: Preparation) 
     image: a file, a PIL image, or pixels (3, height, width) of uint8. Raises `OSError` for a file that is no
     picture, and `ValueError` for pixels of another kind and for a field that cannot be.
     """
-    check_fields(preparation, RULES)
+    # timm would take the middle of what is smaller than it, or of an unknown mode
+    if not 0 < preparation.crop_pct <= 1 or preparation.crop_mode not in ("center", "squash", "border"):
+        raise ValueError(f"crop_pct={preparation.crop_pct}, crop_mode={preparation.crop_mode!r}")
     opened = open_picture(image)
     (height, width), longer = preparation.size, max(preparation.size)
     settings: Mapping = {name: getattr(preparation, name) for name in ("crop_mode", "interpolation")}
@@ -115,18 +103,13 @@ def open_picture(image: str | Path | Image.Image | Tensor) -> Image.Image:
     """A picture in RGB of 8 bits, turned as the camera says. Raises as `prepare` does."""
     if isinstance(image, Tensor):
         if image.ndim != 3 or image.shape[0] != 3 or image.dtype != torch.uint8:
-            raise ValueError(
-                "an image is a file, a PIL image, or pixels (3, height, width) of uint8; got"
-                f" {tuple(image.shape)} of {image.dtype}"
-            )
+            raise ValueError(f"pixels are uint8 (3, height, width), got {image.dtype} {tuple(image.shape)}")
         return to_pil_image(image)
     if isinstance(image, Image.Image):
         return as_rgb(image)
     try:
         with large_pictures(), Image.open(image) as opened:
             return as_rgb(opened)
-    except (
-        OSError,
-        Image.DecompressionBombError,
-    ) as error:  # Pillow's own message names the file only where it is missing
+    # Pillow's own message names the file only where it is missing
+    except (OSError, Image.DecompressionBombError) as error:
         raise OSError(f"{image} cannot be read as an image ({error})") from error

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from atlib._util import in_eval_mode
 from atlib.analysis import check_maps, rollouts
-from atlib.attention import Seen, Walk, walk
+from atlib.attention import walk
 from atlib.compatibility import sizes_of
 from atlib.maps import Grid, check_grid
 from atlib.pair import student_of
@@ -91,24 +91,20 @@ class Rows(NamedTuple):
 
     def content(self) -> dict:
         """As JSON, the numbers in base64, the lowest byte of a float32 first."""
-        panels = {name: values for name, values in self.panels._asdict().items() if values is not None}
-        if (coarse := self.coarse) is not None:
-            parts = {"levels": _text(coarse.levels), "largest": _text(coarse.largest)}
-            panels["coarse"] = {"side": coarse.side, **parts}
-        return {
+        numbers = {"levels": self.levels, "largest": self.largest, **self.panels._asdict()}
+        content = {
             "prefix": self.tokens.prefix,
             "grid": self.tokens.grid,
             "layers": [{"layer": layer, "heads": heads} for layer, heads in self.layers],
             "down": self.down,
             "across": self.across,
             "beside": self.beside,
-            "levels": _text(self.levels),
-            "largest": _text(self.largest),
-            **{
-                name: _text(values) if isinstance(values, Tensor) else values
-                for name, values in panels.items()
-            },
+            **{name: _text(values) for name, values in numbers.items() if values is not None},
         }
+        if (coarse := self.coarse) is not None:
+            parts = {"levels": _text(coarse.levels), "largest": _text(coarse.largest)}
+            content["coarse"] = {"side": coarse.side, **parts}
+        return content
 
 
 def _text(values: Tensor) -> str:
@@ -151,10 +147,12 @@ def read_rows(
     Raises `ValueError` for a layer or head that is not there, where not even one patch fits, and for maps
     that are none; and as `walk` does.
     """
-    walked = _walk(model, pixels)
+    images = _images(model, pixels)
+    with in_eval_mode(model):
+        walked = model.walk(images) if hasattr(model, "walk") else walk(model, images)
     seen, vit = walked.layers, student_of(model)
     tokens = tokens_of(vit, pixels)
-    counts = tuple(_head_count(layer) for layer in seen)
+    counts = tuple((layer.q if layer.given is None else layer.given).shape[1] for layer in seen)
     chosen = _chosen("layer", layers, len(seen))
     kept = tuple((layer, _chosen(f"layer {layer}: head", heads, counts[layer])) for layer in chosen)
     first = len(tokens.prefix)
@@ -230,12 +228,6 @@ def tokens_of(vit: nn.Module, pixels: Tensor) -> Tokens:
     return Tokens(tuple(names), (int(grid[0]), int(grid[1])))
 
 
-def _walk(model: nn.Module, pixels: Tensor) -> Walk:
-    images = _images(model, pixels)
-    with in_eval_mode(model):
-        return model.walk(images) if hasattr(model, "walk") else walk(model, images)
-
-
 def _images(model: nn.Module, pixels: Tensor) -> Tensor:
     like = next(model.parameters())
     return pixels.to(like.device, like.dtype)
@@ -245,10 +237,6 @@ def _tokens_at(tokens: Tokens, down: Sequence[int], across: Sequence[int]) -> Te
     first = len(tokens.prefix)
     patches = [first + row * tokens.grid[1] + column for row in down for column in across]
     return torch.tensor([*range(first), *patches])
-
-
-def _head_count(seen: Seen) -> int:
-    return (seen.q if seen.given is None else seen.given).shape[1]
 
 
 def _chosen(what: str, asked: Sequence[int] | None, count: int) -> tuple[int, ...]:

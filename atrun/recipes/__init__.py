@@ -39,7 +39,7 @@ class Published:
     plan: Plan | None = None
     #: rate of stochastic depth in the last block
     drop_path: float = 0.0
-    #: of pre-training without labels: fields of `atrun.parts.Mae`, `Moco`, `Dino` or `Simmim`
+    #: of pre-training without labels: fields of a run
     pretext: Mapping = field(default_factory=dict)
     #: of a detector: the run's `detector`, `detector_sizes` and `jitter`
     detection: Mapping = field(default_factory=dict)

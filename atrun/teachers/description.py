@@ -1,24 +1,16 @@
-"""What there is to know of a teacher before it teaches: in words, and as a picture of its maps."""
+"""What there is to know of a teacher before it teaches, in words."""
 
 import re
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 
-import torch
-from matplotlib.figure import Figure
-from PIL import Image
-from timm.data import create_transform, resolve_model_data_config
 from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
-from torch import Tensor
-from torchvision.transforms.functional import to_pil_image
 
 from atfamily.measures.accounting import transferred_numbers
-from atfamily.measures.pictures import coloured, first_middle_last, image_grid, looked_at
-from atlib.attention import Unwalkable, walk
-from atlib.compatibility import STANDARD, describe, sizes_of
-from atrun.data.decoding import as_rgb, large_pictures
+from atlib.attention import Unwalkable
+from atlib.compatibility import sizes_of
+from atlib.student import STANDARD, describe
 from atrun.teachers.build import Teacher, not_finite
 
 
@@ -31,26 +23,6 @@ def described(teacher: Teacher) -> dict[str, str]:
     except Unwalkable as error:
         return lines | {"transfer": f"none: {error}"}
     return lines | _transfer(teacher.vit) | _leftovers(teacher)
-
-
-def picture(vit: VisionTransformer | Eva, images: Sequence[str | Path] | Tensor) -> Figure:
-    """Where a ViT's class token looks in its first, middle and last layer, mean over heads: one row for each
-    image.
-
-    images: as in `atrun.teachers.load.report`. Each map has a colour scale of its own, from 0 to its largest
-    share. Raises `ValueError` for other pixels than uint8 or for no image, `OSError` for a file that is none.
-    """
-    settings = resolve_model_data_config(vit, args={"input_size": (3, *vit.patch_embed.img_size)})
-    transform = create_transform(**settings)
-    batch = torch.stack([transform(image) for image in _opened(images)])  # (B, 3, height, width), normalised
-    mean, std = (torch.tensor(settings[name]).view(3, 1, 1) for name in ("mean", "std"))
-    chosen = first_middle_last(len(vit.blocks))
-    with torch.no_grad():
-        layers = walk(vit, batch, head=False).layers
-    panels = [coloured(looked_at(vit, layers[layer].map), batch.shape[2:]) for layer in chosen]
-    rows = torch.stack([(batch * std + mean).clamp(0, 1), *panels], 1)  # the image, then its layers
-    titles = ["image", *(f"layer {layer}" for layer in chosen)]
-    return image_grid(rows.flatten(0, 1), titles, columns=len(titles))
 
 
 def _facts(teacher: Teacher) -> dict[str, str]:
@@ -119,22 +91,3 @@ def _names(names: Sequence[str]) -> str:
 def _amount(numbers: int) -> str:
     size = 4 * numbers  # float32
     return f"{numbers:,} numbers, {f'{size / 2**20:.1f} MiB' if size >= 2**20 else f'{size / 2**10:.1f} KiB'}"
-
-
-def _opened(images: Sequence[str | Path] | Tensor) -> list[Image.Image]:
-    if isinstance(images, Tensor):
-        if images.ndim != 4 or images.dtype != torch.uint8 or len(images) == 0:
-            raise ValueError(
-                f"images are uint8 (n, 3, height, width), got {images.dtype} {tuple(images.shape)}"
-            )
-        return [to_pil_image(image) for image in images]
-    if isinstance(images, str | Path) or not images:
-        raise ValueError(f"images={images!r}: give a list of image files, at least one")
-    opened = []
-    for path in images:
-        try:
-            with large_pictures():
-                opened.append(as_rgb(Image.open(path)))
-        except (OSError, Image.DecompressionBombError) as error:
-            raise OSError(f"{path} cannot be read as an image ({error})") from error
-    return opened

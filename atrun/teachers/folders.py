@@ -6,16 +6,16 @@ Nothing of transformers is needed, and no code of the folder is run.
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from atlib.checkpoint import count, read_tensors
 from atlib.vit import Architecture
-from atrun.teachers.layouts import mlp_ratio_of, without_register_positions
+from atrun.teachers.layouts import Encoder, Layout, mlp_ratio_of, without_register_positions
 
 # Of each `model_type`: the timm name of its family, the ε of that family's norms, and the activation and the
 # heads that transformers takes where config.json does not say them.
@@ -62,17 +62,6 @@ OF_A_VIT = (
 )
 
 
-class Folder(NamedTuple):
-    """What was read: the model's type in transformers, the timm architecture, its weights, the file's other
-    names, and what timm has otherwise."""
-
-    kind: str
-    architecture: Architecture
-    state: dict[str, Tensor]
-    unused: list[str]
-    assumed: tuple[str, ...]
-
-
 def is_pretrained_folder(path: Path) -> bool:
     """Whether a path is a folder that `save_pretrained` of transformers wrote."""
     try:
@@ -81,9 +70,10 @@ def is_pretrained_folder(path: Path) -> bool:
         return False
 
 
-def read_folder(path: Path) -> Folder:
-    """The ViT in such a folder. Raises `OSError` for one without safetensors, `ValueError` for a model of
-    another type, and for one that timm's ViT does not compute."""
+def read_folder(path: Path) -> tuple[Architecture, Encoder, Sequence[str]]:
+    """The timm architecture of the ViT in such a folder, its weights, and what timm has otherwise. Raises
+    `OSError` for one without safetensors, `ValueError` for a model of another type, and for one that timm's
+    ViT does not compute."""
     said = json.loads((path / "config.json").read_text(encoding="utf-8"))
     kind = said["model_type"].removesuffix("_vision_model")
     if kind not in KINDS:
@@ -100,7 +90,8 @@ def read_folder(path: Path) -> Folder:
         architecture.require_numbers(count(tensors) + 2 * architecture.overrides["embed_dim"])
     except (LookupError, StopIteration, TypeError, AttributeError, ValueError, ArithmeticError) as error:
         raise ValueError(f"{path} is no {kind} that timm builds ({type(error).__name__}: {error})") from error
-    return Folder(kind, architecture, state, unused, assumed)
+    layout = Layout(f"transformers' {kind}, a folder of save_pretrained")
+    return architecture, Encoder(layout, state, {name: name for name in state}, unused), assumed
 
 
 def by_timms_names(tensors: Mapping[str, Tensor], kind: str) -> tuple[dict[str, Tensor], list[str]]:

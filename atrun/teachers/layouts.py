@@ -18,11 +18,6 @@ from atrun.teachers.files import Weights
 
 # Heads by width, the same in DeiT, MAE, DINO, DINOv2, MoCo-v3 and I-JEPA.
 HEADS: Mapping[int, int] = {768: 12, 1024: 16, 1280: 16, 1408: 16, 1536: 24}
-# Widths at which published ViTs differ, and how (github.com/wangsr126/MAE-Lite, OliverRensu/TinyMIM).
-DIFFER: Mapping[int, str] = {
-    192: "DeiT's has 3, MAE-Lite's and TinyMIM's 12",
-    384: "those of DeiT and DINO have 6, MoCo-v3's and some of MAE's family 12 heads",
-}
 PATCHES = "patch_embed.proj.weight"
 # Names that a teacher needs nothing of: class heads and projections, and what pre-training alone used.
 UNNEEDED = re.compile(r"head|fc\.|pre_logits|mlp_head|projector|predictor|decoder|mask_token|masked_|logit_")
@@ -235,8 +230,8 @@ def _heads(encoder: Encoder, width: int, prefix: int) -> int:
     learned = prefix > 0 and encoder.state["pos_embed"][:, 0].any()
     if width == 384 and learned and not any("decoder" in name for name in encoder.unused):
         return 6
-    differ = f"; {DIFFER[width]}" if width in DIFFER else ""
-    raise ValueError(f"the heads of this ViT of width {width} are not in its weights{differ}: give heads=")
+    # at widths 192 and 384 MoCo-v3's, MAE-Lite's and TinyMIM's have 12
+    raise ValueError(f"the heads of this ViT of width {width} are not in its weights: give heads=")
 
 
 def _shape(state: Mapping[str, Tensor], name: str, sides: int) -> tuple[int, ...]:

@@ -5,8 +5,6 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from torch import Tensor
-
 from atlib.compatibility import sizes_of
 from atlib.pair import Normalisation, attach
 from atlib.vit import Architecture, WeightsUnavailable, check_activation, create_vit
@@ -25,7 +23,7 @@ from atrun.teachers.build import (
 )
 from atrun.teachers.files import normalisation_beside, read_weights
 from atrun.teachers.folders import is_pretrained_folder, read_folder
-from atrun.teachers.layouts import Encoder, Layout, dinov3, find_encoder, infer_architecture
+from atrun.teachers.layouts import Encoder, dinov3, find_encoder, infer_architecture
 
 # A name that ends like this is meant as a file, also when there is none.
 SUFFIXES = (".pth", ".pt", ".tar", ".bin", ".ckpt", ".safetensors", ".zip", ".pkl")
@@ -79,33 +77,19 @@ def load_teacher(
 
 def report(
     name_or_path: str | Path,
-    images: Sequence[str | Path] | Tensor | None = None,
-    out: str | Path | None = None,
     *,
     image_size: int | None = None,
     heads: int | None = None,
     architecture: str | None = None,
 ) -> str:
-    """What there is to know of a teacher, as text; with `images`, a picture of its maps in the file `out`.
+    """What there is to know of a teacher, as text.
 
-    images: image files, or pixels (n, 3, height, width), uint8; they are resized, cropped and normalised as
-    the teacher's evaluation does it. The picture has a row for each: the image, and where the class token
-    looks in the first, the middle and the last layer, mean over heads (without a class token: the mean of all
-    queries). Other arguments and errors are those of `load_teacher`, but weights that are not finite and
-    layers that cannot be walked are reported, without a picture, and not refused.
+    Arguments and errors are those of `load_teacher`, but weights that are not finite and layers that cannot
+    be walked are reported and not refused.
     """
-    # imported here: code that only loads a teacher draws nothing
-    from atrun.teachers.description import described, picture
+    from atrun.teachers.description import described
 
-    if (images is None) != (out is None):
-        raise ValueError("images= and out= belong together: images to look at, and the file for the picture")
-    teacher = _read(name_or_path, image_size, heads, architecture)
-    lines = described(teacher)
-    # What cannot be walked or computed has no maps.
-    if images is not None and "components" in lines and "not finite" not in lines:
-        Path(out).parent.mkdir(parents=True, exist_ok=True)
-        picture(teacher.vit, images).savefig(out)
-        lines["picture"] = str(out)
+    lines = described(_read(name_or_path, image_size, heads, architecture))
     width = max(map(len, lines))
     return "\n".join(f"{name:{width}}  {text}" for name, text in lines.items())
 
@@ -134,7 +118,8 @@ def _read(
         path = weights_in(Path(name_or_path))
         folder = path if path.is_dir() else path.parent
         if is_pretrained_folder(folder) and (path == folder or path.name.startswith("model")):
-            return _from_folder(folder, image_size)
+            native, encoder, assumed = read_folder(folder)
+            return _filled(folder, native, encoder, image_size, normalisation_beside(folder), assumed)
         return _from_file(path, image_size, heads, architecture)
     if heads is not None or architecture is not None:
         raise ValueError(f"{said!r} is no file here, and heads= and architecture= are for files")
@@ -156,28 +141,6 @@ def weights_in(path: Path) -> Path:
     if named or len(files) == 1:
         return files[0]
     raise OSError(f"{path} holds {len(files)} files of weights, and no model.safetensors: name one")
-
-
-def _from_folder(path: Path, image_size: int | None) -> Teacher:
-    folder = read_folder(path)
-    source = f"transformers' {folder.kind}, a folder of save_pretrained"
-    names = {name: name for name in folder.state}
-    encoder = Encoder(Layout(source), folder.state, names, [])
-    vit, missing, resized = fill(folder.architecture, encoder, image_size)
-    said, by_whom = normalisation_beside(path)
-    attach(vit, said)
-    return Teacher(
-        vit.eval(),
-        str(path),
-        headless(folder.architecture, image_size),
-        source,
-        used=len(folder.state.keys() & vit.state_dict().keys()),
-        unused=folder.unused,
-        resized=resized,
-        missing=missing,
-        assumed=folder.assumed,
-        normalised=by_whom,
-    )
 
 
 def _from_timm(name: str, image_size: int | None) -> Teacher:
@@ -206,9 +169,7 @@ def _from_file(path: Path, image_size: int | None, heads: int | None, architectu
         check_activation(architecture)
     weights = read_weights(path)
     if "needs_teacher" in weights.header:
-        raise ValueError(
-            f"{path} is a bundle: load_bundle reads it, save_vit writes the ViT that shall teach"
-        )
+        raise ValueError(f"{path} is a bundle, no teacher: save_vit writes the ViT that shall teach")
     try:
         native, assumed, guessed = None, [], ""
         if architecture is not None:
@@ -221,25 +182,37 @@ def _from_file(path: Path, image_size: int | None, heads: int | None, architectu
         if native is None:
             native, assumed = infer_architecture(encoder, heads)
             guessed = assumed[0] if heads is None else ""
-        vit, missing, resized = fill(native, encoder, image_size)
+        normalisation = normalisation_of(architecture, weights, encoder.layout, path)
+        teacher = _filled(path, native, encoder, image_size, normalisation, assumed)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
-    said, by_whom = normalisation_of(architecture, weights, encoder.layout, path)
-    attach(vit, said)
-    taken = encoder.names.keys() & vit.state_dict().keys()
     inside = f", in its entry {weights.container!r}" if weights.container else ""
     beside = f" (beside {', '.join(weights.beside)})" if weights.beside else ""
     of_ours = "written by atlib.checkpoint.save_vit" if "architecture" in weights.header else None
+    return teacher._replace(source=of_ours or teacher.source + inside + beside, guessed=guessed)
+
+
+def _filled(
+    path: Path,
+    native: Architecture,
+    encoder: Encoder,
+    image_size: int | None,
+    normalisation: tuple[Normalisation | None, str],
+    assumed: Sequence[str],
+) -> Teacher:
+    vit, missing, resized = fill(native, encoder, image_size)
+    images, normalised = normalisation
+    attach(vit, images)
+    taken = encoder.names.keys() & vit.state_dict().keys()
     return Teacher(
         vit.eval(),
         str(path),
         headless(native, image_size),
-        of_ours or encoder.layout.name + inside + beside,
+        encoder.layout.name,
         used=len(taken),
         unused=[*encoder.unused, *(name for ours, name in encoder.names.items() if ours not in taken)],
         resized=resized,
         missing=missing,
         assumed=assumed,
-        normalised=by_whom,
-        guessed=guessed,
+        normalised=normalised,
     )

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from atbook.exercises.inputs import maps, normal
-from atbook.exercises.judging import Exercise, Wrong, checker
+from atbook.exercises.judging import Exercise, checker, told
 
 # --- A1.1: (q, k, v, mix) to (output, maps) ---
 
@@ -264,100 +264,70 @@ PATCHES_ONLY = (
 )
 
 
-def task(number: str, title: str, stars: int, minutes: int, **parts) -> Exercise:
-    """A variant of a task."""
-    return Exercise(f"A1.{number}", title, stars, minutes, "assignment A1", **parts)
-
-
 EXERCISES = (
-    task(
-        "1a",
-        "Heads that talk before the softmax",
-        2,
-        40,
+    Exercise(
+        "A1.1a",
         right=talk(ONE, before=True),
         also_right=(as_matrices,),
         cases={"3 heads": heads(2, 3, 3), "2 heads": heads(3, 2, 2)},
         wrong={
-            "after": Wrong(talk(ONE), "The maps are mixed, after the softmax. Mix the scores, before it."),
-            "flipped": Wrong(talk("hg,bhij->bgij", before=True), FLIPPED),
-            "layout": Wrong(talk(ONE, before=True, join=heads_over_tokens), LAYOUT),
-            "no scale": Wrong(talk(ONE, before=True, scores=unscaled), NO_SCALE),
+            "The maps are mixed, after the softmax. Mix the scores, before it.": talk(ONE),
+            FLIPPED: talk("hg,bhij->bgij", before=True),
+            LAYOUT: talk(ONE, before=True, join=heads_over_tokens),
+            NO_SCALE: talk(ONE, before=True, scores=unscaled),
         },
     ),
-    task(
-        "1b",
-        "Heads that talk after the softmax",
-        2,
-        40,
+    Exercise(
+        "A1.1b",
         right=talk(ONE),
         also_right=(head_by_head,),
         cases={"3 heads make 2": heads(2, 2, 3), "2 heads make 2": heads(3, 2, 2)},
         wrong={
-            "before": Wrong(
-                talk(ONE, before=True), "The scores are mixed, before the softmax. Mix the maps, after it."
+            "The scores are mixed, before the softmax. Mix the maps, after it.": talk(ONE, before=True),
+            "The rows were made to sum to 1 again. Heads that talk after the softmax lose that sum.": talk(
+                ONE, join=rows_of_one
             ),
-            "rescaled": Wrong(
-                talk(ONE, join=rows_of_one),
-                "The rows were made to sum to 1 again. Heads that talk after the softmax lose that sum.",
-            ),
-            "layout": Wrong(talk(ONE, join=heads_over_tokens), LAYOUT),
-            "no scale": Wrong(talk(ONE, scores=unscaled), NO_SCALE),
+            LAYOUT: talk(ONE, join=heads_over_tokens),
+            NO_SCALE: talk(ONE, scores=unscaled),
         },
     ),
-    task(
-        "1c",
-        "Every query mixes its heads",
-        2,
-        40,
+    Exercise(
+        "A1.1c",
         right=talk(EACH),
         also_right=(query_by_query,),
         cases={"3 heads": heads(2, 2, 5, 3, 3), "2 heads": heads(3, 3, 5, 2, 2)},
         wrong={
-            "by key": Wrong(
-                talk("bjgh,bhij->bgij"), "The matrix of the key was taken. It is the query that mixes."
-            ),
-            "before": Wrong(
-                talk(EACH, before=True), "The scores are mixed, before the softmax. Mix the maps, after it."
-            ),
-            "flipped": Wrong(talk("bihg,bhij->bgij"), FLIPPED),
-            "layout": Wrong(talk(EACH, join=heads_over_tokens), LAYOUT),
-            "no scale": Wrong(talk(EACH, scores=unscaled), NO_SCALE),
+            "The matrix of the key was taken. It is the query that mixes.": talk("bjgh,bhij->bgij"),
+            "The scores are mixed, before the softmax. Mix the maps, after it.": talk(EACH, before=True),
+            FLIPPED: talk("bihg,bhij->bgij"),
+            LAYOUT: talk(EACH, join=heads_over_tokens),
+            NO_SCALE: talk(EACH, scores=unscaled),
         },
     ),
-    task(
-        "2a",
-        "Backwards through attention with a sink",
-        3,
-        60,
+    Exercise(
+        "A1.2a",
         right=gradient(sink),
         also_right=(by_vjp(sink),),
         cases={"5 tokens": queries(2, 5, 5), "one query, 7 keys": queries(1, 1, 7)},
         wrong={
-            "no sink": Wrong(gradient(no_sink), "That is plain attention's: the sink's 1 is forgotten."),
-            "constant": Wrong(gradient(sink, softmax=constant_sum), CONSTANT),
-            "no scale": Wrong(gradient(sink, width), NO_SCALE),
+            "That is plain attention's: the sink's 1 is forgotten.": gradient(no_sink),
+            CONSTANT: gradient(sink, softmax=constant_sum),
+            NO_SCALE: gradient(sink, width),
         },
     ),
-    task(
-        "2b",
-        "Backwards through capped scores",
-        3,
-        60,
+    Exercise(
+        "A1.2b",
         right=gradient(capped),
         also_right=(by_vjp(capped),),
         cases={"5 tokens": queries(2, 5, 5, lambda: 2.0), "one query, 7 keys": queries(1, 1, 7, lambda: 0.5)},
         wrong={
-            "no slope": Wrong(gradient(no_slope), "The slope of the cap is missing on the way back."),
-            "constant": Wrong(gradient(capped, softmax=constant_sum), CONSTANT),
-            "no scale": Wrong(gradient(capped, width), NO_SCALE),
+            "The slope of the cap is missing on the way back.": gradient(no_slope),
+            CONSTANT: gradient(capped, softmax=constant_sum),
+            NO_SCALE: gradient(capped, width),
         },
     ),
-    task(
-        "2c",
-        "Backwards through heads that talk",
-        3,
-        60,
+    Exercise(
+        "A1.2c",
         right=gradient(mixed),
         also_right=(by_vjp(mixed),),
         cases={
@@ -365,60 +335,41 @@ EXERCISES = (
             "one query, 7 keys": queries(1, 1, 7, lambda: normal(3, 3, seed=9)),
         },
         wrong={
-            "not mixed back": Wrong(
-                gradient(not_mixed_back),
-                "The scores' gradients are not mixed: what heads said to each other"
-                " counts on the way back, too.",
-            ),
-            "flipped": Wrong(
-                gradient(mixed_back_flipped),
-                "On the way back the matrix is transposed: an old head collects"
-                " from all new ones that it spoke to.",
-            ),
-            "constant": Wrong(gradient(mixed, softmax=constant_sum), CONSTANT),
-            "no scale": Wrong(gradient(mixed, width), NO_SCALE),
+            "The scores' gradients are not mixed: what heads"
+            " said to each other counts on the way back, too.": gradient(not_mixed_back),
+            "On the way back the matrix is transposed: an old"
+            " head collects from all new ones that it spoke to.": gradient(mixed_back_flipped),
+            CONSTANT: gradient(mixed, softmax=constant_sum),
+            NO_SCALE: gradient(mixed, width),
         },
     ),
-    task(
-        "3a",
-        "What the other patches give to the mark",
-        1,
-        30,
+    Exercise(
+        "A1.3a",
         right=to_the_mark,
         also_right=(to_the_mark_by_loops,),
         cases={"4 patches": looked(3, 4, [0, 3, 2]), "6 patches": looked(2, 6, [1, 4])},
-        wrong={
-            "token": Wrong(one_token_before(to_the_mark), TOKEN),
-            "exchanged": Wrong(from_the_mark, EXCHANGED),
-            "with itself": Wrong(with_itself),
-        },
+        wrong={TOKEN: one_token_before(to_the_mark), EXCHANGED: from_the_mark, **told(with_itself)},
     ),
-    task(
-        "3b",
-        "What the target gives to the key",
-        1,
-        30,
+    Exercise(
+        "A1.3b",
         right=target_to_key,
         also_right=(target_to_key_by_loops,),
         cases={"4 patches": looked(3, 4, [0, 3, 2], [1, 2, 0]), "6 patches": looked(2, 6, [1, 4], [5, 0])},
         wrong={
-            "token": Wrong(one_token_before(target_to_key), TOKEN),
-            "exchanged": Wrong(lambda seen, cell, key: target_to_key(seen, key, cell), EXCHANGED),
-            "rescaled": Wrong(of_patches(target_to_key), PATCHES_ONLY),
+            TOKEN: one_token_before(target_to_key),
+            EXCHANGED: lambda seen, cell, key: target_to_key(seen, key, cell),
+            PATCHES_ONLY: of_patches(target_to_key),
         },
     ),
-    task(
-        "3c",
-        "What the class token gives to distractors",
-        1,
-        30,
+    Exercise(
+        "A1.3c",
         right=to_distractors,
         also_right=(to_distractors_by_loops,),
         cases={"4 patches": looked(3, 4, [0, 3, 2], [1, 2, 0]), "6 patches": looked(2, 6, [1, 4], [5, 0])},
         wrong={
-            "token": Wrong(one_token_before(to_distractors), TOKEN),
-            "exchanged": Wrong(lambda seen, *cells: to_distractors([p.mT for p in seen], *cells), EXCHANGED),
-            "rescaled": Wrong(of_patches(to_distractors), PATCHES_ONLY),
+            TOKEN: one_token_before(to_distractors),
+            EXCHANGED: lambda seen, *cells: to_distractors([p.mT for p in seen], *cells),
+            PATCHES_ONLY: of_patches(to_distractors),
         },
     ),
 )

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from atbook.exercises.ch03 import first_tokens, pictures, queries_keys_values
 from atbook.exercises.inputs import normal, vit
-from atbook.exercises.judging import Exercise, Wrong, checker
+from atbook.exercises.judging import Exercise, checker, told
 from atlib import walk
 from atlib.attention import Instead
 
@@ -98,23 +98,22 @@ def shares(*shape: int, seed: int) -> Tensor:
     return normal(*shape, seed=seed).sigmoid()
 
 
-STUDENTS_TOKENS = Wrong(of_the_students_tokens)
-EXCHANGED = Wrong(
-    scheduled(edit=lambda schedule: 1 - schedule),
-    "Teacher and student are exchanged: 1 is the teacher's map, 0 the student's.",
-)
-LEARNS = Wrong(
-    scheduled(teacher_learns),
-    "The logits are right, but a gradient reaches the teacher through its maps. They are constants.",
-)
-FIRST_IMAGE = Wrong(
-    scheduled(edit=lambda schedule: schedule[:, :1].expand_as(schedule)),
-    "The first image's schedule was used for all. Every image has its own.",
-)
-UPSIDE_DOWN = Wrong(
-    scheduled(edit=lambda schedule: schedule.flip(0)),
-    "The schedule is read from the last layer on: line 0 belongs to layer 0.",
-)
+UPSIDE_DOWN = {
+    "The schedule is read from the last layer on: line 0 belongs to layer 0.": scheduled(
+        edit=lambda schedule: schedule.flip(0)
+    )
+}
+SCHEDULES = {
+    **told(of_the_students_tokens),
+    "Teacher and student are exchanged: 1 is the teacher's map, 0 the student's.": scheduled(
+        edit=lambda schedule: 1 - schedule
+    ),
+    "The logits are right, but a gradient reaches the"
+    " teacher through its maps. They are constants.": scheduled(teacher_learns),
+    "The first image's schedule was used for all. Every image has its own.": scheduled(
+        edit=lambda schedule: schedule[:, :1].expand_as(schedule)
+    ),
+}
 
 # --- A2.2: (q, k, q_t, k_t, scale, scale_t, tau, block) to a mean over rows ---
 
@@ -217,38 +216,24 @@ LAYERS = {
 }
 
 
-def blocks_wrong(rows: Callable) -> dict[str, Wrong]:
+def blocks_wrong(rows: Callable) -> dict[str, Callable]:
     """The mistakes that a loss by blocks can have."""
     return {
-        "a whole map": Wrong(
-            by_blocks(rows, whole=True),
-            "The numbers are right, but a whole map was written out. Take `block` queries at a time.",
+        "The numbers are right, but a whole map was written out. Take `block` queries at a time.": by_blocks(
+            rows, whole=True
         ),
-        "the last block": Wrong(
-            by_blocks(rows, last=False),
-            "The last, shorter block was left out: N need not be a multiple of `block`.",
+        "The last, shorter block was left out: N need not be a multiple of `block`.": by_blocks(
+            rows, last=False
         ),
-        "mean of means": Wrong(
-            by_blocks(rows, means=True),
-            "Blocks' means were averaged, though the last one is shorter. Add up, and divide by B·H·N once.",
-        ),
-        "the teacher learns": Wrong(
-            not_detached(rows), "The value is right, but a gradient reaches the teacher. It is a constant."
-        ),
+        "Blocks' means were averaged, though the last one"
+        " is shorter. Add up, and divide by B·H·N once.": by_blocks(rows, means=True),
+        "The value is right, but a gradient reaches the teacher. It is a constant.": not_detached(rows),
     }
 
 
-def task(number: str, title: str, stars: int, minutes: int, **parts) -> Exercise:
-    """A variant of a task."""
-    return Exercise(f"A2.{number}", title, stars, minutes, "assignment A2", **parts)
-
-
 EXERCISES = (
-    task(
-        "1a",
-        "Copy by a schedule of layers and images",
-        2,
-        60,
+    Exercise(
+        "A2.1a",
         right=scheduled(),
         also_right=(by_walking,),
         grads=("teacher", "student"),
@@ -256,19 +241,10 @@ EXERCISES = (
             "3 images": lambda: (vit(0), vit(1), pictures(3, 2), coins(3, 3, seed=3)),
             "a wider teacher": lambda: (vit(4, embed_dim=24), vit(5), pictures(2, 6), coins(3, 2, seed=8)),
         },
-        wrong={
-            "the student's tokens": STUDENTS_TOKENS,
-            "exchanged": EXCHANGED,
-            "the teacher learns": LEARNS,
-            "first image": FIRST_IMAGE,
-            "upside down": UPSIDE_DOWN,
-        },
+        wrong=SCHEDULES | UPSIDE_DOWN,
     ),
-    task(
-        "1b",
-        "Copy by a schedule of layers, images and heads",
-        2,
-        60,
+    Exercise(
+        "A2.1b",
         right=scheduled(),
         also_right=(by_walking,),
         grads=("teacher", "student"),
@@ -277,22 +253,14 @@ EXERCISES = (
             "a wider teacher": lambda: (vit(4, embed_dim=24), vit(5), pictures(2, 6), coins(3, 2, 3, seed=7)),
         },
         wrong={
-            "the student's tokens": STUDENTS_TOKENS,
-            "exchanged": EXCHANGED,
-            "the teacher learns": LEARNS,
-            "first image": FIRST_IMAGE,
-            "all heads": Wrong(
-                scheduled(edit=lambda schedule: schedule.amax(-1)),
-                "Where one head was to use the teacher's map, all heads did. Each head has its own entry.",
-            ),
-            "upside down": UPSIDE_DOWN,
+            **SCHEDULES,
+            "Where one head was to use the teacher's map, all"
+            " heads did. Each head has its own entry.": scheduled(edit=lambda schedule: schedule.amax(-1)),
+            **UPSIDE_DOWN,
         },
     ),
-    task(
-        "1c",
-        "Copy that fades",
-        2,
-        60,
+    Exercise(
+        "A2.1c",
         right=scheduled(),
         also_right=(by_walking,),
         grads=("teacher", "student"),
@@ -301,104 +269,65 @@ EXERCISES = (
             "a wider teacher": lambda: (vit(4, embed_dim=24), vit(5), pictures(2, 6), shares(3, 2, seed=7)),
         },
         wrong={
-            "the student's tokens": STUDENTS_TOKENS,
-            "exchanged": EXCHANGED,
-            "the teacher learns": LEARNS,
-            "first image": FIRST_IMAGE,
-            "scores": Wrong(
-                scheduled(scores_mixed), "The scores were mixed, before the softmax. Mix the maps, after it."
-            ),
-            "own map fixed": Wrong(
-                scheduled(own_fixed),
-                "The logits are right, but no gradient reaches the student's own map: its q and k have to"
-                " learn, too.",
-            ),
+            **SCHEDULES,
+            "The scores were mixed, before the softmax. Mix the maps, after it.": scheduled(scores_mixed),
+            "The logits are right, but no gradient reaches the"
+            " student's own map: its q and k have to learn, too.": scheduled(own_fixed),
         },
     ),
-    task(
-        "2a",
-        "Cross-entropy to a tempered teacher",
-        3,
-        60,
+    Exercise(
+        "A2.2a",
         right=by_blocks(to_a_tempered_teacher),
         also_right=(by_hand(to_a_tempered_teacher, difference(False, True)),),
         grads=("q", "k", "q_t", "k_t"),
         largest=1 * 2 * 64 * 150,
         cases=LAYERS,
         wrong={
-            "no temperature": Wrong(
-                by_blocks(lambda z, z_t, tau: cross_entropy(z, z_t)), "The temperature is forgotten."
+            "The temperature is forgotten.": by_blocks(lambda z, z_t, tau: cross_entropy(z, z_t)),
+            "The student's scores were divided by τ, too. Only the teacher is tempered here.": by_blocks(
+                lambda z, z_t, tau: cross_entropy(z / tau, z_t / tau)
             ),
-            "both": Wrong(
-                by_blocks(lambda z, z_t, tau: cross_entropy(z / tau, z_t / tau)),
-                "The student's scores were divided by τ, too. Only the teacher is tempered here.",
+            "The student's scores were divided by τ, not the teacher's.": by_blocks(
+                lambda z, z_t, tau: cross_entropy(z / tau, z_t)
             ),
-            "the student": Wrong(
-                by_blocks(lambda z, z_t, tau: cross_entropy(z / tau, z_t)),
-                "The student's scores were divided by τ, not the teacher's.",
-            ),
-            "multiplied": Wrong(
-                by_blocks(lambda z, z_t, tau: cross_entropy(z, tau * z_t)),
-                "The teacher's scores were multiplied by τ. Divide them by it: a large τ makes maps even.",
-            ),
+            "The teacher's scores were multiplied by τ. Divide them"
+            " by it: a large τ makes maps even.": by_blocks(lambda z, z_t, tau: cross_entropy(z, tau * z_t)),
             **blocks_wrong(to_a_tempered_teacher),
         },
     ),
-    task(
-        "2b",
-        "The divergence of two tempered maps",
-        3,
-        60,
+    Exercise(
+        "A2.2b",
         right=by_blocks(both_tempered),
         also_right=(by_hand(both_tempered, lambda z, z_t, tau: tau * difference(True, True)(z, z_t, tau)),),
         grads=("q", "k", "q_t", "k_t"),
         largest=1 * 2 * 64 * 150,
         cases=LAYERS,
         wrong={
-            "no square": Wrong(
-                by_blocks(lambda z, z_t, tau: both_tempered(z, z_t, tau) / tau**2),
-                "The factor τ² is missing.",
-            ),
-            "once": Wrong(
-                by_blocks(lambda z, z_t, tau: both_tempered(z, z_t, tau) / tau),
-                "The factor is τ, not τ². The gradient shrinks with τ twice: by the slope and by the maps.",
-            ),
-            "the floor": Wrong(
-                by_blocks(lambda z, z_t, tau: tau**2 * cross_entropy(z / tau, z_t / tau)),
-                "The gradients are right, the value is the cross-entropy: the teacher's entropy is not taken"
-                " away.",
-            ),
-            "only the teacher": Wrong(
-                by_blocks(lambda z, z_t, tau: both_tempered(z * tau, z_t, tau)),
-                "Only the teacher's scores were divided by τ. Here both are.",
+            "The factor τ² is missing.": by_blocks(lambda z, z_t, tau: both_tempered(z, z_t, tau) / tau**2),
+            "The factor is τ, not τ². The gradient shrinks with τ twice:"
+            " by the slope and by the maps.": by_blocks(lambda z, z_t, tau: both_tempered(z, z_t, tau) / tau),
+            "The gradients are right, the value is the cross-entropy: the teacher's entropy"
+            " is not taken away.": by_blocks(lambda z, z_t, tau: tau**2 * cross_entropy(z / tau, z_t / tau)),
+            "Only the teacher's scores were divided by τ. Here both are.": by_blocks(
+                lambda z, z_t, tau: both_tempered(z * tau, z_t, tau)
             ),
             **blocks_wrong(both_tempered),
         },
     ),
-    task(
-        "2c",
-        "Cross-entropy of a tempered student",
-        3,
-        60,
+    Exercise(
+        "A2.2c",
         right=by_blocks(tempered_student),
         also_right=(by_hand(tempered_student, difference(True, False)),),
         grads=("q", "k", "q_t", "k_t"),
         largest=1 * 2 * 64 * 150,
         cases=LAYERS,
         wrong={
-            "no temperature": Wrong(
-                by_blocks(lambda z, z_t, tau: cross_entropy(z, z_t)), "The temperature is forgotten."
-            ),
-            "no factor": Wrong(
-                by_blocks(lambda z, z_t, tau: cross_entropy(z / tau, z_t)), "The factor τ is missing."
-            ),
-            "squared": Wrong(
-                by_blocks(lambda z, z_t, tau: tau * tempered_student(z, z_t, tau)),
-                "The factor is τ², not τ. Only one of the two maps is tempered, so the slope shrinks once.",
-            ),
-            "both": Wrong(
-                by_blocks(lambda z, z_t, tau: tau * cross_entropy(z / tau, z_t / tau)),
-                "The teacher's scores were divided by τ, too. Only the student is tempered here.",
+            "The temperature is forgotten.": by_blocks(lambda z, z_t, tau: cross_entropy(z, z_t)),
+            "The factor τ is missing.": by_blocks(lambda z, z_t, tau: cross_entropy(z / tau, z_t)),
+            "The factor is τ², not τ. Only one of the two maps is tempered,"
+            " so the slope shrinks once.": by_blocks(lambda z, z_t, tau: tau * tempered_student(z, z_t, tau)),
+            "The teacher's scores were divided by τ, too. Only the student is tempered here.": by_blocks(
+                lambda z, z_t, tau: tau * cross_entropy(z / tau, z_t / tau)
             ),
             **blocks_wrong(tempered_student),
         },

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from atbook.exercises.d3 import biased, hsic_1
 from atbook.exercises.inputs import normal
-from atbook.exercises.judging import Exercise, Wrong, checker
+from atbook.exercises.judging import Exercise, checker
 from atbook.exercises.own import own_seed
 from atbook.records import read_file
-from atlib.analysis import MinibatchCKA
+from atfamily.measures.cka import MinibatchCKA
 from atrun.record import Record
 
 # --- A3.1: (xs, ys, labels), lists of batches, to CKA ---
@@ -289,85 +289,56 @@ def report_of(student: str, edition: str, folder: str | Path = ".") -> Report:
 # --- The exercises ---
 
 
-def task(number: str, title: str, stars: int, minutes: int, **parts) -> Exercise:
-    """A variant of a task."""
-    return Exercise(f"A3.{number}", title, stars, minutes, "assignment A3", **parts)
-
-
 EXERCISES = (
-    task(
-        "1a",
-        "CKA within classes, where images count alike",
-        2,
-        50,
+    Exercise(
+        "A3.1a",
         right=within(),
         also_right=(by_atlib,),
         cases=MILD,
         wrong={
-            "classes ignored": Wrong(within(groups=whole_batches), CLASSES),
-            "means taken out": Wrong(
-                within(groups=means_taken_out),
-                "The classes' means were taken out of a batch, and the formula used on the batch. It is"
-                " unbiased for images of which none had a part in another's features: use it on each class"
-                " by itself.",
-            ),
-            "put together": Wrong(within(groups=put_together), TOGETHER),
-            "groups alike": Wrong(within(all_alike), GROUPS_ALIKE + " Weigh by images."),
-            "classes alike": Wrong(
-                within(by_classes), "Every class counts alike here. It is images that do."
-            ),
-            "mean of ratios": Wrong(mean_of_ratios(by_images), RATIOS),
-            "biased": Wrong(
-                within(hsic=biased), "That is from the chapter's biased HSIC. Take HSIC₁ of exercise D3.1."
-            ),
+            CLASSES: within(groups=whole_batches),
+            "The classes' means were taken out of a batch, and the formula"
+            " used on the batch. It is unbiased for images of which none had"
+            " a part in another's features: use it on each class by itself.": within(groups=means_taken_out),
+            TOGETHER: within(groups=put_together),
+            GROUPS_ALIKE + " Weigh by images.": within(all_alike),
+            "Every class counts alike here. It is images that do.": within(by_classes),
+            RATIOS: mean_of_ratios(by_images),
+            "That is from the chapter's biased HSIC. Take HSIC₁ of exercise D3.1.": within(hsic=biased),
         },
     ),
-    task(
-        "1b",
-        "CKA within classes, where classes count alike",
-        2,
-        50,
+    Exercise(
+        "A3.1b",
         right=within(by_classes),
         also_right=(class_by_class,),
         cases=MILD,
         wrong={
-            "classes ignored": Wrong(within(by_classes, whole_batches), CLASSES),
-            "put together": Wrong(within(by_classes, put_together), TOGETHER),
-            "groups alike": Wrong(within(all_alike), GROUPS_ALIKE + " Weigh by images within a class."),
-            "images alike": Wrong(
-                within(), "Every image counts alike here, so that large classes rule. It is classes that do."
-            ),
-            "mean of ratios": Wrong(mean_of_ratios(by_classes), RATIOS),
-            "biased": Wrong(
-                within(by_classes, hsic=biased),
-                "That is from the chapter's biased HSIC. Take HSIC₁ of exercise D3.1.",
+            CLASSES: within(by_classes, whole_batches),
+            TOGETHER: within(by_classes, put_together),
+            GROUPS_ALIKE + " Weigh by images within a class.": within(all_alike),
+            "Every image counts alike here, so that large classes rule. It is classes that do.": within(),
+            RATIOS: mean_of_ratios(by_classes),
+            "That is from the chapter's biased HSIC. Take HSIC₁ of exercise D3.1.": within(
+                by_classes, hsic=biased
             ),
         },
     ),
-    task(
-        "1c",
-        "CKA within classes, from pairs of groups",
-        2,
-        50,
+    Exercise(
+        "A3.1c",
         right=across(),
         also_right=(all_less_own,),
         cases=MILD,
         wrong={
-            "classes ignored": Wrong(across(groups=whole_batches), CLASSES),
-            "put together": Wrong(across(groups=put_together), TOGETHER),
-            "groups alike": Wrong(across(all_alike), GROUPS_ALIKE + " Weigh both groups by their images."),
-            "with itself": Wrong(
-                across(counted=lambda *pair: True),
-                "A group was multiplied with itself, too. Then chance does not cancel: only pairs of"
-                " *different* groups are free of bias.",
+            CLASSES: across(groups=whole_batches),
+            TOGETHER: across(groups=put_together),
+            GROUPS_ALIKE + " Weigh both groups by their images.": across(all_alike),
+            "A group was multiplied with itself, too. Then chance does not"
+            " cancel: only pairs of *different* groups are free of bias.": across(counted=lambda *pair: True),
+            "The covariances were divided by n. They are taken about the group's own mean: n − 1.": across(
+                less=0
             ),
-            "divided by n": Wrong(
-                across(less=0),
-                "The covariances were divided by n. They are taken about the group's own mean: n − 1.",
-            ),
-            "one class at a time": Wrong(
-                across(counted=lambda i, g, j, h: i != j and g[2] == h[2]),
-                "Only pairs of the same class were counted. All pairs of different groups are.",
+            "Only pairs of the same class were counted. All pairs of different groups are.": across(
+                counted=lambda i, g, j, h: i != j and g[2] == h[2]
             ),
         },
     ),

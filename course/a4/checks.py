@@ -14,7 +14,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
-from atbook.exercises.judging import Exercise, Wrong, checker
+from atbook.exercises.judging import Exercise, checker
 from atbook.exercises.own import own_seed, plain_name
 from atbook.records import add_record
 from atbook.worlds import glyph_images
@@ -653,71 +653,49 @@ BY_N = (
 NOT_OF_A_MEAN = "That is the spread of single seeds. The mean of n seeds has it divided by √n."
 
 
-def task(number: str, title: str, **parts) -> Exercise:
-    """A variant of a task."""
-    return Exercise(f"A4.{number}", title, 2, 40, "assignment A4", **parts)
-
-
 EXERCISES = (
-    task(
-        "1a",
-        "Flip the signs",
+    Exercise(
+        "A4.1a",
         right=flips(),
         also_right=(flips_by_tensors,),
         cases=two_cases(),
         wrong={
-            "as they stand": Wrong(flips(pairs=as_they_stand), SEEDS_OF_BOTH),
-            "one side": Wrong(
-                flips(counts=lambda sum, seen: sum >= seen - 1e-9),
-                "You counted one side only. A difference of the other sign that is as large counts, too.",
+            SEEDS_OF_BOTH: flips(pairs=as_they_stand),
+            "You counted one side only. A difference of the other sign that is as large counts, too.": flips(
+                counts=lambda sum, seen: sum >= seen - 1e-9
             ),
-            "without itself": Wrong(
-                flips(counts=lambda sum, seen: abs(sum) > abs(seen) + 1e-9),
-                "Patterns that are exactly as large are left out, and with them the one that was seen: no"
-                " share can be 0.",
-            ),
+            "Patterns that are exactly as large are left out, and with them the one"
+            " that was seen: no share can be 0.": flips(counts=lambda sum, seen: abs(sum) > abs(seen) + 1e-9),
         },
     ),
-    task(
-        "1b",
-        "Equal, different, or open",
+    Exercise(
+        "A4.1b",
         right=margins(),
         also_right=(margins_by_tensors,),
         cases=two_cases(0.06, 2.92) | {"a small margin": lambda: (dict(MORE), dict(LESS), 0.02, 1.5)},
         wrong={
-            "as they stand": Wrong(margins(pairs=as_they_stand), SEEDS_OF_BOTH),
-            "no difference": Wrong(
-                margins(equal=lambda low, high, margin: low <= 0 <= high),
-                "You call equal what is not shown to differ. Equal within a margin is shown only where the"
-                " whole interval lies inside it.",
+            SEEDS_OF_BOTH: margins(pairs=as_they_stand),
+            "You call equal what is not shown to differ. Equal within a margin is shown only where"
+            " the whole interval lies inside it.": margins(equal=lambda low, high, margin: low <= 0 <= high),
+            "You look at the mean alone. The whole interval has to lie within the margin.": margins(
+                equal=lambda low, high, margin: abs(low + high) / 2 < margin
             ),
-            "the mean": Wrong(
-                margins(equal=lambda low, high, margin: abs(low + high) / 2 < margin),
-                "You look at the mean alone. The whole interval has to lie within the margin.",
-            ),
-            "by n": Wrong(margins(spread=divided_by_n), BY_N),
-            "single seeds": Wrong(margins(spread=stdev), NOT_OF_A_MEAN),
+            BY_N: margins(spread=divided_by_n),
+            NOT_OF_A_MEAN: margins(spread=stdev),
         },
     ),
-    task(
-        "1c",
-        "How many mistakes for one",
+    Exercise(
+        "A4.1c",
         right=ratios(),
         also_right=(ratios_by_tensors,),
         cases=two_cases(2.92),
         wrong={
-            "as they stand": Wrong(ratios(pairs=misplaced_ratios), SEEDS_OF_BOTH),
-            "accuracies": Wrong(
-                ratios(pairs=of_accuracies),
-                "That is the factor between accuracies. The task asks for mistakes.",
-            ),
-            "no logarithm": Wrong(
-                ratios(pairs=plain_ratios, back=float),
-                "The mean was taken of the factors themselves: twice as many and half as many would not"
-                " cancel. Take it of their logarithms, and go back at the end.",
-            ),
-            "by n": Wrong(ratios(spread=divided_by_n), BY_N),
-            "single seeds": Wrong(ratios(spread=stdev), NOT_OF_A_MEAN),
+            SEEDS_OF_BOTH: ratios(pairs=misplaced_ratios),
+            "That is the factor between accuracies. The task asks for mistakes.": ratios(pairs=of_accuracies),
+            "The mean was taken of the factors themselves: twice as many and half as many would not cancel."
+            " Take it of their logarithms, and go back at the end.": ratios(pairs=plain_ratios, back=float),
+            BY_N: ratios(spread=divided_by_n),
+            NOT_OF_A_MEAN: ratios(spread=stdev),
         },
     ),
 )

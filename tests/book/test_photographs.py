@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from atbook.lab.class_rows import FILE, read_class_rows
-from atrun.commands import configured
+from atrun.configure import configured
 from atrun.method import Method
 from tests.book.test_chapter_form import prose
 from tests.helpers import ROOT

@@ -146,11 +146,9 @@ def test_looks_are_entries_of_the_maps():
 def test_mixed_is_what_the_study_trains(tmp_path):
     place = toy.place(tmp_path)
     toy.untrained_models(place, PRETRAINING.teachers)
-    sources = Sources(place, toy.TOY, 0)
+    sources = Sources(place, toy.TOY, 0, schooling=PRETRAINING.teachers[0])
     theirs = PRETRAINING.variant("useless features, useful routing").build(sources)
-    ours = taught("when-are-features-needed").mixed(
-        sources.teacher(PRETRAINING.teachers[0]), sources.teacher()
-    )
+    ours = taught("when-are-features-needed").mixed(sources.teacher(), sources.central_teacher())
     ours.student.head.load_state_dict(theirs.student.head.state_dict())
     assert ours.plan == theirs.plan == Plan()
     learn = [{n for n, p in pair.named_parameters() if p.requires_grad} for pair in (ours, theirs)]

@@ -6,9 +6,9 @@ import torch
 
 from atlib import AttentionTransfer, Normalisation, Plan, walk
 from atlib.attention import Instead, Seen
-from atlib.compatibility import describe
 from atlib.losses import dense_attention_cross_entropy
 from atlib.map_free import by_blocks, by_fused_attention
+from atlib.student import describe
 from tests.helpers import random_images, randomise
 
 SIZE = {"img_size": 64, "depth": 2, "num_classes": 5}

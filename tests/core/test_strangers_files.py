@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import save_file
 
 from atfamily.detection.files import load_detector
+from atfamily.stored_maps import load_stored_maps
 from atlib import create_vit, load_teacher
-from atlib.baselines import load_stored_maps
 from atlib.checkpoint import load_bundle, load_vit
 from atrun.__main__ import main
 from atrun.config import read_config, write_config

@@ -7,8 +7,8 @@ from timm.layers import LayerScale, SwiGLUPacked
 from torch import nn
 
 from atlib import AttentionTransfer, Plan, create_student, create_vit
-from atlib.compatibility import COMPONENTS, STANDARD, describe, differences
-from atlib.student import derive_plan
+from atlib.student import COMPONENTS, STANDARD, describe, differences
+from atrun.derived_plan import derive_plan
 from tests.helpers import SMALL_VIT, random_images, randomise
 
 SMALL = SMALL_VIT | {"depth": 2}

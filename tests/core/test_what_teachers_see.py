@@ -13,8 +13,9 @@ from atfamily.attndistill import AttnDistill
 from atfamily.distillation_token import DistillationToken
 from atfamily.distilled_mae import DistilledHiddenMae, DistilledMae
 from atfamily.similarity import CompRess, SimilarityDistillation
+from atfamily.token_distillation import TokenDistillation
 from atlib import AttentionTransfer, Plan, create_student, create_vit
-from atlib.baselines import FeatureDistillation, LogitDistillation, MeanMapCopy, TokenDistillation
+from atlib.baselines import FeatureDistillation, LogitDistillation, MeanMapCopy
 from atlib.checkpoint import load_bundle, read_header, save_bundle, write_tensors
 from atlib.mae import MaskedAutoencoder
 from atlib.pair import IMAGENET, Normalisation, Pair, attach

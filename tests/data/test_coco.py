@@ -12,7 +12,6 @@ from torch import nn
 from atbook.worlds.glyphs import SHAPES
 from atbook.worlds.scenes import SceneWorld, generate_scenes, scene_objects
 from atfamily.detection.objects import Found, ObjectImages, Objects
-from atlib.loading import ShardSpec, epoch_order
 from atlib.pair import IMAGENET
 from atrun.data.coco import CocoObjects, Placed, place_objects
 from atrun.data.decoding import DataError, MissingData
@@ -90,20 +89,6 @@ def test_what_is_written_is_read(scenes, coco):
         assert (rgb(image) - scenes.pixels[number].float()).abs().max() < 1e-3
     assert len(objects[EMPTY].boxes) == 0 and objects[EMPTY].masks.shape == (0, 64, 64)
     assert objects[CROWDED].crowd.tolist() == [True] + [False] * (len(objects[CROWDED].boxes) - 1)
-
-
-def test_cocos_own_program_reads_the_same(scenes, files):
-    from pycocotools.coco import COCO
-
-    theirs = COCO(files[1])
-    for number, mine in enumerate(scenes.objects):
-        annotations = theirs.loadAnns(theirs.getAnnIds(number))
-        assert len(annotations) == len(mine.boxes)
-        for annotation, box, label, mask in zip(annotations, mine.boxes, mine.labels, mine.masks):
-            left, top, width, height = annotation["bbox"]
-            assert [left, top, left + width, top + height] == box.tolist()
-            assert theirs.loadCats(annotation["category_id"])[0]["name"] == SHAPES[label]
-            assert (theirs.annToMask(annotation) == mask.numpy()).all() and annotation["area"] == mask.sum()
 
 
 @pytest.mark.parametrize("written", ["characters", "numbers"])
@@ -256,26 +241,6 @@ def test_what_is_found_is_carried_back_to_the_image(wide):
     assert wide.back(0, none).masks.shape == (0, *NOT_SQUARE)
     beyond = wide.back(0, Found(torch.tensor([[0.0, 0, 30, 30]]), true.labels, torch.ones(1)))
     assert beyond.boxes.tolist() == [[0, 0, 60, 40]] and beyond.masks is None
-
-
-# --- epochs ---
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_an_epoch_has_every_image_once_over_two_processes(files, workers):
-    jittered = CocoObjects(*files, size=64, jitter=(0.5, 2.0))
-    alone = list(jittered.epoch(ShardSpec(4, 1, 6)))
-    two = [list(jittered.epoch(ShardSpec(4, 1, 6, rank, 2), workers)) for rank in range(2)]
-    assert len(alone) == len(two[0]) == len(two[1]) == 4
-    for step, whole in enumerate(alone):
-        assert whole.indices == epoch_order(SCENES, 4, 1)[6 * step : 6 * step + 6]
-        for rank in range(2):
-            part = two[rank][step]
-            assert part.indices == whole.indices[rank::2]
-            assert torch.equal(part.images, whole.images[rank::2]), (
-                "jitter hangs on the image, not on who asks"
-            )
-            assert all(same(mine, theirs) for mine, theirs in zip(part.targets, whole.targets[rank::2]))
 
 
 # --- what cannot be used ---

@@ -104,15 +104,9 @@ def test_what_is_not_read_is_named_with_its_number(cats_and_dogs):
     cat = cats_and_dogs / "train" / "cat"
     for name in ("1.HEIC", "2.heic", "notes.txt", "scan"):
         (cat / name).write_bytes(b"\0")
-    with pytest.warns(UserWarning) as caught:
-        assert len(opened(cats_and_dogs)) == 20
-    assert [str(each.message).partition("not read: ")[2] for each in caught] == [
-        "2 .heic, 1 .txt, 1 without an ending; the first: cat/1.HEIC"
-    ]
-    with pytest.warns(UserWarning, match="2 .heic, 1 .txt, 1 without an ending; the first: cat/1.HEIC"):
-        assert len(image_files([cats_and_dogs / "train"])) == 20
-    with pytest.warns(UserWarning, match="2 .heic"):
-        assert len(opened(cats_and_dogs, labelled=False)) == 20
+    for read in (opened, lambda folder: opened(folder, labelled=False), lambda folder: image_files([folder])):
+        with pytest.warns(UserWarning, match="2 .heic, 1 .txt, 1 without an ending; the first: .*1.HEIC"):
+            assert len(read(cats_and_dogs)) == 20
 
 
 def test_what_systems_leave_is_neither_read_nor_a_class(cats_and_dogs, recwarn):
@@ -128,20 +122,11 @@ def test_what_systems_leave_is_neither_read_nor_a_class(cats_and_dogs, recwarn):
         assert len(opened(cats_and_dogs)) == 20
 
 
-@pytest.mark.parametrize("stray", ["overview.png", "cat/more/9.png", "metadata.csv", "cat/notes.txt"])
-def test_one_stray_file_takes_no_class_away(cats_and_dogs, stray):
-    file = cats_and_dogs / "train" / stray
-    file.parent.mkdir(exist_ok=True)
-    if file.suffix == ".png":
-        Image.new("RGB", (8, 8)).save(file)
-    else:
-        file.write_text("file_name,caption\ncat/0.png,a cat\n")
-    if stray == "cat/more/9.png":
+def test_a_picture_beside_the_classes_is_named_and_takes_no_class_away(cats_and_dogs):
+    Image.new("RGB", (8, 8)).save(cats_and_dogs / "train" / "overview.png")
+    with pytest.warns(UserWarning, match="1 .png.*overview.png"):
         photos = opened(cats_and_dogs)
-    else:
-        with pytest.warns(UserWarning, match=f"1 {file.suffix}.*{stray}"):
-            photos = opened(cats_and_dogs)
-    assert photos.classes == ("cat", "dog") and len(photos) == 20 + (stray == "cat/more/9.png")
+    assert photos.classes == ("cat", "dog") and len(photos) == 20
 
 
 @pytest.mark.parametrize("unsorted", ["val/images", "val/Cat", "test/unknown"])

@@ -55,7 +55,7 @@ def rows_in(opened):
 
 @pytest.mark.parametrize("name", SHA256)
 def test_the_two_hundred_classes_are_the_published_ones(name):
-    classes = SHIFTED[name].classes
+    classes = SHIFTED[name].space.classes
     ids = [IMAGENET.ids[index] for index in classes]
     assert len(set(classes)) == 200 and list(classes) == sorted(classes)
     assert hashlib.sha256("\n".join(sorted(ids)).encode()).hexdigest() == SHA256[name]

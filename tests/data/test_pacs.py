@@ -78,13 +78,8 @@ def test_splits_are_parts_of_every_domain_without_overlap(mixed):
 def test_real_pacs():
     """The counts of the published set: 9,991 images."""
     folder = shared("data", "pacs96")
-    counts = {"photo": 1670, "art_painting": 2048, "cartoon": 2344, "sketch": 3929}
     (path,) = folder.glob("*.parquet")
-    assert (
-        datasets.load_dataset("parquet", data_files=str(path))["train"].num_rows
-        == sum(counts.values())
-        == 9991
-    )
+    assert datasets.load_dataset("parquet", data_files=str(path))["train"].num_rows == 9991
     images = load_pacs(["photo"], folder, split="test", size=20, image_size=48)
     assert images.pixels.shape == (20, 3, 48, 48) and images.pixels.float().std() > 40
     assert images.classes == ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")

@@ -17,6 +17,7 @@ from atlib.train import train
 from atrun.data.decoding import as_stored
 from atrun.data.loading import CorruptImage
 from atrun.data.photos import open_photos
+from atrun.data.stream import open_stream
 from atrun.data.transforms import Augmentation
 from tests.helpers import same, shared
 from tests.picture_files import (
@@ -25,11 +26,12 @@ from tests.picture_files import (
     SMALL,
     all_batches,
     annotate,
-    check_every_image_once,
     encoded,
     index_of,
     picture,
+    pictures_in,
     rows,
+    write_arrow,
     write_folders,
     write_parquet,
 )
@@ -98,46 +100,6 @@ def test_every_form_gives_the_same_images(tmp_path, form):
     assert photos.classes == (("0", "1", "2") if form == "bytes" else tuple(CLASSES))
 
 
-@pytest.mark.parametrize("count", [20, 23, 4])
-@pytest.mark.parametrize("world", [1, 2, 3])
-def test_every_image_once_over_all_processes(pictures, world, count):
-    photos = pictures(count=count)
-    check_every_image_once(photos, world, count)
-    for batch in all_batches(photos, world=world, rank=world - 1):
-        assert [index_of(image) for image in batch.images] == batch.indices
-
-
-def test_an_epoch_hangs_on_seed_epoch_and_index_alone(pictures):
-    """Not on workers, processes, where it is taken up again, or what was drawn elsewhere; and no generator of
-    others moves."""
-    photos = pictures(augmentation=SMALL, train=True)
-    whole = all_batches(photos)
-    one = {index: image for batch in whole for index, image in zip(batch.indices, batch.images)}
-    torch.manual_seed(5)
-    before = torch.get_rng_state()
-    for batches in (all_batches(photos), all_batches(photos, workers=2)):
-        assert [batch.indices for batch in batches] == [batch.indices for batch in whole]
-        assert all(
-            torch.equal(a.images, b.images) and torch.equal(a.targets, b.targets)
-            for a, b in zip(batches, whole, strict=True)
-        )
-    later = all_batches(photos, start=2, workers=1)
-    assert all(
-        torch.equal(a.images, b.images) and a.indices == b.indices
-        for a, b in zip(later, whole[2:], strict=True)
-    )
-    for batch in all_batches(photos, world=2, rank=1):
-        assert all(torch.equal(image, one[index]) for index, image in zip(batch.indices, batch.images))
-    assert torch.equal(torch.get_rng_state(), before)
-    for other in (all_batches(photos, epoch=2), all_batches(photos, seed=4)):
-        assert [batch.indices for batch in other] != [batch.indices for batch in whole]
-        assert not any(
-            torch.equal(image, one[index])
-            for batch in other
-            for index, image in zip(batch.indices, batch.images)
-        )
-
-
 def test_evaluation_sees_the_middle_in_order_and_never_augmentation(pictures):
     photos = pictures(augmentation=SMALL, train=True, workers=1)
     assert all(
@@ -166,24 +128,36 @@ class ByColour(torch.nn.Module):
         return torch.nn.functional.one_hot(labels.masked_fill(labels == 2, 0), 3).float() + self.weight
 
 
+def streamed(here, corrupt, **options):
+    folder = write_arrow(here, "train", range(23), parts=4, corrupt=corrupt)
+    return open_stream(folder, split="train+validation", augmentation=PLAIN, train=False, **options)
+
+
+def by_index(here, corrupt, **options):
+    folder = write_parquet(here, "train", range(23), corrupt=corrupt)
+    return open_photos(folder, split="train+validation", augmentation=PLAIN, train=False, **options)
+
+
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_corrupt_image_is_named_or_skipped_and_counted(pictures, workers):
-    photos = pictures(corrupt=(4, 11, 12), augmentation=SMALL, train=True, on_corrupt="skip")
-    healthy = pictures(augmentation=SMALL, train=True)
+@pytest.mark.parametrize("open_them", [streamed, by_index])
+def test_a_corrupt_image_is_named_or_skipped_and_counted(tmp_path, open_them, workers):
+    photos = open_them(tmp_path / "skip", (4, 11, 12), on_corrupt="skip")
     batches = all_batches(photos, workers)
-    assert sorted(photos.corrupt) == [4, 11, 12] and all("picture" in why for why in photos.corrupt.values())
-    for batch, whole in zip(batches, all_batches(healthy), strict=True):
-        kept = [place for place, index in enumerate(whole.indices) if index not in (4, 11, 12)]
-        assert batch.indices == [whole.indices[place] for place in kept]
-        assert torch.equal(batch.images, whole.images[kept]) and torch.equal(
-            batch.targets, whole.targets[kept]
-        )
-        assert batch.weight == len(kept) / len(whole.indices)
-    fatal = pictures(corrupt=(4,), on_corrupt="raise", augmentation=SMALL)
+    assert sorted(pictures_in(batches)) == [i for i in range(23) if i not in (4, 11, 12)]
+    names = {why.split()[-1] for why in photos.corrupt.values()}
+    assert names == {"picture4.png", "picture11.png", "picture12.png"}
+    whole = all_batches(open_them(tmp_path / "whole", ()))
+    for batch, healthy in zip(batches, whole, strict=True):
+        kept = [place for place, index in enumerate(healthy.indices) if index not in photos.corrupt]
+        assert batch.indices == [healthy.indices[place] for place in kept]
+        assert torch.equal(batch.images, healthy.images[kept])
+        assert torch.equal(batch.targets, healthy.targets[kept])
+        assert batch.weight == len(kept) / len(healthy.indices)
+    all_batches(photos, workers, start=5)
+    assert photos.corrupt == {}, "of the epoch before"
     with pytest.raises(CorruptImage) as caught:
-        all_batches(fatal, workers)
+        all_batches(open_them(tmp_path / "raise", (4,)), workers)
     clear_frames(caught.tb)  # which hold the workers, and torch waits 5 seconds for those that it collects
-    assert list(fatal.corrupt) == [4]
 
 
 def test_training_counts_the_gaps_and_does_not_hang_on_workers(pictures, small_vit):
@@ -205,14 +179,12 @@ def test_training_counts_the_gaps_and_does_not_hang_on_workers(pictures, small_v
 
 
 def test_a_share_without_any_readable_image_counts_nothing(pictures):
-    for options in ({"augmentation": SMALL, "train": True}, {}):
-        photos = pictures(corrupt=(1, 2), count=4, on_corrupt="skip", **options)
-        batches = all_batches(photos, batch_size=1)
-        assert sorted(index for batch in batches for index in batch.indices) == [0, 3]
-        assert sorted(batch.weight for batch in batches) == [0, 0, 1, 1]
-        assert len({batch.images.shape for batch in batches}) == 1 and all(
-            len(batch.targets) == 1 for batch in batches
-        )
+    photos = pictures(corrupt=(1, 2), count=4, on_corrupt="skip", augmentation=SMALL, train=True)
+    batches = all_batches(photos, batch_size=1)
+    assert sorted(index for batch in batches for index in batch.indices) == [0, 3]
+    assert sorted(batch.weight for batch in batches) == [0, 0, 1, 1]
+    assert len({batch.images.shape for batch in batches}) == 1
+    assert all(len(batch.targets) == 1 for batch in batches)
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -7,18 +7,17 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 from atlib import AttentionTransfer, Plan
-from atlib.checkpoint_manager import CheckpointManager
 from atlib.data import TorchData, as_data, normalisation_of
 from atlib.evaluate import evaluate, predict
-from atlib.loading import ShardSpec
 from atlib.pair import IMAGENET, Normalisation, attach
 from atlib.recipe import Recipe
 from atlib.train import train
+from atrun.checkpoint_manager import CheckpointManager
 from tests.helpers import same, state_of, tiny
 from tests.picture_files import write_folders
 
@@ -51,11 +50,6 @@ class Items(Dataset):
         return self.items[index]
 
 
-class Stream(IterableDataset):
-    def __iter__(self):
-        return iter(())
-
-
 @pytest.fixture
 def images(glyphs64):
     return glyphs64.select(range(60))
@@ -70,12 +64,6 @@ def trained(data, model=None, recipe=SHORT, **options):
     model = tiny() if model is None else model
     train(model, data, recipe, cpu=True, progress=None, **options)
     return state_of(model)
-
-
-def drawn(data, workers=0, **part):
-    part = ShardSpec(**{"seed": 3, "epoch": 1, "batch_size": 8} | part)
-    batches = list(as_data(data).epoch(part, workers))
-    return {i: image for b in batches if b.weight for i, image in zip(b.indices, b.images)}
 
 
 def test_training_on_tensors_gives_the_bits_of_training_on_images(images, tensors):
@@ -93,28 +81,6 @@ def test_what_of_a_loader_is_replaced_is_said(tensors, images):
     assert same(found, trained(images))
     (text,) = [str(warning.message) for warning in said]
     assert all(word in text for word in ("batch_size=7", "24", "shuffle=False", "drop_last=True"))
-
-
-def test_random_transforms_hang_on_run_pass_and_index_alone(images):
-    data = Noisy(images)
-    states = random.getstate(), np.random.get_state()[1].copy(), torch.get_rng_state()
-    whole = drawn(data)
-    assert len(whole) == 60
-    assert random.getstate() == states[0] and (np.random.get_state()[1] == states[1]).all()
-    assert torch.equal(torch.get_rng_state(), states[2])
-    in_parts = drawn(data, rank=0, world=2) | drawn(data, rank=1, world=2)
-    later = drawn(data, start=4)
-    for other in (in_parts, drawn(data, batch_size=60)):
-        assert other.keys() == whole.keys()
-        assert all(torch.equal(whole[i], image) for i, image in other.items())
-    assert len(later) == 28 and all(torch.equal(whole[i], image) for i, image in later.items())
-    for other in (drawn(data, epoch=2), drawn(data, seed=4)):
-        assert not any(torch.equal(whole[i], image) for i, image in other.items())
-    # each image has a draw of its own, and each repeat of it
-    added = [(whole[i] - data.pixels[i]).mean().item() for i in range(60)]
-    assert len({round(value, 4) for value in added}) > 50
-    first, second, *_ = next(as_data(data).epoch(ShardSpec(0, 0, 8, repeats=2))).images
-    assert not torch.equal(first, second)
 
 
 @pytest.mark.slow

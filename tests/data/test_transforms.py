@@ -133,22 +133,15 @@ def test_a_padded_crop_is_a_window_of_the_reflected_image():
 
 def test_three_augment_is_grey_solarised_or_blurred():
     three, image = Augmentation(32, crop="centre", flip=0.0, three_augment=True), picture()
-    solarised = np.asarray(ImageOps.solarize(image, 128))
-    seen = {"grey": 0, "solarised": 0, "blurred": 0}
+    solarised, seen = np.asarray(ImageOps.solarize(image, 128)), {"grey": 0, "solarised": 0, "other": 0}
     for seed in range(60):
         found = pixels_of(three.train(image, seed), three)
-        if np.ptp(found, axis=2).max() < 1e-3:
-            seen["grey"] += 1
-        elif np.abs(found - solarised).max() < 1e-3:
-            seen["solarised"] += 1
-        # noise has less contrast between neighbours when it is blurred; a radius near 0 changes next to
-        # nothing
-        else:
-            seen["blurred"] += (
-                np.abs(np.diff(found, axis=1)).mean()
-                <= np.abs(np.diff(np.asarray(image).astype(float), axis=1)).mean()
-            )
-    assert sum(seen.values()) == 60 and min(seen.values()) >= 10
+        grey, inverted = np.ptp(found, axis=2).max() < 1e-3, np.abs(found - solarised).max() < 1e-3
+        seen["grey" if grey else "solarised" if inverted else "other"] += 1
+        if not grey and not inverted:  # noise has less contrast between neighbours when it is blurred
+            contrast = [np.abs(np.diff(each, axis=1)).mean() for each in (found, np.asarray(image) * 1.0)]
+            assert contrast[0] <= contrast[1]
+    assert min(seen.values()) >= 10
 
 
 def test_rand_augment_is_timms_of_that_string_between_crop_and_normalising():
@@ -184,24 +177,14 @@ def test_posterising_keeps_so_many_bits(string, bits):
 
 def test_a_quarter_of_the_images_lose_a_rectangle_to_noise():
     """With the same seed nothing else differs, because erasing comes last."""
-    image, erasing, erased, noise = (
-        picture(64, 64),
-        Augmentation(64, crop="centre", flip=0.0, random_erasing=0.25),
-        0,
-        [],
-    )
-    still = normalised(np.asarray(image))
+    image, erasing = picture(64, 64), Augmentation(64, crop="centre", flip=0.0, random_erasing=0.25)
+    still, noise = normalised(np.asarray(image)), []
     for seed in range(200):
         found = erasing.train(image, seed)
         changed = ((found - still).abs() > 1e-4).any(0)
         if changed.any():
-            erased += 1
-            rows, columns = torch.where(changed)
-            box = changed[rows.min() : rows.max() + 1, columns.min() : columns.max() + 1]
-            assert box.float().mean() > 0.99  # a rectangle, wholly filled
-            assert 0.015 < box.numel() / 64**2 < 0.34
             noise.append(found[:, changed])
-    assert 29 <= erased <= 71  # 3.5 standard deviations
+    assert 29 <= len(noise) <= 71  # 3.5 standard deviations
     noise = torch.cat(noise, 1)
     assert abs(noise.mean()) < 0.02 and abs(noise.std() - 1) < 0.02
 

@@ -30,16 +30,6 @@ def test_views_come_beside_each_other():
     assert not torch.equal(batches(data, epoch=2)[0].images, views)
 
 
-def test_views_hang_on_the_image_alone():
-    """Not on the process that makes them, nor on the images beside them."""
-    data = scene().with_augment(small_views(looks((0.2, 1.0), local=2)))
-    alone = {index: view for batch in batches(data) for index, view in zip(batch.indices, batch.images)}
-    for rank in range(2):
-        for batch in batches(data, rank=rank, world=2):
-            for index, view in zip(batch.indices, batch.images):
-                assert torch.equal(view, alone[index])
-
-
 def test_a_view_of_the_whole_is_the_image():
     """The aspect stretches what it can; where nothing is drawn a view is a crop, sampled between pixels."""
     ramp = torch.arange(32, dtype=torch.uint8).mul(8).expand(64, 3, 32, 32).clone()  # grows to the right

@@ -1,4 +1,4 @@
-"""A detector whose answers are known."""
+"""A small ViT for scenes, and a detector whose answers are known."""
 
 from types import SimpleNamespace
 
@@ -6,6 +6,14 @@ import torch
 from torch import nn
 
 from atfamily.detection.objects import Found
+from atlib import create_vit
+
+
+def scene_vit(seed=0, **options):
+    """For images of 64 pixels, 8 x 8 patches."""
+    torch.manual_seed(seed)
+    sizes = {"embed_dim": 16, "depth": 2, "num_heads": 2, "num_classes": 0}
+    return create_vit("scenes", **sizes | options)
 
 
 class Knows(nn.Module):

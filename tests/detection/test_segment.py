@@ -5,21 +5,18 @@ import pytest
 import torch
 from torch import nn
 
-from atbook.worlds.scenes import SceneWorld, class_of_pixels, generate_scenes
 from atfamily.detection.segment import Segmenter, mean_iou, segmentation_loss
-from atlib import AttentionTransfer, Plan, create_vit
+from atlib import AttentionTransfer, Plan
 from atlib.attention_transfer import Transferred
 from atlib.data import Images
 from atlib.losses import noted
 from atlib.recipe import Recipe
+from tests.detection.knows import scene_vit
 from tests.helpers import random_images, randomise
-
-VIT = {"img_size": 64, "patch_size": 8, "embed_dim": 16, "depth": 2, "num_heads": 2, "num_classes": 0}
 
 
 def vit(seed=0):
-    torch.manual_seed(seed)
-    return randomise(create_vit("glyphs", **VIT), seed)
+    return randomise(scene_vit(seed), seed)
 
 
 class Says(nn.Module):
@@ -75,19 +72,6 @@ def test_it_is_what_a_loop_counts_over_all_images(seed, classes):
     for batch_size in (2, 100):
         iou = mean_iou(Says(classes), painted(said, true), classes, batch_size)
         assert iou == pytest.approx(expected, rel=1e-6)
-
-
-def test_the_class_of_every_pixel_is_that_of_its_object():
-    """Where objects hide each other, too: each pixel is asked."""
-    drawn = generate_scenes("train", 8, world=SceneWorld(fewest=5, most=8, overlap=0.3))
-    classes = class_of_pixels(drawn)
-    for number in range(8):
-        for row in range(0, 64, 3):
-            for column in range(64):
-                owner = drawn.instances[number, row, column]
-                expected = 0 if owner == 0 else 1 + drawn.shape[number, owner - 1]
-                assert classes[number, row, column] == expected
-    assert classes.min() == 0 and classes.max() <= 8
 
 
 @pytest.mark.parametrize("kind", ["plain", "copy", "distill"])

@@ -8,28 +8,20 @@ from atbook.worlds.scenes import class_of_pixels, generate_scenes, scene_objects
 from atfamily.detection.detector import detection_loss, fcos, mask_rcnn
 from atfamily.detection.objects import ObjectImages
 from atfamily.detection.precision import SCENE_SIZES
-from atfamily.detection.segment import Segmenter, pixel_images, segmentation_loss
-from atlib import AttentionTransfer, Plan, create_vit
-from atlib.checkpoint_manager import CheckpointManager
-from atlib.optim import make_optimizer
+from atfamily.detection.segment import Segmenter, pixel_images
+from atlib import AttentionTransfer, Plan
 from atlib.recipe import Recipe
-from atlib.train import train
+from atlib.train import make_optimizer, train
+from atrun.checkpoint_manager import CheckpointManager
+from tests.detection.knows import scene_vit
 from tests.helpers import same, state_of
 
 RECIPE = Recipe(steps=5, batch_size=4, lr=1e-2, label_smoothing=0.0)  # 10 scenes: passes of three steps
 
 
-def vit(seed):
-    torch.manual_seed(seed)
-    return create_vit("scenes", embed_dim=16, depth=2, num_heads=2, num_classes=0)
-
-
-def backbone(how):
-    return vit(0) if how is None else AttentionTransfer(vit(1), vit(0), Plan(how=how))
-
-
 def head(build, how, classes=8):
-    model = backbone(how)
+    student = scene_vit(0)
+    model = student if how is None else AttentionTransfer(scene_vit(1), student, Plan(how=how))
     torch.manual_seed(2)
     return build(model, classes)
 
@@ -91,19 +83,6 @@ def test_pixels_of_objects_without_masks_have_no_class(scenes):
     unmasked = [objects._replace(masks=None) for objects in scenes.objects]
     with pytest.raises(ValueError):
         pixel_images(ObjectImages(scenes.pixels, unmasked))
-
-
-def test_a_segmenter_learns_its_pixels(scenes):
-    """Better than naming the background everywhere, on the scenes that it has seen."""
-    images, model = pixel_images(scenes), head(Segmenter, None, 9)
-    recipe = Recipe(steps=60, batch_size=10, lr=1e-2, label_smoothing=0.0)
-    history = train(model, images, recipe, loss=segmentation_loss, progress=None)
-    share = (images.targets == 0).double().mean()
-    objects = torch.bincount(images.targets.flatten(), minlength=9)[1:].double()
-    objects = objects[objects > 0] / objects.sum()
-    # the entropy of a pixel's class, if nothing of the image is looked at
-    blind = -(share * share.log() + (1 - share) * ((1 - share).log() + (objects * objects.log()).sum()))
-    assert history[-1]["loss"] < 0.9 * blind
 
 
 def test_a_third_of_the_scenes_objects_is_of_each_size(drawn):

@@ -10,9 +10,10 @@ from torch import nn
 
 from atbook.lab import scales
 from atbook.worlds import glyph_images, glyphs
+from atfamily.token_distillation import TokenDistillation
 from atlib import AttentionTransfer, MapCache, Plan, walk
 from atlib.attention import FORBIDDEN, Seen
-from atlib.baselines import FeatureDistillation, TokenDistillation
+from atlib.baselines import FeatureDistillation
 from atlib.data import Images, crop_and_flip
 from atlib.evaluate import predict
 from atlib.losses import dense_attention_cross_entropy

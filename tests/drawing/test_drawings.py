@@ -1,4 +1,4 @@
-"""The drawings say what is true of worlds and models, and the committed files are what the code draws."""
+"""The drawings say what is true of worlds and models, and those of records are what the code draws."""
 
 import re
 from xml.etree import ElementTree
@@ -6,22 +6,18 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
-from atbook.drawing import drawings, family, seen
-from atbook.drawing.attention import KEYS, QUERIES, VALUES
-from atbook.drawing.guide import LAST, QUESTIONS
+from atbook.drawing import drawings, seen
 from atbook.drawing.pictograms import ROWS, both, photograph, pictograms
 from atbook.drawing.ruler import RULERS
-from atbook.drawing.translation import reads
 from atbook.lab.findings import SCRATCH
 from atbook.lab.verdicts import Estimate, accuracies
 from tools.drawings import FOLDER
 
-DRAWN = dict(drawings())
+DRAWN = {file.name: file.read_text(encoding="utf-8") for file in sorted(FOLDER.glob("*.svg"))}
 
 
-def test_the_committed_files_are_what_the_code_draws():
-    committed = {file.name: file.read_text(encoding="utf-8") for file in FOLDER.glob("*.svg")}
-    changed = [name for name in {*committed, *DRAWN} if committed.get(name) != DRAWN.get(name)]
+def test_the_files_of_records_and_models_are_what_the_code_draws():
+    changed = [name for name, text in drawings() if DRAWN.get(name) != text]
     assert changed == [], "draw them anew: make drawings"
 
 
@@ -38,24 +34,19 @@ def test_letters_are_large_enough_for_a_phone_and_the_file_needs_nothing_else(na
 
 
 def test_the_numbers_of_attention_are_those_that_torch_computes():
-    q, k, v = (torch.tensor(part).float() for part in (QUERIES, KEYS, VALUES))
-    one_hot = torch.eye(len(k))
-    (row,) = torch.nn.functional.scaled_dot_product_attention(q[None, 1:2], k[None], one_hot[None])[0]
+    """From the squares of its queries, keys and values, a third full for each 1."""
+
+    def squares(colour):
+        found = re.findall(rf'height="11" fill="{colour}" fill-opacity="([\d.]+)"', DRAWN["attention.svg"])
+        return torch.tensor([float(share) for share in found]).view(-1, 4)
+
+    (q,), k = ((3 * squares(colour)).round() / 1.5 for colour in ("#E69F00", "#B8860B"))
+    *v, output = squares("#8B5A00")
+    (row,) = torch.nn.functional.scaled_dot_product_attention(q[None, None], k[None], torch.eye(5)[None])[0]
     words = re.findall(r">([\d.]+)</text>", DRAWN["attention.svg"])
     assert [f"{share:.2f}" for share in row] == [word for word in words if len(word) == 4]
-    scores = (k @ q[1]) / len(q[1]) ** 0.5
-    assert [f"{score:.1f}" for score in scores] == [word for word in words if len(word) == 3]
-    # opacities of the output's squares, the last of the file that are filled with the values' colour
-    squares = re.findall(r'fill="#8B5A00" fill-opacity="([\d.]+)"', DRAWN["attention.svg"])
-    assert [float(share) for share in squares[-4:]] == pytest.approx((row @ v / 3).tolist(), abs=0.006)
-
-
-def test_the_guide_asks_all_questions_and_says_what_to_try_for_each_answer():
-    words = re.findall(r">([^<>]+)</text>", DRAWN["guide.svg"])
-    for question in QUESTIONS:
-        assert {*question[:5]} <= {*words}
-    ways = [question.tries for question in QUESTIONS] + [LAST]
-    assert [word for word in words if word in ways] == ways
+    assert [f"{score:.1f}" for score in k @ q / 2] == [word for word in words if len(word) == 3]
+    assert output.tolist() == pytest.approx((row @ torch.stack(v)).tolist(), abs=0.01)
 
 
 def test_the_students_answer_as_the_drawings_say():
@@ -98,18 +89,6 @@ def test_the_jigsaw_points_to_another_cell_than_the_map():
     cells = [(int(x) >= 208, (int(x) - 4) % 204 // 37 + 4 * ((int(y) - 54) // 37)) for x, y in veil]
     (left,), (right,) = ({*range(16)} - {cell for there, cell in cells if there == side} for side in (0, 1))
     assert left == seen.scene().cell != right
-
-
-def test_what_is_copied_without_a_diagonal_or_on_visible_patches_is_a_map():
-    for shows in (family.without_diagonal, family.visible_map, family.patch_map, family.mean_map):
-        assert shows().sum(-1) == pytest.approx(1, abs=1e-5)
-    assert (family.without_diagonal().diagonal() == 0).all() and len(family.visible_map()) == 9
-
-
-def test_the_translation_reads_the_phrases_as_the_language_does():
-    words = re.findall(r">([^<>]+)</text>", DRAWN["card-encoder-and-decoder.svg"])
-    assert "".join(word for word in words if word in "ABCDEF") == "CBAFDE" * 2
-    assert reads().argmax(-1).tolist() == [3, 2, 1, 7, 5, 6, 8]
 
 
 @pytest.mark.parametrize("task", ["find", "match"])

@@ -2,11 +2,13 @@
 its own name."""
 
 import re
+from functools import cache
 
 import pytest
 import torch
 
-from atbook.exercises import every, judge
+from atbook.exercises import every, judge, judging
+from atbook.exercises.judging import outcome
 from tools.course import assignments, checks_of
 
 ASSIGNED = {name: checks_of(name) for name in assignments()}
@@ -14,15 +16,17 @@ EXERCISES = [*every(), *(exercise for tasks in ASSIGNED.values() for exercise in
 
 
 @pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.number)
-def test_right_answers_pass_and_every_mistake_has_its_own_message(exercise):
-    assert len(exercise.wrong) >= 3 and exercise.also_right and exercise.cases
+def test_right_answers_pass_and_every_mistake_has_its_own_message(exercise, monkeypatch):
+    run = cache(lambda answer, case, dtype: outcome(exercise, answer, case, dtype))  # each answer once
+    monkeypatch.setattr(judging, "outcome", lambda exercise, *what: run(*what))
+    assert len(exercise.wrong) >= 3 and exercise.cases  # a second right answer is the notebook's solution
     for answer in (exercise.right, *exercise.also_right):
         verdict = judge(exercise, answer)
         assert verdict.passed, verdict
-    for mistake, wrong in exercise.wrong.items():
-        verdict = judge(exercise, wrong.answer)
+    for mistake, answer in exercise.wrong.items():
+        verdict = judge(exercise, answer)
         assert not verdict.passed and verdict.mistake == mistake, f"{mistake}: {verdict}"
-        assert wrong.says and wrong.says in verdict.says
+        assert mistake and mistake in verdict.says
 
 
 def off_by_one_percent(value):
@@ -66,7 +70,7 @@ def test_numbers_are_those_of_their_chapters_in_order():
     pages = {}
     for exercise in every():
         page, number = re.fullmatch(r"([DHF]?\d+)\.(\d)", exercise.number).groups()
-        assert exercise.stars in (1, 2, 3) and 5 <= exercise.minutes <= 60 and exercise.subject
+        assert exercise.subject
         pages.setdefault(page, []).append(int(number))
     kinds = {kind: [int(page.strip("DHF")) for page in pages if page.startswith(kind)] for kind in "DHF"}
     chapters = [int(page) for page in pages if page.isdecimal()]
@@ -80,6 +84,5 @@ def test_tasks_have_three_variants(name):
     variants = {}
     for exercise in ASSIGNED[name]:
         assert exercise.number.startswith(name.upper())
-        assert exercise.stars in (1, 2, 3) and 5 <= exercise.minutes <= 60
         variants.setdefault(exercise.number[:-1], []).append(exercise.number[-1])
     assert variants and all(letters == ["a", "b", "c"] for letters in variants.values())

@@ -67,8 +67,9 @@ def without_head(state):
 
 @pytest.mark.parametrize("variant", DETECTION.variants, ids=lambda variant: variant.name)
 def test_a_variant_is_what_its_name_says(variant, sources):
-    name, how, of = (variant.differs[field] for field in ("head", "method", "teacher"))
-    model = variant.build(sources)
+    name, _, how = variant.name.partition(", ")
+    how, _, of = how.partition(" from ")
+    model = variant.build(sources._replace(schooling=variant.schooling))
     vit, student = model.backbone.vit, model.backbone.student
     if name.startswith("segment"):
         assert type(model) is Segmenter and model.head.out_channels == 9

@@ -16,9 +16,10 @@ from atbook.worlds import glyph_images, glyphs
 from atbook.worlds import shifts as ood
 from atbook.worlds.shifts import SHIFTS, all_shifts, shifted
 from atfamily.depth import branch_ratios
+from atfamily.measures.cka import linear_cka
 from atfamily.measures.subsets import class_counts, class_groups, group_accuracy
 from atlib import AttentionTransfer, Plan, create_vit, walk
-from atlib.analysis import attention_entropy, head_divergence, linear_cka
+from atlib.analysis import attention_entropy, head_divergence
 from atlib.checkpoint import save_vit
 from atlib.vit import Architecture
 from tests import toy

@@ -18,11 +18,9 @@ from tests.helpers import same
 OTHER = Schooling("other", changes={"steps": 1})
 STUDY = Study(
     "toy study",
-    "",
-    "",
     (
         Variant("scratch", scratch, "fine-tune"),
-        Variant("copy other", by(schooling=OTHER), "fine-tune", schooling=OTHER),
+        Variant("copy other", by(), "fine-tune", schooling=OTHER),
         Variant("copy", by(), "fine-tune"),
     ),
 )
@@ -39,7 +37,7 @@ def losses(models, sources):
 
 
 EXAMINATION = Examination(
-    "toy examination", "", "", (STUDY,), ("scratch", "copy other"), losses, seeds=2, only=("toy",)
+    "toy examination", losses, (STUDY,), ("scratch", "copy other"), seeds=2, only=("toy",)
 )
 
 

@@ -1,5 +1,7 @@
 """The study of linear attention: all students begin alike, and what is measured."""
 
+import copy
+
 import pytest
 import torch
 
@@ -8,6 +10,7 @@ from atbook.lab.linear import LINEAR
 from atlib import walk
 from atlib.pair import student_of
 from tests import toy
+from tests.helpers import randomise
 from tests.toy import sources as sources  # a fixture
 
 
@@ -39,3 +42,23 @@ def test_entropies_are_those_of_the_maps_that_are_used(sources, name):
         if variant.twin:
             of_teacher = entropy(walk(model.teacher, shown).layers)
             assert figures["teacher_map_entropy"] == pytest.approx(of_teacher, rel=1e-5)
+
+
+def test_updates_of_low_rank_begin_at_nothing_and_move_q_k_v_and_the_projection_alone(sources, monkeypatch):
+    """W + 2 · up · down for each of q, k and v, of rank 8; nothing else has a gradient."""
+    before = LINEAR.variant("fine-tuned, all").build(sources)
+    monkeypatch.setattr(type(sources), "model_of", lambda *names: copy.deepcopy(before))
+    model = LINEAR.variant("fine-tuned, outputs, then low rank").build(sources)
+    images = toy.TOY.held_out("test").take(range(8))[0]
+    assert torch.equal(model(images), before(images))
+    learned = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+    kinds = {name.split(".blocks.")[1][2:] for name in learned}
+    parts = [f"attn.{linear}.parametrizations.weight.0" for linear in ("qkv", "proj")]
+    assert kinds == {f"{part}.{side}" for part in parts for side in ("up", "down")}
+    tuned, plain = model.model.blocks[0].attn, before.model.blocks[0].attn
+    for layer, was, count in ((tuned.qkv, plain.qkv, 3), (tuned.proj, plain.proj, 1)):
+        update = layer.parametrizations.weight[0]
+        randomise(update)
+        products = [2 * up @ down for up, down in zip(update.up, update.down)]
+        assert len(products) == count and update.up.shape[-1] == 8
+        torch.testing.assert_close(layer.weight, was.weight + torch.cat(products))

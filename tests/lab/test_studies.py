@@ -22,9 +22,9 @@ from atfamily.resmlp import mean_patch_maps, static_maps
 from atlib import Plan
 from atlib.baselines import LogitDistillation
 from atlib.checkpoint import load_vit, save_weights
-from atlib.compatibility import describe
 from atlib.loading import seed_for
 from atlib.pair import student_of
+from atlib.student import describe
 from atlib.vit import Architecture
 from tests import toy
 from tests.helpers import randomise, same
@@ -35,9 +35,13 @@ EVERY = [
     if study.name != "mosaics"  # which has a world, and a test, of its own
     for variant in study.variants
 ]
-# One of those that are built, trained and measured alike: of them the recipe or the number of labels differs.
+# One of those that are built, trained and measured alike: of them the recipe, the number of labels or the
+# teacher's weights differ.
 BUILT = {
-    (pickle.dumps((v.build, v.loss, v.measure)), str(v.student), v.needs): (study, v)
+    (
+        pickle.dumps((v.build, v.loss, v.measure)),
+        str((v.student, v.needs, v.schooling and v.schooling.model)),
+    ): (study, v)
     for study, v in reversed(EVERY)
 }
 TEACHERS = {schooling.name: schooling for study in STUDIES.values() for schooling in study.teachers}
@@ -77,7 +81,7 @@ def build(sources):
     def built(study, name):
         variant = study.variant(name)
         scale = replace(toy.TOY, student=Architecture("glyphs", dict(variant.student)), unlabelled=400)
-        return variant.build(sources._replace(scale=scale))
+        return variant.build(sources._replace(scale=scale, schooling=variant.schooling))
 
     return built
 
@@ -103,14 +107,15 @@ def without_head(state):
 @pytest.mark.parametrize("schooling, outputs", [(None, 192), (COLOUR, 6)])
 def test_fine_tune_has_the_teachers_body_and_a_new_head(sources, kept, schooling, outputs):
     expected = kept(schooling and schooling.name)
-    teacher, student = sources.teacher(schooling), fine_tune(sources, schooling)
+    sources = sources._replace(schooling=schooling)
+    teacher, student = sources.teacher(), fine_tune(sources)
     assert same(teacher.state_dict(), expected) and teacher.head.out_features == outputs
     assert same(without_head(student.state_dict()), without_head(expected))
     assert student.head.out_features == 8 and all(
         parameter.requires_grad for parameter in student.parameters()
     )
     torch.manual_seed(99)  # what was drawn before does not matter
-    assert same(fine_tune(sources, schooling).state_dict(), student.state_dict())
+    assert same(fine_tune(sources).state_dict(), student.state_dict())
 
 
 @pytest.mark.parametrize("build", [scratch, fine_tune, by()], ids=["scratch", "fine-tune", "copy"])
@@ -156,9 +161,9 @@ def test_every_variant_is_built_of_what_it_names_and_trains_one_step(build, stud
     asked, needed = [], set()
 
     class Watched(Sources):
-        def teacher(self, schooling=None):
-            asked.append(schooling)
-            return super().teacher(schooling)
+        def teacher(self):
+            asked.append(self.schooling)
+            return super().teacher()
 
         def fine_tuned(self):
             needed.add("fine-tuned")
@@ -176,9 +181,7 @@ def test_every_variant_is_built_of_what_it_names_and_trains_one_step(build, stud
     watched = replace(variant, build=lambda sources: plain(Watched(*sources)))
     model = build(replace(study, variants=(watched,)), variant.name).train()
     assert needed == set(variant.needs)
-    schoolings = [one for one in asked if one is not None]
-    assert all(one == variant.schooling for one in schoolings)
-    assert bool(schoolings) == (variant.schooling is not None)
+    assert variant.schooling is None or variant.schooling in asked, "it is made for nothing"
     scale = replace(variant.scale(toy.TOY), labels=16)
     images = variant.images(scale, 0) if variant.images else scale.labelled(0, twin=variant.twin)
     variant.loss(model, *images.take(range(4)), replace(scale.training, **variant.changes)).backward()
@@ -199,12 +202,13 @@ def test_a_convnets_predictions_are_those_of_its_run(build, place):
     convnet = "convnet, 32000 labels"
     kept = load_file(built_on(TOKEN, place, convnet, 0).weights)
     taught = [variant for variant in TOKEN.variants if variant.needs == (convnet,)]
-    assert {variant.differs["form"] for variant in taught} == {"soft", "hard", "token"}
-    for variant in taught:
+    forms = [variant.name.partition(",")[0] for variant in taught]
+    assert forms == ["soft", "hard", "token"]
+    for form, variant in zip(forms, taught):
         model = build(TOKEN, variant.name)
         assert same(model.teacher.state_dict(), kept)
-        assert (type(model) is LogitDistillation) == (variant.differs["form"] != "token")
-        assert model.hard == (variant.differs["form"] != "soft")
+        assert (type(model) is LogitDistillation) == (form != "token")
+        assert model.hard == (form != "soft")
 
 
 # --- Pre-training
@@ -250,7 +254,7 @@ def test_a_teacher_is_made_once_kept_and_recorded(study, schooling, place, tmp_p
     assert 0 <= record.results["unlearned"] < 2 and math.isfinite(record.results["pretraining_loss"])
     assert ("evenness" in record.results) == schooling.measures_maps
     kept = load_vit(folder.teacher(0, schooling))
-    student = fine_tune(Sources(folder, toy.TOY, 0), schooling)
+    student = fine_tune(Sources(folder, toy.TOY, 0, schooling=schooling))
     assert same(without_head(student.state_dict()), without_head(kept.state_dict()))
     toy.forbid_training(monkeypatch)
     runner.make_teacher(folder, 0, study, schooling)

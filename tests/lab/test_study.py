@@ -56,8 +56,6 @@ LR = tuple({"lr": lr} for lr in (1e-4, 1e-2, 1e-3))
 INVERTED = Schooling("inverted", world=glyphs.World(rendering="inverted"), changes={"steps": 1})
 STUDY = Study(
     "toy study",
-    "",
-    "",
     (
         Variant("weight 7", distilled, "distill", {"transfer_weight": 7.0}),
         Variant("tuned", Sources.student, "distill", trials=LR, student={"num_heads": 2}, labels=8),
@@ -65,10 +63,8 @@ STUDY = Study(
 )
 TAUGHT = Study(
     "toy teachers",
-    "",
-    "",
     (
-        Variant("copy", by(schooling=INVERTED), "distill", schooling=INVERTED),
+        Variant("copy", by(), "distill", schooling=INVERTED),
         Variant("two classes", scratch, "distill", images=two_classes),
         Variant("inverted", scratch, "distill", world=INVERTED.world),
     ),
@@ -305,8 +301,6 @@ def head_of(sources):
 
 BUILT_ON = Study(
     "toy built on",
-    "",
-    "",
     (
         Variant("second", head_of, "distill", trials=LR[:2], needs=("first",)),
         Variant("first", scratch, "distill", trials=LR[:2], loss=squared_loss),

@@ -95,17 +95,6 @@ def test_a_click_on_the_photograph_chooses_a_patch(opened, maps):
         assert chosen["y"] == pytest.approx(box["y"] + row / ROWS * box["height"], abs=1)
 
 
-def test_the_pointer_reads_a_share(opened, maps):
-    page = opened("#layer=0&head=1&token=2.3")
-    box = stage(page).bounding_box()
-    stage(page).hover(position={"x": 4.5 / COLUMNS * box["width"], "y": 1.5 / ROWS * box["height"]})
-    read = page.inner_text(".look-main .look-read")
-    row = maps[0, 1, FIRST + 2 * COLUMNS + 3].double().numpy()
-    key = FIRST + COLUMNS + 4
-    assert read.startswith("to row 1, column 4: ")
-    assert abs(float(read.rpartition(" ")[2]) - row[key]) <= bound(row)[key] + max(0.005, 0.05 * row[key])
-
-
 def test_the_keyboard_alone_is_enough(opened, maps):
     page = opened()
     stage(page).focus()

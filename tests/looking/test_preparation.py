@@ -83,17 +83,7 @@ def test_a_file_that_is_no_picture_is_named(tmp_path, small_vit):
         look(small_vit(), tmp_path / "missing.png")
 
 
-@pytest.mark.parametrize(
-    "field, value",
-    [
-        ("size", (0, 32)),
-        ("mean", (0.5,)),
-        ("std", (0.5, 0.0, 0.5)),
-        ("crop_pct", 0.0),
-        ("crop_mode", "centre"),
-    ],
-)
-def test_a_preparation_that_cannot_be_is_named(field, value):
-    good = Preparation((32, 32), (0.5,) * 3, (0.25,) * 3)
-    with pytest.raises(ValueError, match=f"Preparation\\({field}="):
-        prepare(picture(), good._replace(**{field: value}))
+@pytest.mark.parametrize("change", [{"crop_pct": 0.0}, {"crop_pct": 1.5}, {"crop_mode": "centre"}])
+def test_a_preparation_that_cannot_be_is_refused(change):
+    with pytest.raises(ValueError):
+        prepare(picture(), Preparation((32, 32), (0.5,) * 3, (0.25,) * 3)._replace(**change))

@@ -7,6 +7,15 @@ import torch
 
 from atfamily.measures.accounting import method_costs, shape_of, step_memory
 from atfamily.measures.bleu import bleu
+from atfamily.measures.cka import (
+    MinibatchCKA,
+    StreamingCKA,
+    class_token,
+    every_token,
+    layer_cka,
+    linear_cka,
+    patch_mean,
+)
 from atfamily.measures.controls import patch_order, switched
 from atfamily.measures.fourier import fourier_profile
 from atfamily.measures.predictions import (
@@ -21,22 +30,15 @@ from atfamily.measures.robustness import effective_robustness, fit_line
 from atfamily.measures.subsets import group_accuracy, long_tail
 from atlib import AttentionTransfer, Plan, create_vit
 from atlib.analysis import (
-    MinibatchCKA,
-    StreamingCKA,
     StreamingDivergence,
     attention_distance,
     attention_entropy,
     check_maps,
     class_attention,
-    class_token,
     compare_layers,
     describe_layers,
-    every_token,
     head_divergence,
     jensen_shannon,
-    layer_cka,
-    linear_cka,
-    patch_mean,
     prefix_share,
     rollout,
 )  # fmt: skip

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from atfamily.attndistill import AttnDistill
-from atlib.baselines import FeatureDistillation, LogitDistillation, TokenDistillation
+from atfamily.token_distillation import TokenDistillation
+from atlib.baselines import FeatureDistillation, LogitDistillation
 from tests import longhand
 from tests.helpers import Bomb, random_images
 

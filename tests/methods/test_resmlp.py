@@ -5,8 +5,8 @@ import torch
 
 from atfamily.resmlp import MIXINGS, StaticMapDistill, copy_static_maps, mean_patch_maps, resmlp, static_maps
 from atlib import create_vit, walk
-from atlib.optim import make_optimizer
 from atlib.recipe import Recipe
+from atlib.train import make_optimizer
 from tests.helpers import SMALL_VIT, random_images, random_maps, randomise, state_of
 
 

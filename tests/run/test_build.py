@@ -18,7 +18,7 @@ def config(tmp_path, how="copy", plan=None, **student):
     """A run whose teacher reads its class token, and whose student has `student`'s constructor arguments."""
     teacher = Architecture("vit_tiny_patch16_224", {**TINY, "num_classes": 0})
     path = save_vit(tmp_path / "teacher.safetensors", teacher.build(), teacher)
-    return RunConfig.of(
+    return RunConfig(
         recipe_name="mine",
         method=how,
         model=Architecture("vit_tiny_patch16_224", TINY | student),

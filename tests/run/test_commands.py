@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import signal
+from dataclasses import replace
 
 import datasets
 import numpy as np
@@ -13,8 +14,7 @@ import timm
 import torch
 from safetensors.torch import load_file
 
-import atlib
-from atbook.worlds import glyphs, marked_glyphs
+from atbook.worlds import marked_glyphs
 from atlib.attention_transfer import AttentionTransfer
 from atlib.checkpoint import load_bundle, load_vit, save_vit
 from atlib.evaluate import evaluate
@@ -32,12 +32,8 @@ from tests import stopped_runs
 from tests.helpers import in_a_fork, made_once, randomise, same, state_of
 from tests.picture_files import write_parquet
 from tests.run import photographs
-from tests.stopped_runs import HELD_OUT, asked, sets
-
-
-@pytest.fixture(autouse=True)
-def few_images(monkeypatch):
-    monkeypatch.setattr(glyphs, "SIZES", glyphs.SIZES | HELD_OUT)
+from tests.stopped_runs import asked, sets
+from tests.stopped_runs import few_held_out as few_held_out  # a fixture
 
 
 @pytest.fixture
@@ -227,7 +223,7 @@ def test_out_of_memory_says_what_takes_less(tmp_path, capsys, error):
     def run():
         raise error
 
-    assert commands._until_stopped(tmp_path, run) == 1
+    assert commands.until_stopped(run, str) == 1
     (line,) = capsys.readouterr().err.splitlines()
     ways_out = ("out of memory", "--accumulate", "--checkpoint_activations true", "--batch_size")
     assert all(part in line for part in (str(error).split(".")[0], *ways_out))
@@ -238,7 +234,7 @@ def test_what_is_an_error_of_ours_is_not_hidden(tmp_path):
         raise RuntimeError("a shape is wrong")
 
     with pytest.raises(RuntimeError, match="a shape is wrong"):
-        commands._until_stopped(tmp_path, run)
+        commands.until_stopped(run, str)
 
 
 @pytest.mark.parametrize("checkpoints", [True, False], ids=["with checkpoints", "without"])
@@ -288,7 +284,6 @@ def test_a_damaged_checkpoint_is_a_sentence_said_once(tmp_path, capsys):
     err = capsys.readouterr().err
     assert err.count("damaged (") == err.count(f"{newest} is damaged (") == 1 and "UserWarning" not in err
     assert err.count("log.jsonl, line 2") == 1 and logged(out) == [1, 2, 3, 4, 5]
-    assert (out / "log.jsonl.damaged").read_text().count("nonsense") == 1
 
 
 def test_what_was_changed_against_the_recipe_is_said_when_training_starts(tmp_path, capsys):
@@ -309,14 +304,6 @@ def test_what_is_left_of_a_run_without_its_config_is_not_written_over(tmp_path, 
     with pytest.raises(ValueError, match="/".join(left.split("/")[:2])):
         runner.check_folder(tmp_path)
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == [tmp_path / left]
-
-
-@pytest.mark.parametrize("place", ["file", "file/run", "/proc/nope", "/proc/nope/deeper"])
-def test_a_folder_that_cannot_be_made_is_named(tmp_path, place):
-    (tmp_path / "file").write_text("here")
-    with pytest.raises(ValueError, match=place):
-        runner.check_folder(tmp_path / place)
-    assert (tmp_path / "file").read_text() == "here" and list(tmp_path.iterdir()) == [tmp_path / "file"]
 
 
 def test_a_folder_with_a_run_is_left_alone(tmp_path, capsys, monkeypatch):
@@ -368,7 +355,7 @@ def test_a_task_makes_a_teacher(task, tmp_path):
     if task == "simmim":
         assert (built.unit, built.hidden) == (2, 3), "0.6 of 2 x 2 squares"
         return
-    assert read_config(out).task.momentum == (0.99 if task == "moco" else 0.996)
+    assert read_config(out).momentum == (0.99 if task == "moco" else 0.996)
     first, last = built.vit.patch_embed.proj.weight, teacher.patch_embed.proj.weight
     assert torch.equal(first, last) is (task == "moco"), "frozen"
 
@@ -483,7 +470,7 @@ def test_a_corrupt_image_of_the_evaluation_does_not_end_a_run_for_good(tmp_path,
     assert command.main(["resume", str(out)]) == 2
     assert read_config(out) == started and not (out / "record.json").exists()
     assert command.main(["resume", str(out), "--on-corrupt", "skip"]) == 0
-    assert read_config(out) == started.changed(on_corrupt="skip")
+    assert read_config(out) == replace(started, on_corrupt="skip")
     results = read_record(out / "record.json").results
     assert "validation_accuracy" in results and results["validation_images"] == 2
     request = photographs.asked(folder_of_images, whole, "save_every=2")
@@ -492,7 +479,7 @@ def test_a_corrupt_image_of_the_evaluation_does_not_end_a_run_for_good(tmp_path,
     capsys.readouterr()
     assert command.main(["resume", str(out), "--on-corrupt", "raise"]) == 0
     assert "is finished" in capsys.readouterr().out
-    assert read_config(out).reading.on_corrupt == "skip", "a finished run is not touched"
+    assert read_config(out).on_corrupt == "skip", "a finished run is not touched"
 
 
 def test_a_stream_is_trained_on_stopped_and_gone_on_with(tmp_path, capsys, monkeypatch):
@@ -514,7 +501,7 @@ def test_a_stream_is_trained_on_stopped_and_gone_on_with(tmp_path, capsys, monke
         assert command.main(request("stopped")) == 75
     assert command.main(["resume", str(tmp_path / "stopped")]) == 0
     stopped, whole = tmp_path / "stopped", tmp_path / "whole"
-    assert logged(stopped) == [1, 2, 3, 4, 5, 6] and read_config(stopped).reading.streaming
+    assert logged(stopped) == [1, 2, 3, 4, 5, 6] and read_config(stopped).streaming
     assert same(weights(stopped), weights(whole))
     assert read_record(stopped / "record.json").results == read_record(whole / "record.json").results
     capsys.readouterr()
@@ -535,9 +522,3 @@ def test_another_teacher_in_the_same_place_is_refused(tmp_path, teacher, capsys,
     assert "teacher's sha256" in capsys.readouterr().err
     path.write_bytes(good)
     assert command.main(["resume", str(out)]) == 0
-
-
-def test_version(capsys):
-    with pytest.raises(SystemExit) as ended:
-        command.main(["--version"])
-    assert ended.value.code == 0 and capsys.readouterr().out == f"python -m atlib {atlib.__version__}\n"

@@ -13,10 +13,9 @@ from atrun.build import training_images
 from atrun.config import RunConfig, read_config, write_config
 from atrun.configure import config_diff, configure, data_name
 from atrun.data.transforms import Augmentation
-from atrun.parts import Classify, Generated, Mae, Rows
 from atrun.recipes import published
 
-GLYPHS = RunConfig.of(
+GLYPHS = RunConfig(
     recipe_name="mine",
     method="scratch",
     model=Architecture("glyphs"),
@@ -35,7 +34,7 @@ def asked(recipe, *changes, data="atbook.worlds:marked_glyphs", **options):
     "config",
     [
         GLYPHS,
-        RunConfig.of(
+        RunConfig(
             recipe_name="copy-vit-large",
             method="copy",
             model=Architecture("vit_tiny_patch16_224", {"global_pool": "avg", "img_size": 64}),
@@ -56,7 +55,7 @@ def asked(recipe, *changes, data="atbook.worlds:marked_glyphs", **options):
             keep=3,
             seed=11,
         ),
-        RunConfig.of(
+        RunConfig(
             recipe_name="distill",
             method="distill",
             model=Architecture("glyphs"),
@@ -138,7 +137,7 @@ def test_a_published_recipe_is_what_is_run():
     resolved = config.on(1_281_167)
     assert resolved == replace(config, recipe=source.recipe.on(1_281_167)) == resolved.on(3)
     assert resolved.recipe.steps == 200 * 626, "626 steps of 2,048 images an epoch, the last one smaller"
-    found = config.method, config.teacher, config.drop_path, config.task.evaluation_split
+    found = config.method, config.teacher, config.drop_path, config.evaluation_split
     assert found == ("distill", "vit_large_patch16_224.mae", 0.2, "validation")
     more = {"drop_path_rate": 0.2, "num_classes": 1000, "img_size": 224}
     assert config.architecture(1000).overrides == source.options | more
@@ -152,22 +151,21 @@ def test_changes_in_epochs_reach_the_steps():
     assert (mae.steps, mae.lr, mae.warmup) == (6, 2.5e-4, 0.1), "also where the recipe is in steps"
 
 
-def test_a_run_has_the_parts_of_its_method_and_data():
-    for task, reading in ((Mae(), Generated()), (Classify(), Rows())):
-        with pytest.raises(ValueError, match="Classify.*Generated"):
-            replace(GLYPHS, task=task, reading=reading)
-    with pytest.raises(ValueError, match="'scratch' .* no mask_ratio"):
-        GLYPHS.changed(mask_ratio=0.5)
-    with pytest.raises(ValueError, match="mae .*'coco'"):
+def test_a_run_has_the_settings_of_its_method_and_data():
+    for name, value in {"mask_ratio": 0.5, "on_corrupt": "raise", "jitter": (0.5, 2.0)}.items():
+        assert name not in GLYPHS.describe()
+        with pytest.raises(ValueError, match=name):
+            replace(GLYPHS, **{name: value})
+    with pytest.raises(ValueError, match="'coco'"):
         configure("mae", "coco")
 
 
 def test_settings_where_they_have_a_use():
-    assert configure(**asked("mae", "mask_ratio=0.5", "decoder_width=32")).task.mask_ratio == 0.5
+    assert configure(**asked("mae", "mask_ratio=0.5", "decoder_width=32")).mask_ratio == 0.5
     weighted = configure(**asked("find-distill", "transfer_weight=1", "evaluate_every=2", teacher=__file__))
     assert weighted.recipe.transfer_weight == 1
     changes = ("streaming=true", "on_corrupt=skip")
-    assert configure(**asked("distill-vit-large", *changes, data="imagenet-1k")).reading.streaming
+    assert configure(**asked("distill-vit-large", *changes, data="imagenet-1k")).streaming
 
 
 def test_paths_are_kept_in_full_for_another_working_folder(tmp_path, monkeypatch):
@@ -183,11 +181,11 @@ def test_what_must_not_change_when_a_run_goes_on():
     free = {"workers": 3, "save_every": 7, "keep": 9, "tracker": "mlflow"}
     fixed = {"seed": 1, "recipe": Recipe(lr=1.0), "drop_path": 0.1, "data_size": 5}
     for name, value in (free | fixed).items():
-        changed = GLYPHS.changed(**{name: value})
+        changed = replace(GLYPHS, **{name: value})
         assert (changed.fingerprint() == GLYPHS.fingerprint()) == (name in free), name
     photographs = configure("mae-scratch-vit-base", "imagenet-1k")
-    assert photographs.changed(on_corrupt="skip").fingerprint() == photographs.fingerprint()
-    assert photographs.changed(streaming=True).fingerprint() != photographs.fingerprint()
+    assert replace(photographs, on_corrupt="skip").fingerprint() == photographs.fingerprint()
+    assert replace(photographs, streaming=True).fingerprint() != photographs.fingerprint()
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"recipe_name": "x"}', '{"mode": 1}'])
@@ -202,14 +200,14 @@ def test_a_config_of_before_there_were_other_trackers(tmp_path):
     described = {name: value for name, value in GLYPHS.describe().items() if name != "tracker"}
     for asked_for, tracker in ((False, None), (True, "tensorboard")):
         (tmp_path / "config.json").write_text(json.dumps(described | {"tensorboard": asked_for}))
-        assert read_config(tmp_path) == GLYPHS.changed(tracker=tracker)
+        assert read_config(tmp_path) == replace(GLYPHS, tracker=tracker)
 
 
 def test_a_config_with_the_names_of_an_earlier_version_says_so(tmp_path):
     described = GLYPHS.describe()
     described |= {"heads": None, "head_sizes": None}
     (tmp_path / "config.json").write_text(json.dumps(described))
-    with pytest.raises(OSError, match=r"config.json .* heads, head_sizes"):
+    with pytest.raises(OSError, match="config.json"):
         read_config(tmp_path)
 
 

@@ -4,9 +4,9 @@ import pytest
 
 from atfamily.measures.controls import controls_table, switched
 from atrun import __main__ as command
-from atrun.build import training_images
+from atrun.build import held_out, training_images
 from atrun.config import read_config
-from atrun.runner import held_out, load_result, weights_of
+from atrun.runner import load_result, weights_of
 from tests.helpers import made_once
 from tests.stopped_runs import asked
 from tests.stopped_runs import few_held_out as few_held_out  # a fixture

@@ -20,8 +20,9 @@ from atlib.plan import Plan
 from atlib.train import train
 from atlib.vit import Architecture
 from atrun import __main__ as command
+from atrun import config as of_runs
 from atrun import estimate as dry_run
-from atrun import parts, runner
+from atrun import runner
 from atrun.config import read_config
 from atrun.configure import configure
 from atrun.data.coco import CocoObjects
@@ -159,7 +160,7 @@ def test_copy_keeps_its_teacher_and_distill_and_fine_tuning_do_not(coco, teacher
             assert all(torch.allclose(found[name], start[name], rtol=0, atol=1e-9) for name in start)
     averaged = load_detector(tmp_path / "copy" / "averaged.safetensors").detector
     assert not same(averaged.heads.state_dict(), detector.heads.state_dict())
-    assert read_config(tmp_path / "copy").task.detector == "fcos"
+    assert read_config(tmp_path / "copy").detector == "fcos"
     capsys.readouterr()
     assert command.main(["evaluate", str(tmp_path / "copy"), "--averaged"]) == 0
     assert "averaged.safetensors on coco" in (said := capsys.readouterr().out) and "mask" not in said
@@ -210,7 +211,7 @@ def test_what_is_missing_is_named(coco, tmp_path, capsys):
 
 
 def test_names_are_those_of_the_detectors():
-    assert set(parts.DETECTORS) == set(DETECTORS) and set(parts.DETECTOR_SIZES) == set(SIZES)
+    assert set(of_runs.DETECTORS) == set(DETECTORS) and set(of_runs.DETECTOR_SIZES) == set(SIZES)
 
 
 @pytest.fixture
@@ -261,7 +262,7 @@ def test_two_layers_more_cost_a_detector_what_they_cost_a_classifier(method, aga
     that is made over again in order to store no map: of Copy the scores twice, and three that its gradient
     does not need."""
     config = configure("vitdet-scratch-vit-base", "coco")
-    config = config.changed(detector="fcos", detector_sizes="small")
+    config = replace(config, detector="fcos", detector_sizes="small")
     formula_of = {"copy": copy, "distill": distill}.get(method, lambda shape, layers: fine_tuning(shape))
     if method != "scratch":
         config = replace(config, method=method, plan=Plan(how=method), teacher=UNTRAINED)

@@ -11,8 +11,9 @@ from PIL import Image
 from safetensors.torch import save_file
 from timm.data import create_transform, resolve_data_config
 
+from atfamily.stored_maps import save_stored_maps
 from atlib import AttentionTransfer, Plan
-from atlib.baselines import MeanMapCopy, save_stored_maps
+from atlib.baselines import MeanMapCopy
 from atlib.checkpoint import load_vit, read_header, save_bundle, save_vit
 from atlib.pair import Normalisation, attach
 from atlib.vit import Architecture

@@ -24,6 +24,7 @@ from atrun.config import read_config, write_config
 from atrun.configure import configure
 from atrun.data.loading import CorruptImage
 from atrun.log import read_log
+from atrun.method import DERIVED
 from atrun.record import read_record
 from atrun.runner import start
 from tests.helpers import random_images, randomise
@@ -165,7 +166,7 @@ def test_settings_replace_rules_and_others_follow():
     assert run.recipe.lr == pytest.approx(1e-3 * 0.25 * 0.75), "the rate follows the batch"
     run = configure("distill", "imagenet-1k", LARGE, {"steps": "20020", "plan.layers": "[0,1]"})
     assert (run.recipe.steps, run.recipe.epochs, run.recipe.ema) == (20020, None, None)
-    assert run.task.evaluate_every == 1, "four passes"
+    assert run.evaluate_every == 1, "four passes"
     assert run.plan.layers == (0, 1)
     run = configure("distill", "imagenet-1k", LARGE, {"base_lr": "1e-3"})
     assert run.on(1_281_167).recipe.lr == pytest.approx(1e-3), "256 images a step"
@@ -186,7 +187,7 @@ def test_an_untrained_teacher_is_built_like_the_model():
         configure("fine-tune", "cifar10", "untrained")
 
 
-@pytest.mark.parametrize("recipe", [name for name in generic.NAMES if not name.is_unlabelled])
+@pytest.mark.parametrize("recipe", [name for name in DERIVED if not name.is_unlabelled])
 def test_a_run_of_each(tmp_path, photographs, capsys, recipe):
     teacher = teacher_file(tmp_path / "teacher.safetensors", Normalisation(0.5, 0.25), CLASSES)
     out = tmp_path / "run"
@@ -196,7 +197,7 @@ def test_a_run_of_each(tmp_path, photographs, capsys, recipe):
     assert "--batch_size 16: " in said and "--epochs" not in said and "--lr" not in said
     config = read_config(out)
     assert config.recipe_name == config.method == recipe and config.recipe.steps == 4
-    assert config.recipe.lr == 1e-4 and config.task.evaluate_every == 1
+    assert config.recipe.lr == 1e-4 and config.evaluate_every == 1
     assert len([*(out / "maps").iterdir()]) == 2 and (out / "student.safetensors").exists()
 
 
@@ -260,7 +261,7 @@ TEACHER = "vit_small_patch16_224"  # 12 layers, 384 wide, 6 heads
     ],
 )
 def test_a_student_of_another_size(student, width, heads, depth, layers, unequal):
-    settings = generic.student_settings(student, TEACHER, {})
+    settings = generic.with_student(student, TEACHER, {})
     run = configure("distill", "cifar10", TEACHER, settings)
     vit = run.skeleton(10)
     assert (vit.embed_dim, vit.blocks[0].attn.num_heads, len(vit.blocks)) == (width, heads, depth)
@@ -270,9 +271,9 @@ def test_a_student_of_another_size(student, width, heads, depth, layers, unequal
 
 def test_copy_pairs_all_layers_and_patches_of_another_size_are_resampled():
     student = "vit_tiny_patch16_224"
-    run = configure("copy", "cifar10", "vit_base_patch32_224", generic.student_settings(student, TEACHER, {}))
+    run = configure("copy", "cifar10", "vit_base_patch32_224", generic.with_student(student, TEACHER, {}))
     assert run.plan == Plan(how="copy", unequal_heads="aggregate", unequal_grid="resample")
-    half = generic.student_settings("half", TEACHER, {})
+    half = generic.with_student("half", TEACHER, {})
     pairs = {0: 1, 1: 3, 2: 5, 3: 7, 4: 9, 5: 11}
     assert configure("copy", "cifar10", TEACHER, half).plan.layers == Plan(layers=pairs).layers
 
@@ -280,11 +281,11 @@ def test_copy_pairs_all_layers_and_patches_of_another_size_are_resampled():
 @pytest.mark.parametrize("student, teacher", [("tinyy", TEACHER), ("half", None), ("half", "untrained")])
 def test_a_size_needs_a_teacher_and_a_known_name(student, teacher):
     with pytest.raises(ValueError, match=student):
-        generic.student_settings(student, teacher, {})
+        generic.with_student(student, teacher, {})
 
 
 def test_features_of_a_smaller_student_are_paired_as_maps_are(tmp_path):
-    settings = generic.student_settings("half", TEACHER, {})
+    settings = generic.with_student("half", TEACHER, {})
     run = configure("features", "cifar10", TEACHER, settings)
     assert run.feature_layers == ((0, 1), (1, 3), (2, 5), (3, 7))
     write_config(tmp_path, run)

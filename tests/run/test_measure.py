@@ -26,12 +26,6 @@ LOOK = {"image_size": 16, "crop_pct": 1.0, "mean": [0.4] * 3, "std": [0.3] * 3}
 IDS = list(ImageNetInfo().label_names())
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path_factory, monkeypatch):
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
-    datasets.disable_progress_bars()
-
-
 def vit_file(path, classes=1000, seed=0, look=LOOK):
     vit = {"img_size": 16, "patch_size": 8, "embed_dim": 24, "depth": 1, "num_classes": classes}
     architecture = Architecture("vit_tiny_patch16_224", vit)

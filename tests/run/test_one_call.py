@@ -13,8 +13,8 @@ from atlib.pair import Normalisation
 from atrun import __main__ as command
 from atrun import estimate, one_call
 from atrun.build import held_out_images
-from atrun.commands import configured
 from atrun.config import read_config
+from atrun.configure import configured
 from atrun.one_call import compare_methods, is_flat
 from atrun.record import read_record
 from atrun.runner import load_result

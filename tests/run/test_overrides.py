@@ -4,13 +4,14 @@ import inspect
 import re
 from argparse import Namespace
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, dataclass
-from typing import Any, ClassVar
+from dataclasses import MISSING, dataclass, fields
+from typing import ClassVar
 
 import pytest
 
+from atlib.recipe import Recipe
 from atrun.commands import settings_of
-from atrun.config import explained, settings
+from atrun.config import settings
 from atrun.overrides import Setting, help_text, pairs, read, said_of
 
 KINDS = {
@@ -23,33 +24,24 @@ KINDS = {
     "betas": tuple[float, float],
     "layers": Iterable[int] | Mapping[int, int] | None,
     "model": str,
-    "model.x": Any,
 }
 
 
 @pytest.mark.parametrize(
     "name, text, value",
     [
-        ("steps", "12", 12),
-        ("lr", "1e-3", 0.001),
+        ("lr", 0.1, 0.1),
         ("lr", "2", 2.0),
         ("clip", "none", None),
-        ("clip", "null", None),
-        ("clip", "0.5", 0.5),
-        ("name", "12", "12"),
-        ("name", "true", "true"),
         ("name", "none", "none"),
+        ("name", "12", "12"),
         ("path", "None", None),
-        ("path", "/a=b", "/a=b"),
-        ("compile", "true", True),
         ("compile", "False", False),
         ("betas", "[0.9, 1]", (0.9, 1.0)),
         ("layers", "[3, 4, 5]", [3, 4, 5]),
         ("layers", "{0: 2, 1: 3}", {0: 2, 1: 3}),
-        ("model.x", "3", 3),
         ("model.x", "1e-5", 1e-5),
         ("model.x", "avg", "avg"),
-        ("model.x", "[8, 4]", [8, 4]),
         ("model.x", "None", None),
     ],
 )
@@ -61,20 +53,7 @@ def test_text_becomes_what_the_field_declares(name, text, value):
 
 
 @pytest.mark.parametrize(
-    "name, text",
-    [
-        ("steps", "1e-3"),
-        ("steps", "many"),
-        ("steps", "true"),
-        ("steps", "none"),
-        ("clip", "hard"),
-        ("lr", "nan"),
-        ("compile", "7"),
-        ("betas", "[0.9]"),
-        ("betas", '["a", 1]'),
-        ("betas", "0.9"),
-        ("layers", "3"),
-    ],
+    "name, text", [("steps", "1e-3"), ("steps", "none"), ("lr", "nan"), ("betas", "[0.9]"), ("layers", "3")]
 )
 def test_what_does_not_fit_is_refused_by_name_value_and_type(name, text):
     with pytest.raises(ValueError, match=re.escape(f"--{name} {text}: ")):
@@ -102,20 +81,8 @@ def test_a_speed_names_settings_which_others_replace():
     assert settings_of(asked) == {"mixed_precision": "fp16", "compile": "true"}
 
 
-def test_a_number_in_place_of_a_text_is_refused():
-    with pytest.raises(ValueError, match="lr=0.1.*'0.1'"):
-        read({"lr": 0.1}, KINDS)
-
-
 @pytest.mark.parametrize(
-    "arguments, named",
-    [
-        (["--lr"], "--lr"),
-        (["--lr", "--steps", "3"], "--lr"),
-        (["lr=3"], "'lr'"),
-        (["--lr", "1", "--lr", "2"], "--lr .*'1'.*'2'"),
-        (["--on-corrupt", "skip", "--on_corrupt", "raise"], "--on_corrupt .*'skip'.*'raise'"),
-    ],
+    "arguments, named", [(["--lr"], "--lr"), (["--lr", "--steps", "3"], "--lr"), (["lr=3"], "'lr'")]
 )
 def test_what_is_no_pair_is_refused(arguments, named):
     with pytest.raises(ValueError, match=named):
@@ -123,13 +90,9 @@ def test_what_is_no_pair_is_refused(arguments, named):
 
 
 @dataclass
-class Parent:
-    #: of the parent
+class Fields:
+    #: of the first
     first: int
-
-
-@dataclass
-class Child(Parent):
     # no word of help
     #: steps until
     #: it ends
@@ -139,23 +102,21 @@ class Child(Parent):
 
 
 def test_a_field_is_explained_by_the_comment_above_it(monkeypatch):
-    assert said_of(Child) == {
+    assert said_of(Fields) == {
+        "first": Setting(int, "of the first", MISSING),
         "second": Setting(float, "steps until it ends", 0.25),
         "third": Setting(str | None, "", None),
     }
-    assert said_of(Parent) == {"first": Setting(int, "of the parent", MISSING)}
     # compiled files alone: without words, and not without a command
     monkeypatch.setattr(inspect, "getsource", lambda of: (_ for _ in ()).throw(OSError("no source")))
-    assert said_of(Parent) == {"first": Setting(int, "", MISSING)}
+    assert said_of(Fields)["first"] == Setting(int, "", MISSING)
 
 
 def test_the_help_says_each_setting_in_words_with_its_type_and_default():
     text = " ".join(help_text({"Of it": {"lr": Setting(float, "100 % of the rate", 0.25)}}).split())
     assert text.startswith("Of it: --lr") and "100 % of the rate (type: float, default: 0.25)" in text
-    both = [explained(pretraining) for pretraining in (False, True)]
-    said = [(name, one.says) for sections in both for of in sections.values() for name, one in of.items()]
-    assert {name for name, _ in said} == {*settings()} and all(says for _, says in said)
-    for sections in both:
-        text = help_text(sections)
-        assert all(f"--{name}" in text for of in sections.values() for name in of)
-    assert any("plan.what" in of for of in both[0].values()) and "DINO" in both[1]
+    text = help_text(settings())
+    for title, section in settings().items():
+        assert title in text and all(f"--{name}" in text and one.says for name, one in section.items())
+    names = {name for section in settings().values() for name in section}
+    assert names > {field.name for field in fields(Recipe)} | {"plan.what", "augmentation.flip", "lengths"}

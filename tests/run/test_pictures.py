@@ -14,6 +14,7 @@ from atrun.configure import configure
 from atrun.pictures import as_png, maps_picture, some_of
 from atrun.runner import resume, start
 from tests.helpers import random_images, randomise, tiny
+from tests.stopped_runs import few_held_out as few_held_out  # a fixture
 
 TEACHER = "results/transfer/find/teacher-seed0.safetensors"
 SMALL = {"steps": "5", "batch_size": "8", "data_size": "20", "save_every": "2"}
@@ -79,14 +80,7 @@ def config(**changes) -> RunConfig:
     return configure("find-distill", data, TEACHER, SMALL | changes)
 
 
-@pytest.fixture
-def few_held_out(monkeypatch):
-    from atbook.worlds import glyphs
-
-    monkeypatch.setattr(glyphs, "SIZES", glyphs.SIZES | {"validation": 30, "test": 40})
-
-
-def test_pictures_come_every_so_often_and_change_no_bit(tmp_path, few_held_out):
+def test_pictures_come_every_so_often_and_change_no_bit(tmp_path):
     plain = start(config(), tmp_path / "plain")
     drawn = start(config(maps_every="2"), tmp_path / "drawn")
     assert drawn.history == plain.history
@@ -99,7 +93,7 @@ def test_pictures_come_every_so_often_and_change_no_bit(tmp_path, few_held_out):
     assert pixels.std() > 10, "a picture of one colour shows nothing"
 
 
-def test_a_callback_gets_what_the_log_has(tmp_path, few_held_out):
+def test_a_callback_gets_what_the_log_has(tmp_path):
     entries = []
     start(config(), tmp_path / "run", log=entries.append)
     lines = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]

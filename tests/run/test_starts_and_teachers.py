@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from atbook.worlds import glyphs, marked_glyphs
+from atbook.worlds import marked_glyphs
 from atfamily.measures.accounting import Memory
+from atfamily.stored_maps import load_stored_maps
 from atlib.attention_transfer import AttentionTransfer
-from atlib.baselines import FeatureDistillation, MeanMapCopy, load_stored_maps
+from atlib.baselines import FeatureDistillation, MeanMapCopy
 from atlib.checkpoint import load_bundle, load_vit, save_vit
 from atlib.data import draw
 from atlib.evaluate import evaluate
@@ -27,15 +28,11 @@ from atrun.record import read_record
 from atrun.runner import load_result
 from atrun.teachers.load import load_teacher
 from tests.helpers import randomise, same
-from tests.stopped_runs import HELD_OUT, asked
+from tests.stopped_runs import asked
+from tests.stopped_runs import few_held_out as few_held_out  # a fixture
 
 OURS = {"depth": 2, "embed_dim": 16, "num_heads": 2}
 SMALL = {f"model.{name}": value for name, value in OURS.items()}
-
-
-@pytest.fixture(autouse=True)
-def few_images(monkeypatch):
-    monkeypatch.setattr(glyphs, "SIZES", glyphs.SIZES | HELD_OUT)
 
 
 def vit_file(path, seed=0, **other):

@@ -18,7 +18,8 @@ from atlib import AttentionTransfer, Plan, create_vit, walk
 from atlib.attention import Unwalkable
 from atlib.checkpoint import load_vit, save_bundle, save_vit
 from atlib.vit import VITS, Architecture, WeightsUnavailable
-from atrun.teachers import description, load
+from atrun.__main__ import main
+from atrun.teachers import load
 from atrun.teachers.build import resized_positions
 from atrun.teachers.load import Teacher, load_teacher, report
 from examples import moco_to_timm
@@ -389,15 +390,6 @@ def headed(header):
     return load_odd
 
 
-def drawn(images, **more):
-    def draw(here):
-        (here / "text.png").write_text("no picture")
-        shown = [here / name for name in images] if isinstance(images, list) else images
-        return report(written(here, encoder_of(vit_of(depth=1))), shown, **more or {"out": here / "maps.png"})
-
-    return draw
-
-
 VIT_S = encoder_of(vit_of())
 REFUSED = {
     FileNotFoundError: {
@@ -408,7 +400,7 @@ REFUSED = {
         "a hub's name": lambda here: load_teacher("facebook/dinov2-base"),
         "a hub's address": lambda here: load_teacher("hf-hub:timm/vit_base_patch16_224.augreg_in21k"),
     },
-    OSError: {"two entries": loaded(BAD.pop("two entries")(VIT_S)), "no picture": drawn(["text.png"])},
+    OSError: {"two entries": loaded(BAD.pop("two entries")(VIT_S))},
     ValueError: {
         **{name: loaded(change(VIT_S)) for name, change in BAD.items()},
         **{f"heads={heads}": loaded(VIT_S, heads=heads) for heads in (5, 0, -1)},
@@ -428,11 +420,6 @@ REFUSED = {
         "a header with a name of none": headed({"name": "no such vit"}),
         "a header with a list": headed({"name": ["glyphs"]}),
         "a header with another argument": headed({"name": "glyphs", "overrides": {"depht": 2}}),
-        "pixels as floats": drawn(torch.zeros(1, 3, 8, 8)),
-        "no image": drawn([]),
-        "one file for a list": drawn("one.png"),
-        "images and no file": drawn(["a.png"], out=None),
-        "a file and no images": drawn(None),
     },
 }
 
@@ -512,9 +499,18 @@ def test_report(tmp_path):
     unused = len(decoder()) + 1
     assert lines["unused"].startswith(f"{unused}: head.weight, mask_token, ")
     assert "decoder_blocks.*.attn.qkv.weight" in lines["unused"]
-    assert not {"missing", "not finite", "picture"} & lines.keys()
+    assert not {"missing", "not finite"} & lines.keys()
     text = report(written(tmp_path, encoder_of(vit_of(depth=1))))
     assert "components  those of a standard ViT" in text
+    assert "not finite" in report(written(tmp_path, BAD["not finite"](VIT_S)))
+
+
+def test_the_command_draws_where_a_teacher_looks(tmp_path, capsys):
+    file, picture, out = written(tmp_path, VIT_S), tmp_path / "photo.png", tmp_path / "maps.png"
+    Image.new("RGB", (80, 60)).save(picture)
+    assert main(["teacher", str(file), "--images", str(picture), "--out", str(out)]) == 0
+    assert "16 patches" in capsys.readouterr().out and Image.open(out).format == "PNG"
+    assert main(["teacher", str(file), "--images", str(picture)]) == 2
 
 
 def test_report_says_why_layers_cannot_be_transferred(monkeypatch):
@@ -525,39 +521,3 @@ def test_report_says_why_layers_cannot_be_transferred(monkeypatch):
     assert "transfer  none: a DiffParallelScalingBlock attends more than once" in report("odd")
     with pytest.raises(Unwalkable):
         load_teacher("odd")
-
-
-def test_the_picture_shows_where_the_class_token_looks(tmp_path, monkeypatch):
-    shown = {}
-    image_grid = description.image_grid
-
-    def watch(pixels, titles, columns):
-        shown.update(pixels=pixels, titles=titles, columns=columns)
-        return image_grid(pixels, titles, columns)
-
-    monkeypatch.setattr(description, "image_grid", watch)
-    vit, files, out = (
-        vit_of(depth=4),
-        [tmp_path / f"{index}.png" for index in range(2)],
-        tmp_path / "new" / "maps.png",
-    )
-    for file, image in zip(files, torch.randint(0, 256, (2, 64, 64, 3), dtype=torch.uint8)):
-        Image.fromarray(image.numpy()).save(file)
-    text = report(written(tmp_path, encoder_of(vit)), files, out)
-    assert f"picture     {out}" in text and Image.open(out).format == "PNG"
-    assert shown["titles"] == ["image", "layer 0", "layer 1", "layer 3"] and shown["columns"] == 4
-    rows = shown["pixels"].unflatten(0, (2, 4))
-    mean, std = (torch.tensor(each).view(3, 1, 1) for each in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
-    seen = []
-    for block in vit.blocks:
-        block.norm1.register_forward_hook(lambda module, given, out: seen.append(out))
-    with torch.no_grad():
-        vit((rows[:, 0] - mean) / std)
-    for column, layer in ((1, 0), (2, 1), (3, 3)):
-        attention = vit.blocks[layer].attn
-        q, k, _ = (attention.qkv(seen[layer])).detach().reshape(2, 17, 3, 6, 64).permute(2, 0, 3, 1, 4)
-        looked = (q @ k.mT / 8).softmax(-1)[:, :, 0, 1:].mean(1).reshape(2, 4, 4)
-        # magma grows brighter from 0 to 1, in 256 steps
-        brightness = rows[:, column].sum(1)[:, 8::16, 8::16].flatten(1)
-        in_order = looked.flatten(1).gather(1, brightness.argsort(1))
-        assert (in_order.diff(dim=1) >= -looked.amax((1, 2)).view(-1, 1) / 255).all()

@@ -15,12 +15,12 @@ from torch import nn
 from atbook.worlds import glyph_images, glyphs
 from atlib import AttentionTransfer, Plan, create_vit
 from atlib.attention_transfer import Transferred
-from atlib.checkpoint_manager import CheckpointManager
 from atlib.data import UNLABELLED, Images
 from atlib.evaluate import evaluate
 from atlib.objectives import outputs, task_loss
 from atlib.recipe import Recipe
 from atlib.train import NonFiniteLoss, Preempted, all_learn, make_optimizer, schedule, student_loss, train
+from atrun.checkpoint_manager import CheckpointManager
 from tests.helpers import random_images, same, state_of, tiny
 
 SHORT = Recipe(steps=10, batch_size=16)

@@ -17,9 +17,9 @@ import torch
 from safetensors.torch import load_file
 
 from atlib.checkpoint import load_vit
-from atlib.checkpoint_manager import CheckpointManager
 from atlib.evaluate import evaluate, evaluate_together
 from atlib.train import train
+from atrun.checkpoint_manager import CheckpointManager
 from atrun.log import read_log
 from atrun.record import read_record
 from tests import two

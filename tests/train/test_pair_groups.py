@@ -14,8 +14,9 @@ from atfamily.grafit import Grafit
 from atfamily.patch_conv import PatchConvNet, PoolTransfer
 from atfamily.resmlp import StaticMapDistill, mean_patch_maps, resmlp
 from atfamily.simmim import SimMim
+from atfamily.token_distillation import TokenDistillation
 from atlib import AttentionTransfer, Plan, create_vit
-from atlib.baselines import FeatureDistillation, LogitDistillation, MeanMapCopy, TokenDistillation
+from atlib.baselines import FeatureDistillation, LogitDistillation, MeanMapCopy
 from atlib.data import Images
 from atlib.mae import MaskedAutoencoder
 from atlib.pair import Pair, student_of

@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 
 from atlib import AttentionTransfer, Plan, walk
-from atlib.checkpoint_manager import CheckpointManager
 from atlib.loading import Batch, ShardSpec
 from atlib.losses import note, noted
 from atlib.recipe import Recipe
 from atlib.train import Position, student_loss, train
+from atrun.checkpoint_manager import CheckpointManager
 from tests.helpers import randomise, same, state_of, tiny
 
 RECIPE = Recipe(steps=1, batch_size=64, task_weight=0.5, transfer_weight=3.0, label_smoothing=0.1)

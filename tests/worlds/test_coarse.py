@@ -3,7 +3,7 @@
 import torch
 
 from atbook.worlds import glyph_images, glyphs
-from atbook.worlds.coarse import COARSE, another_view, coarse
+from atbook.worlds.coarse import another_view, classes, coarse
 
 
 def drawn(task="find", n=200, **options):
@@ -15,8 +15,8 @@ def test_two_shapes_share_a_coarse_class():
     rough = coarse(images)
     assert torch.equal(rough.pixels, images.pixels) and (rough.mean, rough.std) == (images.mean, images.std)
     for fine, label in zip(images.targets.tolist(), rough.targets.tolist()):
-        assert glyphs.SHAPES[fine] in COARSE[label].split(" or ")
-    assert len(COARSE) == 4 and sorted(" or ".join(COARSE).split(" or ")) == sorted(glyphs.SHAPES)
+        assert glyphs.SHAPES[fine] in classes()[label].split(" or ")
+    assert len(classes()) == 4 and sorted(" or ".join(classes()).split(" or ")) == sorted(glyphs.SHAPES)
 
 
 def test_a_view_moves_whole_cells_and_orders_channels():

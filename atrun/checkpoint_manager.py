@@ -6,19 +6,26 @@ import json
 import os
 import re
 import shutil
+import signal
+import sys
+import threading
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from accelerate import Accelerator
-from accelerate.utils import broadcast_object_list
+from accelerate.utils import DistributedType
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from atlib._util import write_atomically
+from atlib.pair import Pair
+from atlib.plan import Plan
+from atlib.train import Position, Training
 
 MANIFEST, FACTS, PROCESS = "manifest.json", "facts.json", "process-{:05d}.safetensors"
 
@@ -27,17 +34,9 @@ class CheckpointError(OSError):
     """A checkpoint could not be written; the earlier ones are as they were."""
 
 
-class Restored(NamedTuple):
-    """A checkpoint that was read back, with the JSON values and tensors that were saved beside the model."""
-
-    path: Path
-    facts: dict
-    tensors: dict[str, Tensor]
-
-
 class CheckpointManager:
     """Keeps the checkpoints of one run in `folder`, one folder step-00000123 each, and brings a run back to
-    the newest.
+    the newest: the `keeper` of `atlib.train.train`.
 
     every: steps between checkpoints. The newest `last` are kept, and the one with the highest `best_by` among
     those that were evaluated. config: JSON values that must be the same when the run goes on, but for those
@@ -80,35 +79,32 @@ class CheckpointManager:
         value = metrics.get(self.best_by)
         return value is not None and value > max(self._scores().values(), default=float("-inf"))
 
-    def save(
-        self,
-        accelerator: Accelerator,
-        facts: Mapping,
-        config: Mapping,
-        own: Mapping[str, Tensor],
-        shared: Mapping[str, Tensor],
-        metrics: Mapping,
-    ) -> Path:
-        """Write a checkpoint of all that `accelerator` has prepared, of `facts` (with the "step"), and of
-        tensors, and return its path. own: this process's tensors; shared: tensors that are the same on all
-        processes. Every process must call it. Raises `CheckpointError` when it cannot be written."""
-        path = self.folder / f"step-{facts['step']:08d}"
+    def keep(self, run: Training, metrics: Mapping) -> Path:
+        """Write a checkpoint from which `resume` goes on, and return its path. Every process must call it.
+        Raises `CheckpointError` when it cannot be written."""
+        accelerator, main = run.accelerator, run.accelerator.is_main_process
+        path = self.folder / f"step-{run.position.step:08d}"
         temporary = path.with_name(f".{path.name}.tmp")
+        facts = run.position.facts() | {"corrupt": run.corrupt()}
+        of_process, shared = {"total": run.position.total}, {}
+        if run.average is not None:  # each process has its shards of it, or all have the same
+            sharded = accelerator.distributed_type == DistributedType.FSDP
+            (of_process if sharded else shared).update(run.average.tensors())
         try:
-            if accelerator.is_main_process:
+            if main:
                 self._clear()
                 temporary.mkdir(parents=True)
             accelerator.wait_for_everyone()
             if not temporary.is_dir():
                 raise OSError(errno.ENOENT, "the folder must be one that all machines see")
             accelerator.save_state(str(temporary))
-            _save_tensors(own, temporary / PROCESS.format(accelerator.process_index))
-            if accelerator.is_main_process:
+            _save_tensors(of_process, temporary / PROCESS.format(accelerator.process_index))
+            if main:
                 _save_tensors(shared, temporary / "shared.safetensors")
-                beside = {"config": {**self.config, **config}, "processes": accelerator.num_processes}
-                write_atomically(temporary / FACTS, json.dumps({**facts, **beside}).encode())
+                beside = {"config": self.config, "processes": accelerator.num_processes}
+                write_atomically(temporary / FACTS, json.dumps(facts | beside).encode())
             accelerator.wait_for_everyone()
-            if accelerator.is_main_process:
+            if main:
                 self._seal(temporary, path, metrics)
                 self._prune(path)
             accelerator.wait_for_everyone()
@@ -116,36 +112,35 @@ class CheckpointManager:
             if "DataLoader worker" in str(error):  # it died meanwhile: no matter of the disk
                 raise
             # a full disk is an OSError, a RuntimeError or a SafetensorError: it depends on what writes
-            if accelerator.is_main_process:
+            if main:
                 shutil.rmtree(temporary, ignore_errors=True)
             kept = self._checkpoints()
             last = kept[-1] if kept else None
             raise CheckpointError(f"{path} could not be written ({error}); kept: {last}") from error
         return path
 
-    def restore(self, accelerator: Accelerator, config: Mapping) -> Restored | None:
-        """Load the newest whole checkpoint into all that `accelerator` has prepared, and return what was
-        saved beside it; None without one.
+    def resume(self, run: Training) -> Path | None:
+        """Bring a run to the newest whole checkpoint, and return its path; None without one. Every process
+        must call it, before the first step.
 
-        Every process must call it. Raises `ValueError` naming what has changed when `config`, or the number
-        of processes, is another than when it was written, and `CheckpointError` for a folder that cannot be
-        written to. With another number of processes, where "processes" is in `free`, a run goes on with other
-        bits: each process draws its own random numbers.
+        Raises `ValueError` naming what has changed when config, what is trained, or the number of processes,
+        is another than when it was written, and `CheckpointError` for a folder that cannot be written to.
+        With another number of processes, where "processes" is in `free`, a run goes on with other bits: each
+        process draws its own random numbers.
         """
-        newest = [None]
+        accelerator, newest = run.accelerator, None
+        self.config = self.config | what_is_trained(run)
         if accelerator.is_main_process:
             try:  # not after hours
                 write_atomically(self.folder / ".written", b"").unlink()
                 self._clear()
             except OSError as error:
                 raise CheckpointError(f"checkpoints cannot be written to {self.folder} ({error})") from error
-            newest = [self.latest()]
-        if accelerator.num_processes > 1:
-            broadcast_object_list(newest)
-        if (path := newest[0]) is None:
+            newest = self.latest()
+        if (path := run.of_main(newest)) is None:
             return None
         facts = json.loads((path / FACTS).read_text(encoding="utf-8"))
-        now = {**self.config, **config, "processes": accelerator.num_processes}
+        now = self.config | {"processes": accelerator.num_processes}
         then = {**facts.pop("config"), "processes": facts.pop("processes")}
         # a run of before checkpoints said what is trained, on which targets, and what teachers see, goes on
         since = {"model", "loss", "normalisation", "teachers", "views", "targets", "data"}
@@ -157,7 +152,11 @@ class CheckpointManager:
         file = path / PROCESS.format(accelerator.process_index)
         if not file.exists():  # of a process more than there were
             file = path / PROCESS.format(0)
-        return Restored(path, facts, load_file(path / "shared.safetensors") | load_file(file))
+        tensors = load_file(path / "shared.safetensors") | load_file(file)
+        run.position = Position(tensors["total"].to(accelerator.device), **facts)
+        if run.average is not None:
+            run.average.load(tensors)
+        return path
 
     def _checkpoints(self) -> list[Path]:
         """Everything under a checkpoint's name, oldest first, whole or not."""
@@ -198,6 +197,73 @@ class CheckpointManager:
         for path in whole:
             if path not in keep:  # a half-deleted one must not look like a checkpoint
                 shutil.rmtree(path.rename(path.with_name(f".{path.name}.tmp")))
+
+    @staticmethod
+    @contextmanager
+    def stop_noticed() -> Iterator[list]:
+        """Within the block SIGTERM, which a cluster sends before it takes a machine away, and the first
+        Ctrl-C end nothing: they are noted in the list that is yielded. A second Ctrl-C is a
+        `KeyboardInterrupt`.
+
+        In a thread that Python delivers no signals to, the signals keep their meaning; so does one that is
+        ignored, as Ctrl-C is in the background of a shell.
+        """
+        noticed: list = []
+        if threading.current_thread() is not threading.main_thread():
+            yield noticed
+            return
+        before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+        before = {number: handler for number, handler in before.items() if handler != signal.SIG_IGN}
+
+        def note(number: int, frame: object) -> None:
+            noticed.append(number)
+            if number == signal.SIGINT:
+                signal.signal(number, before[number] or signal.SIG_DFL)
+                print("\nstopping after this step; Ctrl-C again stops at once", file=sys.stderr)
+
+        try:
+            for number in before:
+                signal.signal(number, note)
+            yield noticed
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler or signal.SIG_DFL)
+
+
+def what_is_trained(run: Training) -> dict[str, Any]:
+    """What must be the same when a run goes on: JSON values."""
+    plan = getattr(run.given, "plan", None)
+    planned = {"plan": plan.describe()} if isinstance(plan, Plan) else {}
+    trained = {
+        "recipe": run.recipe.describe(),
+        "seed": run.seed,
+        "images": len(run.data),
+        "model": {"kind": type(run.given).__name__, **planned},
+        "loss": _name_of(run.loss),
+        # files can be seen otherwise elsewhere: the main process's answer counts
+        "data": run.of_main(identity_of(run.data) if run.accelerator.is_main_process else None),
+    }
+    if isinstance(targets := getattr(run.data, "targets", None), Tensor):
+        trained["targets"] = digest_of_tensors({"targets": targets})
+    if pairs := [part for part in run.given.modules() if isinstance(part, Pair)]:
+        trained |= {
+            "teachers": [digest_of_model(teacher) for pair in pairs for teacher in pair.teachers],
+            "normalisation": [pair.normalisation and pair.normalisation.describe() for pair in pairs],
+            "views": [view.describe() for pair in pairs for view in pair.views],
+        }
+    return trained
+
+
+def _name_of(loss: Callable) -> str:
+    """A loss by its name; a `partial` with the plain values that it was given, since others make another."""
+    if not isinstance(loss, partial):
+        return getattr(loss, "__qualname__", type(loss).__name__)
+
+    def told(value: object) -> str:
+        return repr(value) if isinstance(value, (int, float, str, type(None))) else type(value).__name__
+
+    given = [*map(told, loss.args), *(f"{name}={told(value)}" for name, value in loss.keywords.items())]
+    return f"{_name_of(loss.func)}({', '.join(given)})"
 
 
 def damage_of(path: Path) -> str | None:

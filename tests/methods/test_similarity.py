@@ -8,9 +8,9 @@ from torch.nn.functional import normalize
 
 from atfamily.contrast import features
 from atfamily.similarity import CompRess, SimilarityDistillation, similarity_cross_entropy
-from atlib.checkpoint_manager import CheckpointManager
 from atlib.recipe import Recipe
 from atlib.train import train
+from atrun.checkpoint_manager import CheckpointManager
 from tests.helpers import random_images, same, state_of
 
 IMAGES = random_images(3, 3, 32, 32)

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from atlib import AttentionTransfer, Plan, analysis, walk
-from atlib.analysis import (
+from atfamily.measures.cka import (
     MinibatchCKA,
     StreamingCKA,
     class_token,
@@ -16,8 +15,9 @@ from atlib.analysis import (
     layer_cka,
     linear_cka,
     patch_mean,
-    walks,
 )
+from atlib import AttentionTransfer, Plan, analysis, walk
+from atlib.analysis import walks
 
 
 def longhand(x, y):

@@ -17,7 +17,12 @@ import pytest
 import torch
 
 from atlib import AttentionTransfer, Plan
-from atlib.checkpoint_manager import (
+from atlib.data import Images, crop_and_flip
+from atlib.evaluate import evaluate
+from atlib.pair import Normalisation, attach
+from atlib.recipe import Recipe
+from atlib.train import NonFiniteLoss, Preempted, student_loss, train
+from atrun.checkpoint_manager import (
     FACTS,
     MANIFEST,
     CheckpointError,
@@ -27,11 +32,6 @@ from atlib.checkpoint_manager import (
     digest_of_model,
     digest_of_weights,
 )
-from atlib.data import Images, crop_and_flip
-from atlib.evaluate import evaluate
-from atlib.pair import Normalisation, attach
-from atlib.recipe import Recipe
-from atlib.train import NonFiniteLoss, Preempted, student_loss, train
 from tests.helpers import same, state_of, tiny
 
 # 64 images in steps of 20: passes of four steps, the last of four images only.

@@ -25,10 +25,9 @@ from atfamily.contrast import (
 )
 from atfamily.resmlp import resmlp
 from atlib import create_vit
-from atlib.checkpoint_manager import CheckpointManager
-from atlib.optim import set_weight_decay
 from atlib.recipe import Recipe
-from atlib.train import make_optimizer, train
+from atlib.train import make_optimizer, set_weight_decay, train
+from atrun.checkpoint_manager import CheckpointManager
 from atrun.data.views import looks, small_views
 from tests.helpers import ROOT, random_images, randomise, same, state_of
 
