@@ -185,8 +185,14 @@ def _obstacles(teacher: Sizes, student: Sizes, components: dict[str, tuple], pla
     own_or_drop = f"unequal_prefix={'own' if lost else 'drop'!r}"
     # what, the teacher's, the student's, whether they may differ, the way out
     rows = (
-        ("depth", teacher.depth, student.depth, by_pairs, "layers={student's: teacher's}"),
-        ("heads", teacher.heads, student.heads, plan.unequal_heads is not None, on_maps("unequal_heads=")),
+        ("depth", teacher.depth, student.depth, by_pairs, "depth=, or layers={student's: teacher's}"),
+        (
+            "heads",
+            teacher.heads,
+            student.heads,
+            plan.unequal_heads is not None,
+            on_maps("num_heads=, or unequal_heads="),
+        ),
         ("head width", teacher.head_width, student.head_width, maps, "what='map'"),
         ("patch grid", teacher.grid, student.grid, resampled, on_maps("unequal_grid='resample'")),
         ("prefix tokens", *prefixes, settled, on_maps(own_or_drop)),

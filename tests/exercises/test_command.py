@@ -4,7 +4,7 @@ import json
 
 import nbformat
 import pytest
-from nbformat.v4 import new_code_cell, new_notebook
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from atbook.__main__ import main
 
@@ -19,7 +19,8 @@ CHECK = 'from atbook.exercises import check\n\ncheck("6.{}", {})'
 def notebook(tmp_path):
     def write(*cells):
         path = tmp_path / "mine.ipynb"
-        nbformat.write(new_notebook(cells=[new_code_cell(cell) for cell in cells]), path)
+        above = new_markdown_cell("### Exercise 6.1. Written by hand\n\n★ 10 minutes. Write it.")
+        nbformat.write(new_notebook(cells=[above, *(new_code_cell(cell) for cell in cells)]), path)
         return path
 
     return write
@@ -38,7 +39,7 @@ def test_verdicts_of_what_is_right_unfinished_and_broken(notebook, capsys):
     verdicts = {verdict["number"]: verdict for verdict in json.loads(capsys.readouterr().out)}
     assert [verdicts[f"6.{i}"]["right"] for i in (1, 2, 3)] == [True, False, False]
     assert "not done" in verdicts["6.2"]["says"] and "NameError" in verdicts["6.3"]["says"]
-    assert verdicts["6.1"]["title"]
+    assert verdicts["6.1"]["title"] == "Written by hand"
     path = notebook(RIGHT, CHECK.format(1, "map_loss"))
     assert main(["exercises", str(path)]) == 0
     assert "1 of 1 right" in capsys.readouterr().out

@@ -148,6 +148,7 @@ def built_of(student):
         "init_values": None if layer_scale is None else pytest.approx(layer_scale[0].item()),
         "reg_tokens": describe(student)["registers"],
         "pre_norm": describe(student)["pre_norm"],
+        "drop_rate": student.head_drop.p,
         "drop_path_rate": pytest.approx(getattr(student.blocks[-1].drop_path1, "drop_prob", 0.0)),
         "global_pool": student.global_pool,
         "distilled": isinstance(student, VisionTransformerDistilled),
