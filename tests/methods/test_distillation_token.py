@@ -4,9 +4,7 @@ learns, maps beside it, and what is left after training."""
 import copy
 from pathlib import Path
 
-import datasets
 import pytest
-import timm
 import torch
 from safetensors.torch import load_file
 from torch.nn.functional import cosine_similarity, cross_entropy
@@ -14,20 +12,12 @@ from torch.nn.functional import cosine_similarity, cross_entropy
 from atfamily.distillation_token import DistillationToken, both_heads, small_convnet, token_report
 from atlib import AttentionTransfer, Plan, create_vit, walk
 from atlib.baselines import hard_distillation, soft_distillation
-from atlib.checkpoint import load_vit, save_vit
 from atlib.data import UNLABELLED, Images, with_unlabelled
-from atlib.loading import seed_for
 from atlib.objectives import task_loss
 from atlib.pair import Pair
 from atlib.recipe import Recipe
 from atlib.train import student_loss
-from atlib.vit import Architecture
-from atrun import __main__ as command
-from atrun.build import training_images
-from atrun.config import read_config
-from atrun.log import read_log
-from tests.helpers import SMALL_VIT, Bomb, random_images, randomise, same
-from tests.picture_files import CLASSES, write_folders
+from tests.helpers import SMALL_VIT, Bomb, random_images, randomise
 
 GOLDEN = load_file(Path(__file__).parents[1] / "golden" / "distillation_token.safetensors")
 LABELS = torch.tensor([0, 3, 1])
@@ -217,45 +207,3 @@ def test_a_report_by_hand():
 
     assert found.heads == share(of_class, of_token) and found.together == share(together, theirs)
     assert found.of_class == share(of_class, theirs) and found.of_token == share(of_token, theirs)
-
-
-# --- from the command line
-
-
-def test_a_run_with_a_token(tmp_path, monkeypatch):
-    """Its first loss is 1/2 CE of the class head + 1/2 CE of the token's with the teacher's choice, on all
-    images at once; it goes on where it was stopped, is evaluated and exported."""
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    photographs = write_folders(write_folders(tmp_path / "data", "train", range(16)), "validation", range(4))
-    architecture = Architecture("glyphs", {**SMALL_VIT, "num_classes": 3})
-    teacher = save_vit(
-        tmp_path / "teacher.safetensors", randomise(architecture.build()), architecture, {"classes": CLASSES}
-    )
-    out = tmp_path / "run"
-    train = ["train", "--recipe", "distillation-token", "--student", "half", "--teacher", str(teacher)]
-    train += ["--data", str(photographs), "--out", str(out), "--batch_size", "16", "--steps", "2"]
-    train += ["--augmentation.crop", "centre", "--augmentation.flip", "0", "--save_every", "1"]
-    assert command.main(train) == 0
-    config = read_config(out)
-    torch.manual_seed(seed_for(config.seed, "student"))
-    student = config.architecture(3).build().train()
-    student.set_distilled_training(True)
-    images, labels = training_images(config).take(range(16))
-    of_class, of_token = student(images)
-    with torch.no_grad():
-        chosen = load_vit(teacher).eval()(images).argmax(1)
-    first = next(entry for entry in read_log(out) if "loss" in entry)
-    task, taught = cross_entropy(of_class, labels, label_smoothing=0.1), cross_entropy(of_token, chosen)
-    assert first["task_loss"] == pytest.approx(task.item(), rel=1e-5)
-    assert first["transfer_loss"] == pytest.approx(taught.item(), rel=1e-5)
-    assert first["loss"] == pytest.approx((task + taught).item() / 2, rel=1e-5)
-    kept = out / "student.safetensors"
-    trained = load_vit(kept).eval()
-    kept.unlink()
-    assert command.main(["resume", str(out)]) == 0
-    assert same(trained.state_dict(), load_vit(kept).state_dict())
-    assert command.main(["evaluate", str(out), "--data", str(photographs), "--split", "validation"]) == 0
-    assert command.main(["export", str(out), "--out", str(tmp_path / "timm")]) == 0
-    exported = timm.create_model(f"local-dir:{tmp_path / 'timm'}", pretrained=True).eval()
-    with torch.no_grad():
-        assert torch.equal(exported(images), trained(images))
