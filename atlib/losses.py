@@ -17,11 +17,9 @@ def attention_cross_entropy(student: Sequence[Seen], teacher: Sequence[Seen], va
     layers.
 
     The same number and gradients as `dense_attention_cross_entropy`, but no (N, N) map is ever stored: see
-    `atlib.map_free`. `value=False` computes the gradients only and returns 0. `student` and `teacher` pair up
-    layer by layer; no gradient reaches the teacher. Where the student must not look (`Seen.mask`), the
-    teacher's share goes, its rows renormalised: no student could lower that part of the loss, which would be
-    infinite. Raises ValueError when their numbers or shapes differ, or when a layer's map is no softmax of q
-    and k.
+    `atlib.map_free`. `value=False` computes the gradients only and returns 0. Where the student must not look
+    (`Seen.mask`), the teacher's share goes, its rows renormalised: no student could lower that part of the
+    loss, which would be infinite.
 
     Source: Li et al. 2024, "On the Surprising Effectiveness of Attention Transfer for Vision Transformers"
     (arXiv 2411.09702), section on Attention Distillation; the reductions are those of the published
@@ -69,11 +67,8 @@ def map_cross_entropy(log_p_s: Tensor, p_t: Tensor) -> Tensor:
 
 def projection_mse(student: Sequence[Seen], teacher: Sequence[Seen], what: str) -> Tensor:
     """Squared error between the queries, keys or values (`what`: "q", "k" or "v") of student and teacher: a
-    scalar.
-
-    Per layer the *mean* over all elements of (B, H, N, d), *summed* over layers, as in the published
-    implementation (arXiv 2411.09702). Raises ValueError when the numbers of layers or the shapes differ.
-    """
+    scalar. Per layer the *mean* over all elements of (B, H, N, d), *summed* over layers, as in the published
+    implementation (arXiv 2411.09702)."""
     _check_pairs(student, teacher)
     total = 0.0
     for index, layers in enumerate(zip(student, teacher)):
@@ -93,9 +88,7 @@ def _check_pairs(student: Sequence, teacher: Sequence) -> None:
 # --- What a loss is made of ---
 
 # Of the innermost block of `noted`. A context variable, because a part's value arises deep inside a forward,
-# and the loop that logs it sees only what the forward returns, through DDP, FSDP and Accelerate. That is a
-# pair's (logits, transfer loss), as readers unpack it: a third field would break them, and a value kept on a
-# module would be state that outlives its step.
+# and the loop that logs it sees only what the forward returns: a pair's (logits, transfer loss).
 _NOTES: ContextVar[dict[str, Tensor] | None] = ContextVar("what a loss is made of", default=None)
 
 
@@ -113,10 +106,8 @@ def noted() -> Iterator[dict[str, Tensor]]:
 
 def note(name: str, value: Tensor) -> Tensor:
     """Hand `value`, a scalar, on as it is, and note it where a block of `noted` is open: a part of a loss
-    under its name, without its weight, the parts of a part under PART/NAME. What is noted twice is added.
-
-    Nothing waits for the device. In code that torch.compile has compiled nothing is noted.
-    """
+    under its name, without its weight, the parts of a part under PART/NAME. What is noted twice is added; in
+    compiled code nothing is."""
     if torch.compiler.is_compiling():
         return value
     if (notes := _NOTES.get()) is not None:

@@ -31,15 +31,12 @@ BLOCK = 64
 
 def map_free_cross_entropy(student: Seen, teacher: Seen, value: bool = True) -> Tensor:
     """Mean over batch, heads and queries of the cross-entropy from the teacher's map to the student's: a
-    scalar, in nats.
+    scalar, in nats; with `value=False` 0 with the same gradients.
 
     `student` and `teacher`: what a layer of each saw, with q and k; their head widths may differ. The
-    teacher's are constants. What the student must not look at (`Seen.mask`) the teacher's map loses too. A
-    bias that the student learns gets its gradient, by blocks on every device. With `value=False` the result
-    is 0 and only its gradients are computed, which saves the log-sum-exp. On a CUDA device it runs as one
-    kernel (`atlib.fused`), or where that does not fit through fused attention; elsewhere by blocks of
-    queries, which needs fewer multiplications but no fast memory close by. Source: the loss is that of arXiv
-    2411.09702, section on Attention Distillation; the identity is this project's.
+    teacher's are constants. What the student must not look at (`Seen.mask`) the teacher's map loses too.
+    Source: the loss is that of arXiv 2411.09702, section on Attention Distillation; the identity is this
+    project's.
     """
     return _way(student, teacher)(student, teacher, value)
 
@@ -129,10 +126,10 @@ class _ByBlocks(torch.autograd.Function):
             if wanted:
                 # applied last: this small number would leave few digits of an fp16 gradient
                 ctx.factor, ctx.scale = scale / (B * H * N), scale
-                ctx.save_for_backward(
-                    *(grad.view_as(like).to(like.dtype) for grad, like in ((grad_q, q), (grad_k, k))),
-                    *(() if grad_bias is None else (_summed_like(grad_bias, bias),)),
-                )
+                if learns_bias:  # summed over heads where they share it
+                    grad_bias = (grad_bias if bias.ndim == 3 else grad_bias.sum(0)).to(bias.dtype)
+                grads = (grad.view_as(like).to(like.dtype) for grad, like in ((grad_q, q), (grad_k, k)))
+                ctx.save_for_backward(*grads, grad_bias)
         return total / (B * H * N)
 
     @staticmethod
@@ -140,13 +137,12 @@ class _ByBlocks(torch.autograd.Function):
         _refuse_second_derivative()
         # in float32 at least: an fp16 run scales its loss by more than fp16 can hold
         factor = above * ctx.factor
-        grad_q, grad_k, *of_bias = ctx.saved_tensors
-        of_bias = [grad / ctx.scale for grad in of_bias] or [None]  # its scores are not scaled
-        scaled = (
-            None if grad is None else (grad.to(factor.dtype) * factor).to(grad.dtype)
-            for grad in (grad_q, grad_k, *of_bias)
-        )
-        return next(scaled), next(scaled), None, next(scaled), *(None,) * 4
+        grad_q, grad_k, grad_bias = ctx.saved_tensors
+        grad_q, grad_k = ((grad.to(factor.dtype) * factor).to(grad.dtype) for grad in (grad_q, grad_k))
+        if grad_bias is not None:
+            # its scores are not scaled
+            grad_bias = (grad_bias / ctx.scale).to(factor.dtype).mul(factor).to(grad_bias.dtype)
+        return grad_q, grad_k, None, grad_bias, None, None, None, None
 
 
 class _DifferentiableOnce(torch.autograd.Function):
@@ -182,11 +178,6 @@ def _scores(q: Tensor, k: Tensor, scale: float, bias: Tensor | None, block: slic
     if bias is not None:
         z.unflatten(0, (-1, heads)).add_(bias[..., block, :])
     return z
-
-
-def _summed_like(grad: Tensor, bias: Tensor) -> Tensor:
-    """The gradient (H, N, N) in the shape of a bias: summed over heads where they share it."""
-    return (grad if bias.ndim == 3 else grad.sum(0)).to(bias.dtype)
 
 
 @torch.no_grad()
