@@ -1,4 +1,4 @@
-"""Which teacher can teach which student under a plan: all that differs is named, with the way out."""
+"""Which teacher can teach which student under a plan: what differs is named, with the way out."""
 
 from typing import NamedTuple
 
@@ -49,10 +49,7 @@ def example_of(model: nn.Module, beside: nn.Module | None = None) -> Tensor:
 
 def examine(model: nn.Module, beside: nn.Module | None = None) -> tuple[Sizes, Projections]:
     """What one forward in eval mode, of noise, shows of a model: its sizes, and where q, k and v come from.
-    A model that does not say its image size is given that of the one `beside` it.
-
-    Raises `Unwalkable` where its attention cannot be seen, or its layers have other shapes each.
-    """
+    Raises `Unwalkable` where its attention cannot be seen, or its layers have other shapes each."""
     kind = type(model).__name__
     if (reason := getattr(model, "not_walkable", None)) is not None:
         raise Unwalkable(f"cannot walk a {kind}: {reason}")

@@ -12,8 +12,7 @@ and its gradient with respect to z is p_s - p_t, so that
 Both sums can be had from pieces. `by_blocks` takes a few queries at a time; `by_fused_attention` notes that
 Σ_j p(i,j) k_j is attention with the keys as values and leaves it to the platform's fused kernels; and on a
 GPU `atlib.fused` makes loss and gradients in one kernel. Memory is O(N d) a head, not O(N²). The how-to
-*Never store a map* derives this step by step. StreamKL (arXiv 2606.20005) reaches the same memory with a CUDA
-kernel of its own.
+*Never store a map* derives this step by step. StreamKL (arXiv 2606.20005) has a CUDA kernel of its own.
 """
 
 import importlib.util
@@ -74,25 +73,22 @@ def by_blocks(student: Seen, teacher: Seen, value: bool = True) -> Tensor:
 
 
 def by_fused_attention(student: Seen, teacher: Seen, value: bool = True) -> Tensor:
-    """`map_free_cross_entropy` through `scaled_dot_product_attention` alone; the value by blocks, as only
-    that needs rows of z. A mask is missing in Σ_j p_t z: where it is not 0, the teacher's map is. A bias
-    that is learned gets no gradient here."""
+    """`map_free_cross_entropy` with the gradients through `scaled_dot_product_attention` alone; the value by
+    blocks. A bias that is learned gets no gradient here."""
     teacher = teacher.without(student.mask)
-    q, k, scale, bias = student.q, student.k, student.scale, student.added
-    rows = q.shape[0] * q.shape[1] * q.shape[2]
-    exact = torch.promote_types(q.dtype, torch.float32)
-    q, k = _DifferentiableOnce.apply(q), _DifferentiableOnce.apply(k)
+    loss = 0.0
+    if value:
+        with torch.no_grad():
+            loss = by_blocks(student, teacher)
+    scale, bias = student.scale, student.added
+    exact = torch.promote_types(student.q.dtype, torch.float32)
+    q, k = _DifferentiableOnce.apply(student.q), _DifferentiableOnce.apply(student.k)
     q_t, k_t = teacher.q.detach().to(k.dtype), teacher.k.detach().to(k.dtype)
     # Σ_j p_s k_j, with a gradient to k as value, and Σ_j p_t k_j
     expected_own = fused(q.detach(), k.detach(), k, scale, bias=bias).to(exact)
     expected_target = fused(q_t, k_t, k, teacher.scale, bias=teacher.added).to(exact)
+    rows = q.shape[0] * q.shape[1] * q.shape[2]
     same_gradient = scale / rows * (q.to(exact) * (expected_own - expected_target)).sum()
-    loss = 0.0
-    if value:
-        expected_score = scale * (q.to(exact) * expected_target).sum()
-        if student.bias is not None:
-            expected_score = expected_score + _expected_bias(teacher, student.bias)
-        loss = (_logsumexp_sum(q, k, scale, bias) - expected_score).detach() / rows
     return same_gradient - same_gradient.detach() + loss  # the value of one, the gradient of the other
 
 
@@ -178,30 +174,3 @@ def _scores(q: Tensor, k: Tensor, scale: float, bias: Tensor | None, block: slic
     if bias is not None:
         z.unflatten(0, (-1, heads)).add_(bias[..., block, :])
     return z
-
-
-@torch.no_grad()
-def _expected_bias(teacher: Seen, bias: Tensor) -> Tensor:
-    """Σ p_t · bias over batch, heads, queries and keys: a scalar, by blocks of queries."""
-    q, k = teacher.q, teacher.k
-    exact = torch.promote_types(q.dtype, torch.float32)
-    total = torch.zeros((), dtype=exact, device=q.device)
-    for start in range(0, q.shape[2], BLOCK):
-        block = slice(start, start + BLOCK)
-        z = (teacher.scale * q[:, :, block] @ k.mT).to(exact)
-        z = z if teacher.added is None else z + teacher.added[..., block, :]
-        total += (z.softmax(-1) * bias[..., block, :]).sum()
-    return total
-
-
-@torch.no_grad()
-def _logsumexp_sum(q: Tensor, k: Tensor, scale: float, bias: Tensor | None) -> Tensor:
-    """Σ_i logsumexp_j z(i,j) over batch, heads and queries: a scalar, by blocks of queries."""
-    exact = torch.promote_types(q.dtype, torch.float32)
-
-    def scores(block: slice) -> Tensor:
-        z = (scale * q[:, :, block] @ k.mT).to(exact)
-        return z if bias is None else z + bias[..., block, :]
-
-    starts = range(0, q.shape[2], BLOCK)
-    return sum(scores(slice(start, start + BLOCK)).logsumexp(-1).sum() for start in starts)

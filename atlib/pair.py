@@ -283,6 +283,8 @@ class Pair(nn.Module, ABC):
 def stated(normalisation: Normalisation | None, teachers: Sequence[nn.Module]) -> Normalisation | None:
     """The normalisation of the images that a pair is given: as it was said, else ImageNet's, with a warning
     where that makes a difference; None where it is not said and no teacher asks for it."""
+    if not isinstance(normalisation, Normalisation | None):
+        raise ValueError(f"normalisation={normalisation!r}: give a Normalisation(mean, std)")
     if normalisation is not None:
         return normalisation
     of_teachers = [one for teacher in teachers if (one := Normalisation.of(teacher)) is not None]

@@ -5,9 +5,7 @@ import timm
 import torch
 
 from atlib import AttentionTransfer, Normalisation, Plan, walk
-from atlib.attention import Instead, Seen
-from atlib.losses import dense_attention_cross_entropy
-from atlib.map_free import by_blocks, by_fused_attention
+from atlib.attention import Instead
 from atlib.student import describe
 from tests.helpers import random_images, randomise
 
@@ -55,29 +53,6 @@ def test_a_pair_computes_the_dense_definition(name):
             assert (found[key] - weight.grad).abs().max() <= 1e-9 * weight.grad.abs().max() + 1e-14, key
     learned = [key for key in found if "rel_pos" in key or "relative_position_bias_table" in key]
     assert learned and all(found[key].abs().max() > 0 for key in learned)
-
-
-@pytest.mark.parametrize("shapes", [((5, 5), (3, 5, 5)), ((3, 5, 5), None), (None, (3, 5, 5))], ids=str)
-@pytest.mark.parametrize("how", [by_blocks, by_fused_attention])
-def test_the_map_free_loss_with_biases_of_either_shape(how, shapes):
-    q, k, q_t, k_t = (random_images(2, 3, 5, 4, seed=seed, dtype=torch.float64) for seed in range(4))
-    biases = [
-        None if shape is None else random_images(*shape, seed=9 + i, dtype=torch.float64)
-        for i, shape in enumerate(shapes)
-    ]
-    q.requires_grad_(), k.requires_grad_()
-    learns = how is by_blocks and biases[0] is not None
-    if learns:
-        biases[0].requires_grad_()
-    student, teacher = Seen(q, k, None, 0.7, bias=biases[0]), Seen(q_t, k_t, None, 0.4, bias=biases[1])
-    wanted = [q, k, *([biases[0]] if learns else [])]
-    loss = how(student, teacher)
-    found = torch.autograd.grad(3 * loss, wanted)
-    dense = dense_attention_cross_entropy([student], [teacher])
-    expected = torch.autograd.grad(3 * dense, wanted)
-    assert loss.item() == pytest.approx(dense.item(), rel=1e-12)
-    for one, other in zip(found, expected):
-        assert (one - other).abs().max() <= 1e-12
 
 
 def test_some_heads_are_copied_with_their_bias_and_merged_heads_have_the_sum():
