@@ -157,7 +157,7 @@ def everything(folder: Path, rank: int) -> dict:
         train(tiny(), images(), RECIPE, loss=bad, progress=None, cpu=True)
         raised = "nothing"
     except NonFiniteLoss as error:
-        raised = str(error).split(" (")[0]
+        raised = error.step
     found["not finite"] = gather_object([raised])
 
     def signalled(model, images, targets, recipe):
