@@ -103,15 +103,6 @@ def estimate(config: RunConfig, count: int, outputs: int, limit: float = 20.0) -
     return Estimate(config, count, skeleton, groups, when, flops, memory, seconds, timed, on_vit)
 
 
-def rough_hours(config: RunConfig, count: int, outputs: int) -> float:
-    """Hours of a run on `count` training images, from its FLOPs and the speed of a matrix product here; 0
-    where they are not counted. Takes less than a second."""
-    if config.detects:
-        return 0.0
-    flops, recipe = flops_of(config, config.skeleton(outputs)), config.on(count).recipe
-    return (flops or 0) * recipe.batch_size * recipe.steps / (EFFICIENCY * speed() * 3600)
-
-
 def assembled(config: RunConfig, outputs: int) -> nn.Module:
     """The model to train with first weights throughout, its teacher's too."""
     student, teacher = config.architecture(outputs).build_classifier(), None
