@@ -16,17 +16,28 @@ def rows_in(images):
     return images.pixels[:, 0, 0, 0].tolist()
 
 
+def write(path, domains):
+    """A file in the hub's format; the pixels of every image say its row."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows = range(len(domains))
+    pictures = [Image.fromarray(np.full((8, 6, 3), row, dtype=np.uint8)) for row in rows]
+    columns = {"image": pictures, "domain": domains, "label": [row % 3 for row in rows]}
+    kinds = datasets.Image(), datasets.Value("string"), datasets.ClassLabel(names=CLASSES)
+    datasets.Dataset.from_dict(columns, datasets.Features(dict(zip(columns, kinds)))).to_parquet(path)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+
+
 @pytest.fixture
 def mixed(tmp_path):
-    """100 rows in the hub's format, domains mixed, each pixel its row; and every row's domain."""
+    """100 rows, the domains mixed; the domain of every row."""
     counted = [domain for domain, count in COUNTS.items() for _ in range(count)]
     domains = np.random.default_rng(1).permutation(counted).tolist()
-    pictures = [Image.fromarray(np.full((8, 6, 3), row, dtype=np.uint8)) for row in range(100)]
-    columns = {"image": pictures, "domain": domains, "label": [row % 3 for row in range(100)]}
-    kinds = datasets.Image(), datasets.Value("string"), datasets.ClassLabel(names=CLASSES)
-    rows = datasets.Dataset.from_dict(columns, datasets.Features(dict(zip(columns, kinds))))
-    rows.to_parquet(tmp_path / "train-00000-of-00001.parquet")
-    return tmp_path / "train-00000-of-00001.parquet", domains
+    return write(tmp_path / "train-00000-of-00001.parquet", domains), domains
 
 
 def test_a_domain_is_all_and_only_its_images(mixed):
