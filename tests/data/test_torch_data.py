@@ -21,7 +21,7 @@ from atrun.checkpoint_manager import CheckpointManager
 from tests.helpers import same, state_of, tiny
 from tests.picture_files import write_folders
 
-SHORT = Recipe(steps=6, batch_size=24, lr=1e-3)
+SHORT = Recipe(steps=6, batch_size=8, lr=1e-3)
 IN_WORLD = Normalisation(0.5, 0.25)
 
 
@@ -52,7 +52,7 @@ class Items(Dataset):
 
 @pytest.fixture
 def images(glyphs64):
-    return glyphs64.select(range(60))
+    return glyphs64.select(range(20))
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def trained(data, model=None, recipe=SHORT, **options):
 def test_training_on_tensors_gives_the_bits_of_training_on_images(images, tensors):
     expected = trained(images)
     assert same(trained(tensors), expected)
-    assert same(trained(Subset(tensors, range(60))), expected)
+    assert same(trained(Subset(tensors, range(20))), expected)
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # nothing of this loader is replaced
         assert same(trained(DataLoader(tensors, SHORT.batch_size, shuffle=True)), expected)
@@ -158,10 +158,10 @@ def test_a_collate_fn_makes_batches_of_other_items(images, tensors):
     def collate(rows):
         return torch.stack([row["pixels"] for row in rows]), torch.tensor([row["class"] for row in rows])
 
-    loader = DataLoader(Items(*rows), 24, shuffle=True, collate_fn=collate)
+    loader = DataLoader(Items(*rows), 8, shuffle=True, collate_fn=collate)
     assert same(trained(loader), trained(images))
     with pytest.raises(ValueError):
-        as_data(DataLoader(Items(*rows), 24, collate_fn=lambda rows: collate([*rows, *rows])))
+        as_data(DataLoader(Items(*rows), 8, collate_fn=lambda rows: collate([*rows, *rows])))
 
 
 IMAGE = torch.zeros(3, 8, 8)
