@@ -157,11 +157,8 @@ class Images(Dataset):
 
 
 def pair(images: Images, teacher_images: Images) -> Images:
-    """The same images for the student, and for its teacher others: `teacher_images[i]` beside `images[i]`.
-
-    Everything that trains and evaluates an `AttentionTransfer` takes them; labels and treatment are those of
-    `images`. With `generate(..., twin=...)`, what the two share is all that maps can tell the student.
-    """
+    """The same images for the student, and for its teacher others: `teacher_images[i]` beside `images[i]`;
+    labels and treatment are those of `images`."""
     if images.pixels.shape != teacher_images.pixels.shape or images.pixels.ndim != 4:
         shapes = f"{tuple(images.pixels.shape)} and {tuple(teacher_images.pixels.shape)}"
         raise ValueError(f"both must be (n, 3, height, width) of one shape, got {shapes}")
@@ -376,21 +373,17 @@ def _image_and_label(item: Any, index: int) -> tuple[Tensor, Tensor]:
     """An item as two tensors."""
     image, label = item
     if not isinstance(image, Tensor) or image.dtype != torch.float32 or image.ndim not in (3, 4):
-        given = f"{image.dtype} {tuple(image.shape)}" if isinstance(image, Tensor) else type(image).__name__
-        raise ValueError(f"the image of item {index} is {given}, not float32 (3, height, width)")
-    if isinstance(label, Tensor):
-        return image, label.long() if label.ndim == 0 and not label.is_floating_point() else label
-    if isinstance(label, Integral):
-        return image, torch.tensor(int(label))
-    raise ValueError(f"the label of item {index} is {label!r}: give a whole number or a tensor")
+        raise ValueError(f"the image of item {index} is not float32 (3, height, width): {image!r:.80}")
+    if not isinstance(label, (Integral, Tensor)):
+        raise ValueError(f"the label of item {index} is {label!r}: give a whole number or a tensor")
+    label = torch.as_tensor(label)
+    return image, label.long() if label.ndim == 0 and not label.is_floating_point() else label
 
 
 def _collated(batch: Any, count: int) -> tuple[Tensor, Tensor]:
     """What a collate_fn made of so many items."""
     if isinstance(batch, (tuple, list)) and len(batch) == 2 and all(isinstance(p, Tensor) for p in batch):
         images, targets = batch
-        fits = images.dtype == torch.float32 and images.ndim in (4, 5)
-        if fits and len(images) == len(targets) == count:
+        if images.dtype == torch.float32 and len(images) == len(targets) == count:
             return images, targets
-        batch = [(part.dtype, tuple(part.shape)) for part in batch]
     raise ValueError(f"the collate_fn made {batch!r:.200} of {count} items, not float32 images and targets")

@@ -16,8 +16,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from atfamily.measures import accounting
 from atfamily.measures.accounting import Memory, shape_of, step_memory
 from atlib.baselines import StoredMaps
+from atlib.cast_once import CastOnce
 from atlib.loading import Batch, ShardSpec, steps_per_epoch
-from atlib.pair import IMAGENET, CastOnce
+from atlib.pair import IMAGENET
 from atlib.plan import Plan
 from atlib.processes import processes_asked
 from atlib.recipe import Recipe
@@ -114,15 +115,6 @@ def estimate(
     timed = None if timing is None else timing[0]
     when = moments(config, groups)
     return Estimate(config, count, skeleton, groups, when, flops, memory, seconds, timed, on_vit, processes)
-
-
-def rough_hours(config: RunConfig, count: int, outputs: int) -> float:
-    """Hours of a run on `count` training images, from its FLOPs and the speed of a matrix product here; 0
-    where they are not counted. Takes less than a second."""
-    if config.detects:
-        return 0.0
-    flops, recipe = flops_of(config, config.skeleton(outputs)), config.on(count).recipe
-    return (flops or 0) * recipe.batch_size * recipe.steps / (EFFICIENCY * speed() * 3600)
 
 
 def assembled(config: RunConfig, outputs: int) -> nn.Module:

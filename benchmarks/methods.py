@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from atlib import AttentionTransfer, Plan, create_vit
 from atlib.baselines import FeatureDistillation
+from atlib.cast_once import CastOnce
 from atlib.objectives import outputs
-from atlib.pair import CastOnce
 from atlib.recipe import Recipe
 from atlib.train import make_optimizer
 

@@ -17,7 +17,7 @@ from recording import leave, require_positive
 from torch.profiler import ProfilerActivity, profile
 from transfer_step import IMAGE_SIZE
 
-from atlib.pair import CastOnce
+from atlib.cast_once import CastOnce
 
 METHODS = ("fine-tune", "distill-part")
 

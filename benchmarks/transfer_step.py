@@ -26,7 +26,7 @@ from methods import Step, known_methods, loss_of, make_step, optimise
 from recording import leave, require_positive
 from timing import interleave, ratio, spread
 
-from atlib.pair import CastOnce
+from atlib.cast_once import CastOnce
 
 IMAGE_SIZE = {197: 224, 785: 448}  # 14 x 14 or 28 x 28 patches, and the class token
 IN_MEMORY_BY_BATCH = ("fine-tune", "copy", "distill-part", "dense-distill-part")
