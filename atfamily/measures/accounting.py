@@ -5,7 +5,7 @@ FLOPs are the fewest a training step can do, from the architecture alone. Counte
 embedding, linear layers, head, and the two products of attention. Norms, softmax, GELU, the optimiser and the
 losses' own sums are not. The backward pass of a product is two products of the same size, one for each factor
 that needs a gradient. Nothing is computed twice; `atlib`, which makes maps anew in order to keep none, spends
-a few `Shape.mixing` more (`tests/measures/test_accounting.py` counts them).
+a few `Shape.mixing` more.
 
 Memory is read off the tensors that a step holds, not off an allocator: the same on every run and every CPU.
 """

@@ -42,10 +42,7 @@ def divergence(rows, others, temperature):
     """Σ p_t log(p_t / p_s) of predictions softened by the temperature, mean over the batch."""
     total = 0.0
     for row, other in zip(rows, others):
-        p_s, p_t = (
-            softmax([value / temperature for value in row]),
-            softmax([value / temperature for value in other]),
-        )
+        p_s, p_t = (softmax([value / temperature for value in logits]) for logits in (row, other))
         total += sum(t * math.log(t / s) for s, t in zip(p_s, p_t))
     return total / len(rows)
 
