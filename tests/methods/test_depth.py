@@ -1,5 +1,4 @@
-"""Factors on residual branches: where they start, what they compute, what is left when they are folded in,
-and how loud branches are, against timm's modules."""
+"""Factors on residual branches: where they start, and how loud branches are, block by block."""
 
 import pytest
 import torch
