@@ -27,7 +27,7 @@ Detectors = Literal["fcos", "faster-rcnn", "mask-rcnn"]  # as in `atfamily.detec
 DetectorSizes = Literal["vitdet", "small"]  # likewise, `SIZES`
 TRUST_DATA = "run the function that makes a run's data, though it is of no installed package"
 # What may be another when a run goes on: it does not reach the weights, or (on_corrupt) lets it go on.
-FREE = ("workers", "save_every", "keep", "tracker", "on_corrupt", "maps_every")
+FREE = ("workers", "on_device", "save_every", "keep", "tracker", "on_corrupt", "maps_every")
 # What a run says of its teacher's images, where that does not say it itself.
 TEACHER_SEES = ("teacher_image_size", "teacher_mean", "teacher_std")
 # What has fields of its own, which the command line calls `plan.what`; those of a recipe as they stand.
@@ -66,6 +66,7 @@ PARTS = {
         {Method.DINO},
         _ANY,
     ),
+    "Data that may be held on the device": ("on_device", _METHODS, _WHOLE),
     "Data that are read": ("data_path", _METHODS, {COCO, "rows"}),
     "Data that are read in rows (`atrun.data.photos.open_photos`)": (
         "image_column label_column streaming on_corrupt augmentation",
@@ -104,7 +105,7 @@ RULES = (
         "is 1 or more",
     ),
     (
-        "workers evaluate_every maps_every local_views attention_weight".split(),
+        "workers on_device evaluate_every maps_every local_views attention_weight".split(),
         lambda value: 0 <= value < math.inf,
         "is 0 or more",
     ),
@@ -248,6 +249,8 @@ class RunConfig:
 
     # --- How images come ---
 
+    #: GiB that training images may take to be held on the device, decoded once; 0: never
+    on_device: float = 2.0
     #: a split, or several as "train+validation"
     training_split: str = "train"
     #: so many images, chosen by the seed; None: all. Of a stream, their number, where nothing else says it

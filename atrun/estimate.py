@@ -223,10 +223,11 @@ def fewest(config: RunConfig, outputs: int) -> int:
     return 1 if isinstance(config.skeleton(outputs), VITS) else 2
 
 
-def free_memory() -> float:
-    """Bytes free on the GPU if there is one, else in this machine; infinite where the system does not say."""
-    if torch.cuda.is_available():
-        return torch.cuda.mem_get_info()[0]
+def free_memory(device: torch.device | None = None) -> float:
+    """Bytes free on a device; None: on the GPU if there is one, else in this machine; infinite where the
+    system does not say."""
+    if torch.cuda.is_available() if device is None else device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
     try:
         lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
         return 1024.0 * int(lines["MemAvailable"].split()[0])

@@ -18,6 +18,7 @@ from torch import nn
 
 from atfamily.stored_maps import load_stored_maps, save_stored_maps
 from atlib.checkpoint import load_bundle, load_vit, read_header, save_bundle, save_vit
+from atlib.data import Images
 from atlib.evaluate import evaluate_together
 from atlib.pair import student_of
 from atlib.processes import require_together
@@ -263,6 +264,7 @@ def _carry_out(
         newest = keeper.latest()
         after = 0 if newest is None else int(newest.name.removeprefix("step-"))
         log = RunLog(folder, after, config.tracker, also)
+    images = on_device(config, images)
     with nullcontext() if log is None else closing(log):
         history = train(
             built.model,
@@ -292,6 +294,30 @@ def _carry_out(
     record = Record("train", *run, results, history, *cost, on)
     write_record(record_path(folder), record)
     return record
+
+
+def on_device(config: RunConfig, images):
+    """The training images held on the device that trains, where they fit and can be augmented there: batches
+    of the same bits. Others, and all with on_device=0, as they are."""
+    from atrun.data.held import held
+    from atrun.data.photos import Photos
+    from atrun.estimate import free_memory
+
+    place = torch.device("cpu")
+    if torch.cuda.is_available():
+        place = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+    most = min(config.on_device * 2**30, free_memory(place) / 2)
+    moved = None
+    if type(images) is Images and images.pixels.nbytes <= most and place.type == "cuda":
+        moved = images.to(place)
+    # a shorter run does not ask for all of them
+    elif type(images) is Photos and config.recipe.steps * config.recipe.batch_size >= len(images):
+        moved = held(images, place, most, config.workers)
+    if moved is None:
+        return images
+    size = f"{moved.pixels.nbytes / 2**20:.3g} MiB"
+    note(f"the training images are held on {place} ({size}), decoded once: --on_device 0 reads them anew")
+    return moved
 
 
 def precision(detector: nn.Module, images) -> dict[str, float]:

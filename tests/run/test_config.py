@@ -123,7 +123,7 @@ def test_paths_are_kept_in_full_for_another_working_folder(tmp_path, monkeypatch
 
 
 def test_what_must_not_change_when_a_run_goes_on():
-    free = {"workers": 3, "save_every": 7, "keep": 9, "tracker": "mlflow"}
+    free = {"workers": 3, "on_device": 0.0, "save_every": 7, "keep": 9, "tracker": "mlflow"}
     fixed = {"seed": 1, "recipe": Recipe(lr=1.0), "drop_path": 0.1, "data_size": 5}
     for name, value in (free | fixed).items():
         changed = replace(GLYPHS, **{name: value})
