@@ -193,19 +193,25 @@ def crop_and_flip(padding: int = 4) -> Augment:
     def augment(images: Tensor, seeds: Tensor) -> Tensor:
         if padding >= min(images.shape[-2:]):
             raise ValueError(f"padding={padding} reflects more than {tuple(images.shape[-2:])} pixels")
-        # instead of padding and cutting, every pixel is fetched from where it would have been: (B, side)
-        places = []
-        for number, side in enumerate(images.shape[-2:]):
-            first = draw_below(seeds, number, 2 * padding + 1) - padding
-            place = first[:, None] + torch.arange(side, device=first.device)
-            places.append(side - 1 - (side - 1 - place.abs()).abs())  # mirrored beyond both edges
-        rows, columns = places
-        flipped = draw_below(seeds, 2, 2).bool()
-        columns = torch.where(flipped[:, None], columns.flip(1), columns)
-        cut = images.gather(2, rows[:, None, :, None].expand(images.shape))
-        return cut.gather(3, columns[:, None, None, :].expand(images.shape))
+        top, left = (draw_below(seeds, number, 2 * padding + 1) - padding for number in (0, 1))
+        return cut_out(images, top, left, draw_below(seeds, 2, 2).bool(), images.shape[-2:])
 
     return augment
+
+
+def cut_out(images: Tensor, top: Tensor, left: Tensor, mirrored: Tensor, size: Sequence[int]) -> Tensor:
+    """Of each image (B, C, h, w) the part of `size`, (height, width), that begins at (top, left), each (B,);
+    mirrored where that is true. Beyond an edge are reflected pixels, as many as there are at most."""
+    # instead of padding and cutting, every pixel is fetched from where it would have been: (B, side)
+    places = []
+    for first, side, length in zip((top, left), images.shape[-2:], size):
+        place = first[:, None] + torch.arange(length, device=first.device)
+        places.append(side - 1 - (side - 1 - place.abs()).abs())
+    rows, columns = places
+    columns = torch.where(mirrored[:, None], columns.flip(1), columns)
+    channels, width = images.shape[1], images.shape[3]
+    cut = images.gather(2, rows[:, None, :, None].expand(-1, channels, -1, width))
+    return cut.gather(3, columns[:, None, None, :].expand(-1, channels, rows.shape[1], -1))
 
 
 def draw(count: int, size: int | None, seed: int, what: str) -> Sequence[int]:

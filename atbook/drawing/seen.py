@@ -13,8 +13,8 @@ from atlib import walk
 from atlib.attention import Instead
 from atlib.checkpoint import load_vit
 
-# A test scene whose key and glyph are far apart, and both of whose students are right in most of its like.
-SCENE = 7
+# A test scene whose key and glyph are apart and look unlike each other, and whose Copy student is right.
+SCENE = 22
 # The layers of this teacher in which its class token looks at the key, and at the glyph that is asked for.
 LOOKS = {1: "the key", 3: "its glyph"}
 

@@ -14,6 +14,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from atbook.lab.other_images import other_of_class
+from atbook.lab.pacs import DOMAINS, load_pacs
 from atbook.lab.tuning import ABOVE_GUESSING, Ladder, Range
 from atbook.worlds import glyph_images, glyphs, mosaics, pretext
 from atbook.worlds.phrases import Language, generate_phrases, phrase_sentences
@@ -33,7 +34,6 @@ from atlib.recipe import Recipe
 from atlib.train import train
 from atlib.vit import Architecture
 from atrun.checkpoint_manager import CheckpointManager
-from atrun.data.catalogue import DOMAINS, load_pacs
 from atrun.data.in_memory import load
 
 # A teacher, its architecture, and the history of its training.

@@ -1,77 +1,21 @@
-"""Data sets by name: where they are, what was published about them, and how their rows are opened.
+"""Data sets by name: where they are, what was published about them (read without a network, so that a run
+can be planned before anything is downloaded), and how their rows are opened."""
 
-What is written here can be read without a network, so that a run can be planned before anything is
-downloaded. None of the large sets was downloaded here; CIFAR-10 and PACS were read from the copies in the
-workshop's shared/.
-"""
-
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from atlib._util import require_known
-from atlib.data import Images
 from atrun.data.decoding import DataError, MissingData
-from atrun.data.in_memory import HUB, images_in_memory
-from atrun.data.splits import VALIDATION_SHARE, fixed_order
-
-# --- PACS: the same seven classes as photographs, art paintings, cartoons and sketches ---
-
-PACS = "flwrlabs/pacs"
-DOMAINS = ("photo", "art_painting", "cartoon", "sketch")
-SPLITS = ("validation", "test", "train", "all")
-TEST_SHARE = 0.2  # of every domain, beside `VALIDATION_SHARE`
-
-
-def load_pacs(
-    domains: Sequence[str],
-    path: str | Path | None = None,
-    *,
-    split: str = "train",
-    size: int | None = None,
-    seed: int = 0,
-    image_size: int | None = None,
-) -> Images:
-    """Load a split of some domains of PACS; classes are indices into `Images.classes`, the same in every
-    domain.
-
-    domains: some of `DOMAINS`. path: a parquet file or a folder of them in the hub's format (None: from the
-    hub). split: "train", "validation", "test" or "all". The hub's copy has no splits, so they are this book's
-    own and not the published ones: a fixed tenth of every domain for validation, a fifth for test, by
-    position in the file, hanging on no seed. size, seed, image_size: as in `atrun.data.in_memory.load`.
-
-    Raises what `load` raises. Source: Li et al. 2017, "Deeper, Broader and Artier Domain Generalization"
-    (arXiv 1710.03077).
-    """
-    for domain in domains:
-        require_known("domain of PACS", domain, DOMAINS)
-    require_known("split of PACS", split, SPLITS)
-    from atrun.data.hub import open_rows  # imported here: `datasets` takes seconds
-
-    rows = open_rows(PACS, path, "train")
-    domain_of, chosen = np.array(rows["domain"][:]), []
-    # A set, in the file's order: naming a domain twice, or in another order, changes nothing.
-    for domain in set(domains):
-        positions = np.flatnonzero(domain_of == domain)
-        if not len(positions):
-            raise ValueError(f"the data have no image of {domain}")
-        shuffled = positions[fixed_order(len(positions))]
-        validation, test = round(VALIDATION_SHARE * len(shuffled)), round(TEST_SHARE * len(shuffled))
-        parts = np.split(shuffled, [validation, validation + test])
-        chosen.append(dict(zip(SPLITS, (*parts, positions)))[split])
-    rows = rows.select(np.sort(np.concatenate(chosen)))
-    return images_in_memory(rows, "image", "label", size, seed, image_size, f"PACS {domains} {split}")
+from atrun.data.in_memory import HUB
+from atrun.data.splits import VALIDATION_SHARE
 
 
 class Known(NamedTuple):
     """A data set that has a name here. hub: its id there, None where no complete copy was found. classes:
-    their number. images: how many each split has, in the splits that `open_rows_of` opens. evaluated: the
-    split on which results are reported.
-
-    otherwise: where there is no copy on the hub, what to do instead, before the folder is passed as path=.
-    files: on the hub, the pattern of each split's files, so that one can be fetched without the others.
+    their number. images: how many each split has. evaluated: the split on which results are reported.
+    otherwise: what to do without a copy on the hub. files: the pattern of each split's files there, where one
+    is fetched without the others.
     """
 
     hub: str | None
@@ -92,11 +36,8 @@ class Location(NamedTuple):
 
 def find(name_or_path: str | Path, path: str | Path | None = None) -> Location:
     """Tell a name of `CATALOGUE` (its files in `path`, if given), a file or folder, and a hub id "owner/name"
-    from each other.
-
-    Nothing is opened. Raises `ValueError` for a name that is none of these, `FileNotFoundError` for a path
-    that is not there.
-    """
+    from each other; nothing is opened. Raises `ValueError` for a name that is none of these,
+    `FileNotFoundError` for a path that is not there."""
     name = str(name_or_path)
     known = CATALOGUE.get(name)
     if path is not None and not Path(path).exists():
@@ -126,16 +67,13 @@ def open_rows_of(
     labelled: bool = True,
 ) -> tuple[Any, str, str | None, Known | None]:
     """Open a split of a data set by name, path or hub id: its rows (a `datasets.Dataset`), image and label
-    column (None: read without labels), and what is published about it (None without a name).
+    column (None with labelled=False), and what is published about it (None without a name).
 
     A path may be parquet or arrow files named after their splits, one such file, a data set saved by
-    `datasets`, one folder per class (of a name: train/ and validation/ or val/ with these in them, whose
-    sorted names are then the order of the classes, as it is ImageNet's with WordNet ids), or images with
-    annotations in COCO's format, as iNaturalist's authors pack them. Where no validation split is published,
-    a tenth of "train" becomes it, as in `atrun.data.load`; where one is published beside a test split,
-    "train+validation" is both. Columns are found by their usual names unless they are named; labelled=False
-    looks for no labels. Raises what `find` raises, `ValueError` for unknown splits and columns, listing those
-    there are, and for files and the network what `atrun.data.in_memory.load` raises.
+    `datasets`, one folder per class, whose sorted names are the classes, below a folder per split or none, or
+    images with annotations in COCO's format, as iNaturalist's authors pack them. Where no validation split is
+    published, a tenth of "train" becomes it; where one is published beside a test split, "train+validation"
+    is both. Raises what `find` and `atrun.data.in_memory.load` raise.
     """
     name, place, known = find(name_or_path, path)
     if known is not None and known.files:

@@ -38,16 +38,12 @@ class CocoObjects:
     """Images in COCO's form with their `Objects`, read from disk when they are asked for, each in a square of
     `size` pixels: what `atlib.train.train` takes, and what `detect` evaluates.
 
-    images: the folder of image files. annotations: the JSON file, whose categories become classes 0, 1, ...
-    in the order of their ids. jitter: the range of large-scale jitter (Ghiasi et al. 2021, arXiv 2012.07177),
-    for training: the longer side becomes a random share of `size`, a random part is cut out where it is
-    larger, and half of the images are flipped. None: the longer side fits, at the upper left. What is left of
-    the square is the mean colour. masks: whether pixels are read, too.
-
-    Raises `MissingData` for files that are not there, and `DataError` for entries that are not COCO's, ids
-    that come twice, and annotations of unknown images or categories, without area, outside their image, or
-    (with `masks`) without pixels that can be drawn. An image that cannot be decoded raises `CorruptImage`
-    when it is read.
+    images: the folder of image files. annotations: the JSON file, whose categories become classes in the
+    order of their ids. jitter: the range of large-scale jitter (Ghiasi et al. 2021, arXiv 2012.07177), for
+    training: the longer side becomes a random share of `size`, a random part is cut out where it is larger,
+    and half of the images are flipped; None: the longer side fits, at the upper left. What is left of the
+    square is the mean colour. masks: whether pixels are read, too. Raises `MissingData`, `DataError` for what
+    is not COCO's, and `CorruptImage` for an image that cannot be decoded, when it is read.
     """
 
     normalisation = IMAGENET  # how the images come out; COCO's models are started from it

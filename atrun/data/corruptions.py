@@ -15,28 +15,17 @@ CORRUPTIONS = (
     *("contrast", "elastic_transform", "pixelate", "jpeg_compression"),
 )
 SEVERITIES = (1, 2, 3, 4, 5)
-# These two draw from a generator of their own, which takes its seed as an argument; the others draw from
-# NumPy's global one.
+# These two draw from a generator that takes its seed as an argument, the others from NumPy's global one.
 _SEEDED = ("impulse_noise", "glass_blur")
 
 
 def corrupt(images: Images, name: str, severity: int, seed: int = 0) -> Images:
     """The same images with one corruption: uint8 in, uint8 out, targets and treatment kept.
 
-    `name` is one of `CORRUPTIONS`, `severity` 1 to 5. Image i is corrupted in the same way whichever images
-    come before it, and with the same random numbers at every severity. NumPy's global generator is left as it
-    was found.
-
-    The parameters are those of ImageNet-C, made for 224 x 224 pixels, as the package imagecorruptions-imaug
-    has them: sizes are in pixels, so a blur weighs more on a smaller image. CIFAR-10-C was published with
-    milder ones, so accuracies on CIFAR-10 corrupted here are not comparable with those on CIFAR-10-C, whose
-    images `load("owner/name")` reads from a copy on the hub. Motion blur and snow are blurred by the
-    package's own routine where ImageNet-C used ImageMagick.
-
-    Raises `ValueError` for an unknown name, the package's `AttributeError` for another severity and images
-    below 32 x 32 pixels, `ImportError` without the package (pip install imagecorruptions-imaug). Source:
-    Hendrycks & Dietterich 2019, "Benchmarking Neural Network Robustness to Common Corruptions and
-    Perturbations" (arXiv 1903.12261), section 4.
+    name: one of `CORRUPTIONS`; severity: 1 to 5, with the same random numbers at each. Image i is corrupted
+    in the same way whichever images come before it. The parameters are those of ImageNet-C, made for 224 x
+    224 pixels, as the package imagecorruptions-imaug has them; CIFAR-10-C was published with milder ones.
+    Source: Hendrycks & Dietterich 2019 (arXiv 1903.12261), section 4.
     """
     import imagecorruptions  # OpenCV and numba take seconds
 

@@ -50,8 +50,7 @@ class Wanted(NamedTuple):
 
 @contextmanager
 def large_pictures() -> Iterator[None]:
-    """Within it Pillow opens and cuts pictures of up to 2 · `LARGEST` pixels: data are trusted more than what
-    its limit is made for, and scans and mosaics are larger."""
+    """Within it Pillow opens pictures of up to 2 · `LARGEST` pixels: scans and mosaics pass its own limit."""
     before = Image.MAX_IMAGE_PIXELS
     Image.MAX_IMAGE_PIXELS = None if before is None else max(before, LARGEST)
     try:
@@ -82,11 +81,8 @@ def as_rgb(image: Image.Image) -> Image.Image:
 
 
 def in_eight_bits(image: Image.Image) -> Image.Image:
-    """A picture whose values fill more than 0..255 brought into them; others as they are.
-
-    Pillow would cut off what is above 255. Of 16 bits the high byte is kept, as Pillow does with 16-bit
-    colour. Raises `ValueError` for values that say no brightness.
-    """
+    """A picture with values in 0..255; of 16 bits the high byte is kept, where Pillow would cut off what is
+    above 255. Raises `ValueError` for values that say no brightness."""
     if image.mode != "F" and not image.mode.startswith("I"):
         return image
     values = np.asarray(image)
@@ -99,10 +95,7 @@ def in_eight_bits(image: Image.Image) -> Image.Image:
 
 
 def make(wanted: Iterable[Wanted], transform: Transform) -> Made:
-    """Decode and transform images; a black one stands for a share of which none can be decoded.
-
-    Raises `ValueError` when the images come out of the transform in different sizes.
-    """
+    """Decode and transform images; a black one stands for a share of which none can be decoded."""
     images, targets, indices, corrupt = [], [], [], {}
     for index, file, target, seed in wanted:
         try:
@@ -114,9 +107,6 @@ def make(wanted: Iterable[Wanted], transform: Transform) -> Made:
             images.append(transform(picture, seed))
         targets.append(target)
         indices.append(index)
-        if images[-1].shape != images[0].shape:
-            shapes = f"{tuple(images[-1].shape)}, image {indices[0]} is {tuple(images[0].shape)}"
-            raise ValueError(f"image {index} is {shapes}: augmentation= brings all to one size")
     if not images:
         images, targets = [transform(Image.new("RGB", (256, 256)), None)], [0]
     return Made(torch.stack(images), torch.tensor(targets), indices, corrupt)

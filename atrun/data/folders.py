@@ -24,8 +24,7 @@ WAY_OUT = (
 
 @cache
 def picture_types() -> frozenset[str]:
-    """The endings of files that are read as pictures, ".jpg" among them: those that Pillow opens, with the
-    plug-ins that are registered before the first call."""
+    """The endings of files that are read as pictures: those that Pillow opens, with plug-ins of before."""
     Image.init()
 
     def opens(kind: str) -> bool:
@@ -57,9 +56,7 @@ class ImageFolders(Mapping):
     """The splits of a folder of images, each a `datasets.Dataset` that is read when it is asked for.
 
     A split is a folder in the first level that is called like one; without such, all images are "train".
-    labelled=False: images alone, wherever they lie. Raises `ValueError` for two folders of one split,
-    `FileNotFoundError` where there are no images, and, when a split is read, `DataError` for one without
-    classes, for classes without training images, and for names of classes that look alike.
+    labelled=False: images alone, wherever they lie. Raises `DataError` where classes are missing or doubtful.
     """
 
     def __init__(self, path: Path, labelled: bool = True):
@@ -109,21 +106,14 @@ class ImageFolders(Mapping):
         if train is None:
             return names
         if unknown := sorted(counts.keys() - set(names)):
-            hint = "".join(f"; {a!a} looks like {b!a}" for a, b in pairs_alike(unknown, names)[:1])
-            listed = f"{_listed([f'{name!r} ({counts[name]} images)' for name in unknown])}{hint}"
-            raise DataError(f"{folder}: classes without training images in {train}: {listed}", "split")
+            listed = ", ".join(f"{name!a} ({counts[name]} images)" for name in unknown[:5])
+            raise DataError(f"{folder}: {len(unknown)} classes are not in {train}: {listed}", "split")
         if empty := [name for name in names if not counts.get(name) and not _holds_pictures(train / name)]:
-            listed = _listed(list(map(repr, empty)))
-            raise DataError(
-                f"{train}: class folders without an image, {listed}: fill or remove them", "split"
-            )
+            listed = ", ".join(map(ascii, empty[:5]))
+            raise DataError(f"{train}: class folders without an image, {listed}: remove them", "split")
         if len(names) < 2:
             raise DataError(f"{train} has one class, {names[0]!r}, which nothing can be told from: {WAY_OUT}")
         return names
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def pairs_alike(some: Sequence[str], others: Sequence[str]) -> list[tuple[str, str]]:

@@ -41,17 +41,10 @@ def _is_installed(package: str) -> bool:
 
 
 def maker(data: str) -> Callable:
-    """The function that a data set is named as: (split, size, seed) -> a data set as `atlib.data.Images` is
-    one; size: the number of images, None for as many as the split has.
-
-    The module is imported, so name only what you trust. Raises `ValueError` where there is no such module or
-    function.
-    """
+    """The function that a data set is named as, (split, size, seed) -> a data set as `atlib.data.Images` is
+    one (size None: all images); its module is imported. Raises `ValueError` where there is none."""
     module, name = data.split(":")
     try:
         return getattr(import_module(module), name)
     except (ImportError, AttributeError) as error:
-        raise ValueError(
-            f"data {data!r} name a function of an installed package, as PACKAGE.MODULE:FUNCTION, and there is"
-            f" none ({error}): install the package, or correct the name"
-        ) from error
+        raise ValueError(f"data {data!r}, PACKAGE.MODULE:FUNCTION, are not there: {error}") from error

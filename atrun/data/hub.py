@@ -44,19 +44,12 @@ def open_labelled(
 def open_streamed(
     name: str, path: str | Path | None, split: str, files: str | None = None
 ) -> tuple[datasets.IterableDataset, list[str] | None]:
-    """The rows of a published split as they come, and the local files that are its shards (None: they are on
-    the hub).
-
-    split: as in `atrun.data.load`, but a stream cannot hold out a tenth: where no validation split is
-    published, only "train+validation" is training data. Raises what `open_rows` raises, and `CannotStream`
-    for what is not in parquet or arrow files.
-    """
+    """The rows of a published split as they come, and the local files that are its shards (None: on the hub).
+    Raises what `open_rows` raises, and `CannotStream` for files of another kind and for a tenth held out."""
     if path is None and files is not None:
         return _from_hub(name, split, files, streaming=True)[split], None
     if path is None:
         splits, builder = _from_hub(name, streaming=True), ""
-    elif not Path(path).exists():
-        raise FileNotFoundError(f"{path} does not exist")
     else:
         builder = "parquet" if (splits := _files_of(Path(path), "parquet")) else "arrow"
         splits = splits or _files_of(Path(path), "arrow")
@@ -82,12 +75,8 @@ def columns_of(
 
 
 def open_rows(name: str, path: str | Path | None, split: str, files: str | None = None) -> datasets.Dataset:
-    """All rows of a published split with all their columns, nothing held out.
-
-    files: on the hub, the pattern of the split's files, so that large other splits are not downloaded. With a
-    `path`: a parquet file, a folder of them (the split's, or the only ones there are), or a folder with one
-    folder per class.
-    """
+    """All rows of a published split with all their columns, nothing held out; of a `path` that has one split,
+    that one. files: on the hub, the pattern of the split's files, so that no others are downloaded."""
     if path is None:
         splits = _from_hub(name, split if files else None, files)
     else:
@@ -106,8 +95,7 @@ def _from_hub(name: str, split: str | None = None, files: str | None = None, **o
         return datasets.load_dataset(name, **options)
     except Exception as error:  # datasets, huggingface_hub and httpx each have their own errors
         raise ConnectionError(
-            f"{name!r} could not be read from https://huggingface.co/datasets/{name} (cache:"
-            f" {datasets.config.HF_DATASETS_CACHE}; {type(error).__name__}: {error}): without a network,"
+            f"{name!r} could not be read from the hub ({type(error).__name__}: {error}): without a network,"
             " fetch train.parquet, test.parquet elsewhere, and pass their folder as path="
         ) from error
 
@@ -121,10 +109,7 @@ def _from_files(name: str, path: Path, labelled: bool = True) -> Mapping[str, da
         if files := _files_of(path, builder):
             return {split: _read(several, builder) for split, several in files.items()}
     if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
-        try:
-            saved = datasets.load_from_disk(str(path))
-        except Exception as error:
-            raise OSError(f"{path} is no whole saved data set ({type(error).__name__}: {error})") from error
+        saved = datasets.load_from_disk(str(path))
         return saved if isinstance(saved, datasets.DatasetDict) else {"train": saved}
     return {split: _read_annotated(file) for split, file in _annotated(path).items()} or ImageFolders(
         path, labelled
@@ -152,8 +137,7 @@ def _annotated(path: Path) -> dict[str, Path]:
     for split, pattern in (("train", "train*.json"), ("validation", "val*.json")):
         files = sorted(path.glob(pattern))
         if len(files) > 1:
-            names = " and ".join(file.name for file in files)
-            raise ValueError(f"{path} holds {names}: give each year a folder of its own")
+            raise ValueError(f"{path} holds {' and '.join(file.name for file in files)}: keep one of them")
         if files:
             found[split] = files[0]
     return found
@@ -217,19 +201,15 @@ def find_column(rows: Rows, names: tuple[str, ...], kind: str) -> str:
 
 
 def holds_images(feature: object) -> bool:
-    """Whether a column of that kind holds image files: marked as images, or bare bytes with or without a
-    path."""
+    """Whether a column of that kind holds image files: marked as images, or bare bytes."""
     binary = isinstance(feature, datasets.Value) and feature.dtype in ("binary", "large_binary")
     return isinstance(feature, (datasets.Image, dict)) or binary
 
 
 def class_names(rows: Rows, column: str, published: int | None = None) -> tuple[str, ...]:
-    """The names of the classes that a column of class indices has; where it has no names, the numbers of the
-    classes that were published, or that are found.
-
-    Raises `DataError` for a column that holds something else, and for another number of classes than was
-    published, `CannotStream` for a stream that would have to be read to know.
-    """
+    """The names of the classes that a column of class indices has, or the numbers of those that were
+    published or are found. Raises `DataError` for a column of something else and another number than was
+    published, `CannotStream` for a stream that would have to be read to know."""
     feature = rows.features[column]
     if isinstance(feature, datasets.ClassLabel):
         if published not in (None, len(feature.names)):
@@ -238,19 +218,14 @@ def class_names(rows: Rows, column: str, published: int | None = None) -> tuple[
                 "path",
             )
         return tuple(feature.names)
-    if holds_images(feature) or not isinstance(feature, datasets.Value):
-        raise DataError(
-            f"column {column!r} holds no labels: columns are {list(rows.features)}", "label_column"
-        )
-    if published is not None and feature.dtype.startswith(("int", "uint")):
+    if published is not None and str(getattr(feature, "dtype", "")).startswith(("int", "uint")):
         return tuple(map(str, range(published)))
     if isinstance(rows, datasets.IterableDataset):
         raise CannotStream(f"column {column!r} does not name its classes, as a stream must: open_photos")
     labels = set(rows[column])
     if wrong := [label for label in labels if not isinstance(label, int) or label < 0]:
         raise DataError(
-            f"column {column!r} holds {wrong[0]!r}, no class index: rows.class_encode_column({column!r})"
-            " makes some, label_column= names another",
+            f"column {column!r} holds {wrong[0]!r:.40}, no class index: rows.class_encode_column makes some",
             "label_column",
         )
     return tuple(map(str, range(max(labels, default=-1) + 1)))

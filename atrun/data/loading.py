@@ -51,9 +51,7 @@ class Gaps:
         if found and self.on_corrupt == "raise":
             index, why = next(iter(found.items()))
             raise CorruptImage(f"image {index} cannot be decoded ({why}); on_corrupt='skip' leaves it out")
-        for index in sorted(
-            found.keys() - self.warned
-        ):  # once for each image, in however many epochs it is met
+        for index in sorted(found.keys() - self.warned):  # once for each image, in however many epochs
             if len(self.warned) < NAMED:
                 warnings.warn(
                     f"image {index} cannot be decoded and is left out ({found[index]})", stacklevel=3
@@ -66,12 +64,9 @@ class Gaps:
 def deliver(
     make: Callable[[Sequence], Made], shares: Iterable[Share], gaps: Gaps, *, workers: int
 ) -> Iterator[Batch]:
-    """One batch per share, in their order, made by `workers` processes ahead of time (0: by this one).
-
-    Shares are drawn in this process, so their order does not hang on the number of workers. A batch goes
-    without what cannot be decoded (`Gaps`), and its weight falls to the part of the share that is left, so
-    that over all processes every image counts as much as in a step without a gap.
-    """
+    """One batch per share, in their order, made by `workers` processes ahead of time (0: by this one),
+    without what cannot be decoded (`Gaps`): its weight falls to the part of the share that is left, so that
+    over all processes every image counts as much as in a step without a gap."""
     planned: list[Share] = []  # handed to workers, not yet delivered
 
     def drawn() -> Iterator[Sequence]:

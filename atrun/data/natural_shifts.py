@@ -1,9 +1,8 @@
-"""Test sets that other people collected under a shift: CIFAR-10.1, ImageNetV2, -A, -R, -Sketch and the
-reassessed labels ReaL.
+"""Test sets that other people collected under a shift, with labels in the class order of CIFAR-10 or
+ImageNet-1k: CIFAR-10.1, ImageNetV2, -A, -R, -Sketch and the reassessed labels ReaL.
 
-Labels come out in the class order of CIFAR-10 or ImageNet-1k, whatever a copy stores; class lists and
-reassessed labels are those that timm ships. None of these sets was downloaded here (no network): hub ids and
-columns are as their users describe them.
+Class lists and reassessed labels are those that timm ships. None of these sets was downloaded here: hub ids
+and columns are as their users describe them.
 """
 
 import re
@@ -23,8 +22,8 @@ from atrun.data.transforms import Augmentation
 
 
 class LabelSpace(NamedTuple):
-    """The classes of a classifier, in order, by name and, for ImageNet, by WordNet id; `classes`: the indices
-    of those that a data set has (None: all)."""
+    """A classifier's classes by name and, for ImageNet, by WordNet id; `classes`: the indices of those that a
+    data set has (None: all)."""
 
     names: tuple[str, ...]
     ids: tuple[str, ...] = ()
@@ -32,10 +31,8 @@ class LabelSpace(NamedTuple):
 
     def indices(self, labels: Sequence[str | int], given: Sequence[str] | None = None) -> list[int]:
         """The class index of every label, which may be a WordNet id, a name or, where all classes are there,
-        a number; `given`: the names that numbers in `labels` count, in any order (None: none are given).
-
-        Raises `ValueError` for a label that is none of the classes, or can be two of them.
-        """
+        a number; given: the names that numbers in `labels` count. Raises `ValueError` for a label that is
+        none of the classes, or can be two of them."""
         spelled = defaultdict(set)
         for index in range(len(self.names)) if self.classes is None else self.classes:
             ways = {self.names[index], self.names[index].split(", ")[0], *self.ids[index : index + 1]}
@@ -50,10 +47,7 @@ class LabelSpace(NamedTuple):
             if len(means) > 1 and given is not None and len(given) == len(self.names) and label in means:
                 means = {label}  # a list of all classes, two of which are called the same: its order decides
             if len(means) != 1:
-                several = (
-                    f"can be class {' or '.join(map(str, sorted(means)))}" if means else "is no class here"
-                )
-                raise ValueError(f"the label {text!r} {several}: store WordNet ids")
+                raise ValueError(f"the label {text!r} can be classes {sorted(means)}: store WordNet ids")
             found[label] = next(iter(means))
         return [found[label] for label in labels]
 
@@ -102,16 +96,13 @@ def open_shifted(
     on_corrupt: str = "raise",
     workers: int = 0,
 ) -> OpenedShift:
-    """Open one of `SHIFTED` for reading by index, prepared as a model wants its images: the way to evaluate
-    on all of a large set, `accuracy_on(predict(model, opened.images), opened.targets, opened.classes)`.
+    """Open one of `SHIFTED` for reading by index: then
+    `accuracy_on(predict(model, opened.images), opened.targets, opened.classes)`.
 
     path: a parquet file, a folder of them, or a folder with one folder per class, as the authors' archives
-    unpack (None: from the hub). ReaL needs ImageNet's validation images under their own file names, which the
-    hub gives after a login, and leaves out those without a label. augmentation, on_corrupt, workers: as in
-    `atrun.data.photos.Photos`.
-
-    Raises `ValueError` for an unknown name and for labels that are not, or not clearly, among the set's
-    classes; for files and the network what `atrun.data.in_memory.load` raises.
+    unpack (None: from the hub). ReaL needs ImageNet's validation images under their own file names and leaves
+    out those without a label. augmentation, on_corrupt, workers: as in `atrun.data.photos.Photos`. Raises
+    `ValueError` for labels that are not clearly the set's, and what `atrun.data.in_memory.load` raises.
     """
     require_known("shifted set", name, SHIFTED)
     shifted = SHIFTED[name]
@@ -155,18 +146,15 @@ def _reassessed(rows, image_column: str) -> tuple[Sequence[int], Tensor]:
 
 
 SHIFTED = {
-    # Recht et al. 2018 (1806.00451). Two versions were published, 4 (2,021 images) and 6 (2,000); which one
-    # this copy holds was not seen.
+    # Recht et al. 2018 (1806.00451), published as version 4 (2,021 images) and 6 (2,000)
     "cifar10.1": ShiftedSet("XiangPan/CIFAR10.1", "test", CIFAR10),
-    # Recht et al. 2019 (1902.10811). "Matched frequency", 10,000 images. In the authors' own repository
-    # `datasets` joins all three variants into one split.
+    # Recht et al. 2019 (1902.10811), "matched frequency", 10,000 images
     "imagenetv2": ShiftedSet("clip-benchmark/wds_imagenetv2", "test", IMAGENET),
     # Hendrycks et al. 2021, Natural Adversarial Examples (1907.07174)
     "imagenet-a": ShiftedSet("barkermrl/imagenet-a", "train", IMAGENET_A),
     # Hendrycks et al. 2021, The Many Faces of Robustness (2006.16241)
     "imagenet-r": ShiftedSet("axiong/imagenet-r", "test", IMAGENET_R),
-    # Wang et al. 2019 (1905.13549). The authors' own repository needs a loading script, which `datasets` no
-    # longer runs.
+    # Wang et al. 2019 (1905.13549)
     "imagenet-sketch": ShiftedSet("clip-benchmark/wds_imagenet_sketch", "test", IMAGENET),
     # Beyer et al. 2020 (2006.07159)
     "imagenet-real": ShiftedSet(

@@ -1,8 +1,5 @@
-"""Photographs at any size, read by index: rows of a `datasets` split that are decoded and transformed when
-they are asked for.
-
-`atlib.data.Images` holds a small set in memory; this is the same interface over one that does not fit.
-"""
+"""Photographs at any size, read by index: rows of a `datasets` split, decoded when they are asked for; the
+interface of `atlib.data.Images`, which holds a small set in memory."""
 
 import copy
 import warnings
@@ -49,8 +46,6 @@ class Photos(Dataset):
         workers: int = 0,
     ):
         require_known("on_corrupt", on_corrupt, ON_CORRUPT)
-        if len(rows) != len(targets):
-            raise ValueError(f"{len(rows)} images, but {len(targets)} targets")
         self.rows, self.image_column, self.targets, self.classes = rows, image_column, targets, tuple(classes)
         self.augmentation, self.train, self.workers = augmentation, train, workers
         self.gaps = Gaps(on_corrupt)
@@ -82,11 +77,8 @@ class Photos(Dataset):
     __getitems__ = take
 
     def loader(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Batches of (images, targets) in order, every image once, as evaluation sees them; with
-        on_corrupt="skip" without those that cannot be decoded, of which `corrupt` then has all.
-
-        Raises `CorruptImage` where none is left.
-        """
+        """Batches as `take` has them, in order, every image once. Raises `CorruptImage` where none is
+        left."""
         batches, left = BatchSampler(range(len(self)), batch_size, drop_last=False), 0
         for made in loader_of(self._seen, batches, self.workers):
             images, targets = self._noted(made)
@@ -98,10 +90,7 @@ class Photos(Dataset):
 
     def epoch(self, part: ShardSpec, workers: int = 0) -> Iterator[Batch]:
         """One process's batches of an epoch, decoded by `workers` processes ahead of time (0: by this one).
-
-        Order and augmentation hang on seed, epoch and index alone: not on the number of workers, nor on where
-        the epoch is taken up again. `corrupt` begins anew.
-        """
+        Order and augmentation hang on seed, epoch and index alone. `corrupt` begins anew."""
         self.gaps.corrupt.clear()
 
         def seeds_of(indices: list[int], repeats: list[int]) -> Sequence[int | None]:
@@ -161,13 +150,10 @@ def open_photos(
 ) -> Photos:
     """Open a split of a data set for reading by index.
 
-    name_or_path, path, split, image_column, label_column: as in `atrun.data.catalogue.open_rows_of`.
-    augmentation, train, on_corrupt, workers: as in `Photos`. labelled=False: images alone, of any folder,
-    each with the target `atlib.data.UNLABELLED`, and no classes. Nothing is decoded yet; `datasets` copies
-    what it reads from parquet or the hub into its cache, once, as large as the files.
-
-    Raises what `open_rows_of` raises, and `DataError` for a split without images, a column that holds none,
-    and labels that are not class indices.
+    name_or_path, path, split, image_column, label_column: as in `atrun.data.catalogue.open_rows_of`, whose
+    errors it raises too. augmentation, train, on_corrupt, workers: as in `Photos`. labelled=False: images
+    alone, of any folder, with the target `atlib.data.UNLABELLED`. `datasets` copies what it reads from
+    parquet or the hub into its cache, once. Raises `DataError` for what holds no images or no class indices.
     """
     from atrun.data.hub import class_names
 

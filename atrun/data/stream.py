@@ -19,17 +19,12 @@ from atrun.data.views import Views
 
 
 class PhotoStream:
-    """Images that can be read in their order only, for training. Evaluation, which needs an order and all
-    labels, reads `Photos`.
+    """Images that can be read in their order only, for training; any number of processes takes the same
+    steps: each reads all rows and decodes its own.
 
-    rows: a `datasets.IterableDataset` whose image column is undecoded; label_column: None for images without
-    labels (`atlib.data.UNLABELLED`). count: the images in it. classes: the names of the labels.
-    augmentation, train, on_corrupt: as in `atrun.data.photos.Photos`. buffer: images held in memory to draw
-    the next one from; shards, too, come in another order in each epoch. `corrupt`: {index: why} of the
-    current epoch.
-
-    An image's index is its place in the shuffled stream. Any number of processes takes the same steps: each
-    reads all rows and decodes its own.
+    rows: a `datasets.IterableDataset` whose image column is undecoded, of `count` images; label_column: None
+    without labels. augmentation, train, on_corrupt: as in `atrun.data.photos.Photos`. buffer: images held in
+    memory to draw the next one from. An image's index is its place in the shuffled stream.
     """
 
     def __init__(
@@ -46,8 +41,6 @@ class PhotoStream:
         buffer: int = 4096,
     ):
         require_known("on_corrupt", on_corrupt, ON_CORRUPT)
-        if augmentation is None:
-            raise ValueError("a stream needs an augmentation: nothing else brings its images to one size")
         self.rows, self.count, self.classes = rows, count, tuple(classes)
         self.image_column, self.label_column = image_column, label_column
         self.augmentation, self.train, self.buffer = augmentation, train, buffer
@@ -67,13 +60,9 @@ class PhotoStream:
         return self.augmentation.normalisation
 
     def epoch(self, part: ShardSpec, workers: int = 0) -> Iterator[Batch]:
-        """One process's batches of an epoch: as many as every other's, each image once over all processes.
-
-        Rows are read by this process, decoded by `workers` others ahead of time (0: by this one), so their
-        order does not hang on the number of workers. Taken up again in the middle of an epoch, the rows of
-        the steps before are read, not decoded. Raises `DataError` when the stream has not as many images as
-        was said.
-        """
+        """One process's batches of an epoch, decoded by `workers` processes ahead of time (0: by this one);
+        of the steps before `part.start` rows are read, not decoded. Raises `DataError` where the stream has
+        not as many images as was said."""
         self.gaps.corrupt.clear()
         return deliver(self._make, self._shares(part), self.gaps, workers=workers)
 
@@ -124,13 +113,10 @@ def open_stream(
     count: int | None = None,
     labelled: bool = True,
 ) -> PhotoStream:
-    """Open a published split for reading as it comes: from the hub, or from parquet or arrow files. Nothing
-    is copied.
+    """Open a published split for reading as it comes, from the hub or from parquet or arrow files, uncopied.
 
-    Arguments are those of `atrun.data.photos.open_photos`; split: where no validation split is published,
-    "train+validation" is all training images. buffer: as in `PhotoStream`. count: the number of images; it
-    may be left out where it is published or local files say it. Raises `DataError` when it is not known or
-    another than is known, and what `open_photos` raises.
+    Arguments and errors are those of `atrun.data.photos.open_photos`. buffer: as in `PhotoStream`. count: the
+    number of images, where neither local files nor the publication say it.
     """
     name, place, known = find(name_or_path, path)
     if known is not None:

@@ -1,9 +1,10 @@
 """What happens to a photograph on its way into a batch, as one frozen value; operations are timm's."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import lru_cache
-from numbers import Integral
 
+import torch
 from PIL import Image, ImageOps
 from timm.data import create_transform
 from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
@@ -12,38 +13,20 @@ from torch import Tensor
 from torchvision import transforms
 
 from atlib._util import require_known
+from atlib.data import Augment, cut_out
 from atlib.loading import rng_put_back, seed_generators
 from atlib.pair import Normalisation
-from atrun.checks import check_fields
-
-SHARES = (  # the least and the largest share of an image's area
-    (("scale",), lambda value: len(value) == 2, "has two values, the least and the largest share"),
-    (("scale",), lambda value: 0 < value[0] <= value[1] <= 1, "are shares above 0, at most 1, in order"),
-)
-# The values that can be meant.
-RULES = (
-    *SHARES,
-    (("mean", "std"), lambda value: len(value) == 3, "has three values, one a channel"),
-    (("std",), lambda value: min(value) > 0, "must be above 0"),
-    (("image_size", "padding"), lambda value: isinstance(value, Integral), "is a whole number of pixels"),
-    (("image_size",), lambda value: value >= 1, "must be at least 1 pixel"),
-    (("padding", "color_jitter"), lambda value: value >= 0, "must not be negative"),
-    (("flip", "random_erasing"), lambda value: 0 <= value <= 1, "is a probability, from 0 to 1"),
-    (("crop_pct",), lambda value: 0 < value <= 1, "must be above 0 and at most 1"),
-)
 
 
 @dataclass(frozen=True)
 class Augmentation:
-    """How an image is cropped, changed and normalised, in training and for evaluation. Raises `ValueError`
-    for a value that cannot be meant and for two that exclude each other."""
+    """How an image is cropped, changed and normalised, in training and for evaluation."""
 
     #: pixels a side of the square that comes out
     image_size: int = 224
-    #: in training: "random-resized" (a random share of the area at an aspect of 3/4 to 4/3, resized; Szegedy
-    #: et al. 2015), "padded" (shorter side to image_size, reflected pixels around it, a random square: DeiT
-    #: III's simple random crop, arXiv 2204.07118, and CIFAR's) or "centre" (shorter side to image_size, the
-    #: middle)
+    #: in training: "random-resized" (a random share of the area at an aspect of 3/4 to 4/3; Szegedy et al.
+    #: 2015), "padded" (shorter side to image_size, reflected pixels around, a random square: DeiT III's,
+    #: arXiv 2204.07118, and CIFAR's) or "centre" (shorter side to image_size, the middle)
     crop: str = "random-resized"
     #: least and largest share of the area, of "random-resized"
     scale: tuple[float, float] = (0.08, 1.0)
@@ -71,25 +54,23 @@ class Augmentation:
     def __post_init__(self):
         require_known("crop", self.crop, ("random-resized", "padded", "centre"))
         require_known("interpolation", self.interpolation, ("nearest", "bilinear", "bicubic", "lanczos"))
-        check_fields(self, RULES)
         Normalisation(self.mean, self.std)  # raises for what cannot be meant, such as numbers of 0..255
+        shares = {"least": self.scale[0], "largest": self.scale[1], "crop_pct": self.crop_pct}
+        shares |= {"flip": self.flip, "random_erasing": self.random_erasing}
+        if not all(0 <= share <= 1 for share in shares.values()) or self.scale[0] > self.scale[1]:
+            raise ValueError(f"shares and probabilities are from 0 to 1, the least first, got {shares}")
+        if self.rand_augment is not None and not self.rand_augment.startswith("rand"):
+            raise ValueError(f"rand_augment={self.rand_augment!r} is no string of timm's RandAugment")
+        if self.rand_augment is not None and (self.three_augment or self.color_jitter):
+            raise ValueError(
+                "rand_augment= changes colours itself: no three_augment=, color_jitter= beside it"
+            )
         for name in ("scale", "mean", "std"):  # JSON reads tuples back as lists, which cannot be hashed
             object.__setattr__(self, name, tuple(map(float, getattr(self, name))))
-        if self.rand_augment is None:
-            return
-        if self.three_augment or self.color_jitter:
-            other = "three_augment" if self.three_augment else "color_jitter"
-            raise ValueError(f"rand_augment= changes colours itself: leave it or {other}= out")
-        try:
-            if not self.rand_augment.startswith("rand"):
-                raise ValueError("it must start with 'rand'")
-            _training(self)
-        except (ValueError, AssertionError, KeyError) as error:  # timm asserts some of it, int() raises too
-            raise ValueError(f"rand_augment={self.rand_augment!r} is no string of timm's: {error}") from error
 
     def train(self, image: Image.Image, seed: int) -> Tensor:
-        """The image augmented and normalised, float32 (3, image_size, image_size): the same for the same
-        seed, an integer from 0 on. The global generators are as before afterwards."""
+        """The image augmented and normalised, float32 (3, image_size, image_size), by a seed from 0 on; the
+        global generators are as before afterwards."""
         with rng_put_back():
             seed_generators(seed)
             return _training(self)(image.convert("RGB"))
@@ -151,3 +132,31 @@ def _evaluation(augmentation: Augmentation) -> transforms.Compose:
     return create_transform(
         a.image_size, interpolation=a.interpolation, mean=a.mean, std=a.std, crop_pct=a.crop_pct
     )
+
+
+def in_two(augmentation: Augmentation) -> tuple[Callable[[Image.Image], Image.Image], Augment] | None:
+    """`Augmentation.train` as what is the same for an image in every pass, and what is drawn, for a batch of
+    bytes wherever it is: the same pixels for the same seeds. None where more is drawn than a flip and where a
+    square lies, as Pillow changes sizes and colours otherwise than a GPU does."""
+    a = augmentation
+    colours = a.rand_augment, a.three_augment, a.color_jitter, a.random_erasing
+    if a.crop == "random-resized" or any(colours):
+        return None
+    crop, _, _ = _training(a).transforms
+    shorter, square, _ = crop.transforms
+    is_padded, size = a.crop == "padded", (a.image_size, a.image_size)
+    padding = a.padding if is_padded else 0
+
+    def augment(images: Tensor, seeds: Tensor) -> Tensor:
+        room = [side + 2 * padding - a.image_size + 1 for side in images.shape[-2:]]
+        room = [] if room == [1, 1] else room  # torchvision then draws no place
+        drawn = []
+        with rng_put_back():
+            for seed in seeds.tolist():
+                seed_generators(seed)
+                place = [torch.randint(0, most, (1,)).item() for most in room]
+                drawn.append([*(place or (0, 0)), torch.rand(1).item() < a.flip])
+        top, left, mirrored = torch.tensor(drawn, device=images.device).T
+        return cut_out(images, top - padding, left - padding, mirrored.bool(), size)
+
+    return (shorter if is_padded else transforms.Compose([shorter, square])), augment

@@ -1,9 +1,5 @@
-"""Several views of one image, which learning by contrast compares: crops of their own, in colours of their
-own.
-
-How views are made is that of the published code of MoCo-v3 (arXiv 2104.02057; github.com/facebookresearch/
-moco-v3, main_moco.py) and of DINO (arXiv 2104.14294; github.com/facebookresearch/dino, main_dino.py), who
-share it but for the crops: BYOL's (arXiv 2006.07733).
+"""Several views of one image, which learning by contrast compares, as the published code of MoCo-v3 (arXiv
+2104.02057, main_moco.py) and of DINO (arXiv 2104.14294, main_dino.py) makes them: BYOL's (arXiv 2006.07733).
 """
 
 import math
@@ -21,8 +17,7 @@ from torchvision import transforms
 from atlib.data import Augment
 from atlib.loading import draw_below, rng_put_back, seed_generators, splitmix64
 from atlib.pair import Normalisation
-from atrun.checks import check_fields
-from atrun.data.transforms import SHARES, Augmentation
+from atrun.data.transforms import Augmentation
 
 # Of brightness, contrast, saturation and hue; and with which probability an image gets it, or turns grey.
 JITTER = (0.4, 0.4, 0.2, 0.1)
@@ -32,8 +27,7 @@ SIGMA = (0.1, 2.0)  # of the blur, in pixels
 
 @dataclass(frozen=True)
 class Look:
-    """How one view is made, beside its flip and its colours, which all have. Raises `ValueError` for a value
-    that cannot be meant."""
+    """How one view is made, beside its flip and its colours, which all have."""
 
     #: the least and the largest share of the image's area that is cropped
     scale: tuple[float, float]
@@ -43,8 +37,6 @@ class Look:
     solarise: float = 0.0
 
     def __post_init__(self):
-        probabilities = ("blur", "solarise"), lambda value: 0 <= value <= 1, "is a probability, from 0 to 1"
-        check_fields(self, (*SHARES, probabilities))
         object.__setattr__(self, "scale", tuple(self.scale))  # JSON reads a tuple back as a list
 
 
@@ -60,21 +52,18 @@ def looks(
 @dataclass(frozen=True)
 class Views:
     """How a photograph becomes several views, in the place of an `Augmentation`, of which size,
-    interpolation, flip, mean and std are taken: `Photos` and `PhotoStream` with it have batches
-    (B, views, 3, image_size, image_size)."""
+    interpolation, flip, mean and std are taken; batches are (B, views, 3, image_size, image_size)."""
 
     augmentation: Augmentation
     looks: Sequence[Look]
 
     def train(self, image: Image.Image, seed: int) -> Tensor:
-        """The image's views, float32 (views, 3, image_size, image_size): the same for the same seed. The
-        global generators are as before afterwards."""
-        image = image.convert("RGB")
+        """The image's views, float32 (views, 3, image_size, image_size), as `Augmentation.train`."""
+        views = []
         with rng_put_back():
-            views = []
             for number, look in enumerate(self.looks):
                 seed_generators([seed, number])
-                views.append(_of_photograph(self.augmentation, look)(image))
+                views.append(_of_photograph(self.augmentation, look)(image.convert("RGB")))
         return torch.stack(views)
 
     def evaluate(self, image: Image.Image) -> Tensor:
@@ -115,14 +104,12 @@ def _blurred(image: Image.Image) -> Image.Image:
 def small_views(
     looks: Sequence[Look], flip: float = 0.5, jitter: Sequence[float] = JITTER, grey: float = GREYED
 ) -> Augment:
-    """Several views of images in memory: what it returns makes of uint8 (B, 3, height, width) their views,
-    uint8 (B, views, 3, height, width), for `Images.with_augment`.
+    """Several views of images in memory, for `Images.with_augment`: uint8 (B, 3, height, width) to uint8
+    (B, views, 3, height, width), of which each hangs on its image's seed and its own number alone.
 
-    flip, grey: probabilities; jitter: of brightness, contrast, saturation and hue, which an image gets with
-    the published probability of 0.8. Two departures, so that a whole batch is made at once: colours change
-    in this order, not in one that is drawn, and hue turns about the axis of greys, not in HSV; and nothing is
-    blurred. What is drawn hangs on an image's seed and the number of the view alone. It raises `ValueError`
-    for images of other than three channels, as pairs have.
+    flip, grey: probabilities; jitter: of brightness, contrast, saturation and hue, with the published
+    probability of 0.8. Departures, so that a batch is made at once: colours change in this order, not in one
+    that is drawn; hue turns about the axis of greys, not in HSV; nothing is blurred.
     """
 
     def augment(images: Tensor, seeds: Tensor) -> Tensor:

@@ -1,8 +1,6 @@
 """Data sets by name: names, paths and hub ids are told apart, what was published is what the files hold, and
 no network is needed to know it."""
 
-import importlib.util
-import sys
 import warnings
 
 import datasets
@@ -10,14 +8,13 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 
-from atrun.data import catalogue
 from atrun.data.catalogue import CATALOGUE, find, open_rows_of
 from atrun.data.decoding import CannotStream, DataError
 from atrun.data.photos import open_photos
 from atrun.data.stream import open_stream
 from atrun.data.transforms import Augmentation
 from tests.helpers import shared
-from tests.picture_files import annotate, index_of, picture, rows, write_parquet
+from tests.picture_files import index_of, picture, rows, write_parquet
 
 SMALL = Augmentation(image_size=8)
 
@@ -69,18 +66,6 @@ def test_every_entry_is_as_it_was_published():
     assert CATALOGUE["imagenet-21k"].images["train+validation"] == 14_197_122
 
 
-def test_knowing_needs_neither_network_nor_datasets(monkeypatch, no_network):
-    for name in ("datasets", "atrun.data.hub"):
-        monkeypatch.setitem(sys.modules, name, None)  # importing it now fails
-    spec = importlib.util.spec_from_file_location("catalogue_anew", catalogue.__file__)
-    spec.loader.exec_module(anew := importlib.util.module_from_spec(spec))
-    assert anew.CATALOGUE["imagenet-1k"].images["train"] == 1_281_167
-    assert anew.find("imagenet-1k")[:2] == ("ILSVRC/imagenet-1k", None) and anew.find("some/thing")[:2] == (
-        "some/thing",
-        None,
-    )
-
-
 def test_names_paths_and_hub_ids_are_told_apart(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = write_parquet(tmp_path / "owner" / "set", "train", range(3))
@@ -91,21 +76,15 @@ def test_names_paths_and_hub_ids_are_told_apart(tmp_path, monkeypatch):
         "what is on this machine comes before the hub"
     )
     assert find(folder) == (str(folder), folder, None)
-    for wrong in (tmp_path / "nowhere", "./nowhere", "/nowhere/at/all", "~/nowhere"):
-        with pytest.raises(FileNotFoundError):
-            find(wrong)
+    with pytest.raises(FileNotFoundError):
+        find("./nowhere")
 
 
 @pytest.mark.parametrize(
     "name, split, wanted",
     [
         ("imagenet-1k", "validation", ("ILSVRC/imagenet-1k", {"validation": "data/validation-*.parquet"})),
-        ("imagenet-1k", "train", ("ILSVRC/imagenet-1k", {"train": "data/train-*.parquet"})),
-        ("cifar10", "test", ("uoft-cs/cifar10", None)),
         ("cifar100", "test", ("uoft-cs/cifar100", None)),
-        ("flowers102", "test", ("dpdl-benchmark/oxford_flowers102", None)),
-        ("pets", "test", ("timm/oxford-iiit-pet", None)),
-        ("cars", "test", ("tanganke/stanford_cars", None)),
         ("food101", "validation", ("ethz/food101", None)),
     ],
 )
@@ -150,17 +129,16 @@ def test_training_and_validation_images_where_both_and_a_test_split_are_publishe
         open_photos(tmp_path, split="train+validation", train=False)
 
 
-@pytest.mark.parametrize("validation", ["validation", "VAL", "valid"])
-def test_a_known_name_reads_a_folder_per_class(tmp_path, monkeypatch, validation):
+def test_a_known_name_reads_a_folder_per_class(tmp_path, monkeypatch):
     """ImageNet as it is unpacked: the order of the classes is that of the WordNet ids, whatever is in a
     class."""
     ids = ("n02123045", "n01440764", "n01514859")
     for index in range(12):
-        split = "train" if index < 9 else validation
+        split = "train" if index < 9 else "VAL"
         file = tmp_path / split / ids[index % 3] / f"ILSVRC2012_val_{index:08}.png"
         file.parent.mkdir(parents=True, exist_ok=True)
         picture(index).save(file)
-    with pytest.raises(DataError):
+    with pytest.raises(DataError):  # not a thousand classes
         open_photos("imagenet-1k", path=tmp_path, train=True)
     with pytest.raises(CannotStream):
         open_stream("imagenet-1k", path=tmp_path, augmentation=SMALL)
@@ -172,19 +150,6 @@ def test_a_known_name_reads_a_folder_per_class(tmp_path, monkeypatch, validation
             shown = [index_of(image) for image in photos.take(range(len(photos)))[0]]
             assert sorted(shown) == list(indices) and photos.classes == tuple(sorted(ids))
             assert [photos.classes[label] for label in photos.targets] == [ids[i % 3] for i in shown]
-
-
-def test_inaturalist_from_the_authors_archives(tmp_path, monkeypatch):
-    annotate(tmp_path, "train2018.json", range(7))
-    annotate(tmp_path, "val2018.json", range(7, 12))
-    with pytest.raises(DataError):
-        open_photos("inat2018", path=tmp_path, train=False)
-    of_seven = CATALOGUE["inat2018"]._replace(classes=3, images={"train": 7, "validation": 5})
-    monkeypatch.setitem(CATALOGUE, "inat2018", of_seven)
-    for split, indices in (("train", range(7)), ("validation", range(7, 12))):
-        photos = open_photos("inat2018", path=tmp_path, split=split, train=False)
-        assert [index_of(image) for image in photos.take(range(len(photos)))[0]] == list(indices)
-        assert photos.targets.tolist() == [i % 3 for i in indices]
 
 
 def test_cifar10_has_the_published_counts_and_the_same_held_out_tenth():

@@ -150,8 +150,7 @@ def test_categories_are_classes_in_the_order_of_their_ids(files, tmp_path):
 # --- placed ---
 
 
-@pytest.mark.parametrize("size", [64, 96])
-def test_jitter_moves_pixels_boxes_and_masks_together(scenes, files, size):
+def test_jitter_moves_pixels_boxes_and_masks_together(scenes, files, size=96):
     """Against each pixel of the square asked where in the scene its middle comes from; and an object's
     inner pixels have its colour still."""
     jittered = CocoObjects(*files, size=size, jitter=(0.3, 2.0))
@@ -255,53 +254,25 @@ def annotation(**values):
     return change
 
 
-def without(part, number, name):
-    def change(content):
-        del content[part][number][name]
-
-    return change
-
-
-def twice(part):
-    def change(content):
-        content[part].append(content[part][1])
-
-    return change
-
-
 @pytest.mark.parametrize(
     "change",
     [
         annotation(bbox=[60, 10, 20, 10]),
-        annotation(bbox=[-3, 10, 20, 10]),
         annotation(bbox=[10, 10, 0, 10]),
-        annotation(bbox=[10, 10, 10, -4]),
-        annotation(bbox=[64, 10, 0.5, 10]),
         annotation(bbox=[10, 10, float("nan"), 10]),
-        annotation(bbox=[10, 10, 5]),
-        annotation(bbox="all"),
         annotation(category_id=99),
         annotation(image_id=99),
-        annotation(segmentation=[]),
         annotation(segmentation=[[1, 1, 5, 5]]),
         annotation(segmentation={"size": [32, 64], "counts": [2048]}),
-        without("annotations", 2, "segmentation"),
-        without("annotations", 2, "category_id"),
-        without("annotations", 2, "id"),
-        without("images", 4, "width"),
-        without("categories", 0, "id"),
-        twice("images"),
-        twice("annotations"),
-        lambda content: content.pop("categories"),
-        lambda content: content.update(images=[]),
+        lambda content: content["annotations"][2].pop("segmentation"),
+        lambda content: content["images"].append(content["images"][1]),
+        lambda content: content["annotations"].append(content["annotations"][1]),
     ],
 )
 def test_annotations_that_cannot_be_used_are_named(files, tmp_path, change):
     images, file = changed(files, tmp_path, change)
-    before = file.read_bytes()
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(DataError):
         CocoObjects(images, file, size=64)
-    assert str(file) in str(caught.value) and file.read_bytes() == before
 
 
 def test_an_edge_that_is_rounded_is_not_outside(files, tmp_path):
@@ -310,7 +281,7 @@ def test_an_edge_that_is_rounded_is_not_outside(files, tmp_path):
     assert box == pytest.approx([50.4, 40, 64, 64])
 
 
-@pytest.mark.parametrize("counts", [[4000], [5000], [2000, 2097, -1], "", "0", "zzzz"], ids=str)
+@pytest.mark.parametrize("counts", [[4000], [2000, 2097, -1], "", "zzzz"], ids=str)
 def test_run_lengths_that_do_not_fill_the_image_are_named(files, tmp_path, counts):
     """pycocotools makes pixels of them from what lies in memory."""
     change = annotation(segmentation={"size": [64, 64], "counts": counts})
@@ -336,22 +307,13 @@ def test_an_image_that_is_not_there_broken_or_of_another_size_is_named(files, sc
         CocoObjects(images, file, size=64)
 
 
-TRANSPOSED = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_90,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_270,
-}
+TRANSPOSED = {3: Image.Transpose.ROTATE_180, 6: Image.Transpose.ROTATE_90}
 
 
 @pytest.mark.parametrize("orientation", [1, *TRANSPOSED])
 @pytest.mark.parametrize("of", ["shown", "stored"])
 @pytest.mark.parametrize("size", [(60, 40), (48, 48)])
-@pytest.mark.parametrize("kind", ["jpg", "png"])
-def test_boxes_and_pixels_are_turned_together_or_the_image_is_refused(tmp_path, orientation, of, size, kind):
+def test_boxes_and_pixels_are_turned_together_or_the_image_is_refused(tmp_path, orientation, of, size):
     """label-studio#6608, ultralytics#19222: viewers turn photographs by their EXIF, COCO's does not."""
     shown = np.zeros((size[1], size[0], 3), np.uint8)
     shown[5:15, 5:20] = 255
@@ -359,19 +321,14 @@ def test_boxes_and_pixels_are_turned_together_or_the_image_is_refused(tmp_path, 
     stored = shown if orientation == 1 else shown.transpose(TRANSPOSED[orientation])
     exif = Image.Exif()
     exif[0x0112] = orientation
-    stored.save(tmp_path / f"a.{kind}", exif=exif, quality=95)
+    stored.save(tmp_path / "a.jpg", exif=exif, quality=95)
     seen = np.asarray(shown if of == "shown" else stored)[..., 0] > 128
     (top, bottom), (left, right) = (np.flatnonzero(seen.any(axis))[[0, -1]].tolist() for axis in (1, 0))
-    box = [left, top, right - left + 1, bottom - top + 1]
-    entry = {"id": 0, "file_name": f"a.{kind}", "width": seen.shape[1], "height": seen.shape[0]}
-    annotation = {"id": 0, "image_id": 0, "category_id": 3, "bbox": box, "area": 150, "iscrowd": 0}
-    file = tmp_path / "a.json"
-    file.write_text(
-        json.dumps(
-            {"images": [entry], "annotations": [annotation], "categories": [{"id": 3, "name": "square"}]}
-        )
-    )
-    images = CocoObjects(tmp_path, file, size=60, masks=False)
+    entry = {"id": 0, "file_name": "a.jpg", "width": seen.shape[1], "height": seen.shape[0]}
+    box = {"id": 0, "image_id": 0, "category_id": 3, "bbox": [left, top, right - left + 1, bottom - top + 1]}
+    content = {"images": [entry], "annotations": [box], "categories": [{"id": 3, "name": "square"}]}
+    (tmp_path / "a.json").write_text(json.dumps(content))
+    images = CocoObjects(tmp_path, tmp_path / "a.json", size=60, masks=False)
     if orientation != 1 and (orientation < 5 or size[0] == size[1]):  # which view is meant cannot be known
         with pytest.raises(DataError):
             images.take([0])

@@ -1,5 +1,4 @@
-"""The 15 corruptions: all of them at all severities, their random numbers, and the formulas of some written
-out."""
+"""The 15 corruptions at the least and the largest severity, their random numbers, and JPEG written out."""
 
 import io
 
@@ -9,7 +8,7 @@ import torch
 from PIL import Image
 
 from atlib.data import Images
-from atrun.data.corruptions import CORRUPTIONS, SEVERITIES, corrupt
+from atrun.data.corruptions import CORRUPTIONS, corrupt
 
 pytest.importorskip(
     "imagecorruptions", reason="needs the package imagecorruptions-imaug", exc_type=ImportError
@@ -33,10 +32,10 @@ def pictures(count=2, height=32, width=32):
 
 
 @pytest.mark.parametrize("name", CORRUPTIONS)
-def test_every_severity_changes_the_picture_and_nothing_else(name):
+def test_it_changes_the_picture_and_nothing_else_and_the_seed_decides(name):
     images = pictures()
     before, state = images.pixels.clone(), np.random.get_state()
-    for severity in SEVERITIES:
+    for severity in (1, 5):
         changed = corrupt(images, name, severity)
         assert changed.pixels.dtype == torch.uint8 and changed.pixels.shape == before.shape
         assert all((changed.pixels[i] != before[i]).double().mean() > 0.02 for i in range(2))
@@ -46,10 +45,6 @@ def test_every_severity_changes_the_picture_and_nothing_else(name):
     after = np.random.get_state()
     assert all(np.array_equal(a, b) for a, b in zip(state, after)), "NumPy's global generator was moved"
 
-
-@pytest.mark.parametrize("name", CORRUPTIONS)
-def test_the_seed_decides_and_the_global_generator_does_not(name):
-    images = pictures()
     np.random.seed(1)
     once = corrupt(images, name, 3, seed=7)
     np.random.seed(2)
@@ -58,7 +53,7 @@ def test_the_seed_decides_and_the_global_generator_does_not(name):
     assert torch.equal(other.pixels, once.pixels) == (name in DETERMINISTIC)
 
 
-@pytest.mark.parametrize("name", ["gaussian_noise", "impulse_noise", "glass_blur", "fog"])
+@pytest.mark.parametrize("name", ["gaussian_noise", "impulse_noise"])
 def test_an_image_is_corrupted_alike_whatever_comes_after_it_and_unlike_its_neighbour(name):
     twins = pictures(1).select([0, 0, 0])
     three, one = corrupt(twins, name, 2), corrupt(twins.select([0]), name, 2)
@@ -66,7 +61,7 @@ def test_an_image_is_corrupted_alike_whatever_comes_after_it_and_unlike_its_neig
     assert not torch.equal(three.pixels[0], three.pixels[1])
 
 
-@pytest.mark.parametrize("severity", SEVERITIES)
+@pytest.mark.parametrize("severity", [1, 5])
 def test_jpeg_is_a_jpeg_of_the_published_quality(severity):
     images = pictures()
     for picture, result in zip(images.pixels, corrupt(images, "jpeg_compression", severity).pixels):

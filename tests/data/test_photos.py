@@ -14,7 +14,6 @@ from torchvision.transforms import functional as vision
 from atlib.evaluate import evaluate
 from atlib.recipe import Recipe
 from atlib.train import train
-from atrun.data.decoding import as_stored
 from atrun.data.loading import CorruptImage
 from atrun.data.photos import open_photos
 from atrun.data.stream import open_stream
@@ -102,18 +101,14 @@ def test_every_form_gives_the_same_images(tmp_path, form):
 
 def test_evaluation_sees_the_middle_in_order_and_never_augmentation(pictures):
     photos = pictures(augmentation=SMALL, train=True, workers=1)
-    assert all(
-        torch.equal(image, SMALL.evaluate(picture(index)))
-        for index, image in enumerate(photos.take(range(23))[0])
-    )
-    for several in (photos, pictures(augmentation=SMALL)):
-        loaded = list(several.loader(10))
-        assert [len(images) for images, _ in loaded] == [10, 10, 3]
-        assert torch.equal(torch.cat([images for images, _ in loaded]), photos.take(range(23))[0])
-        assert torch.equal(torch.cat([targets for _, targets in loaded]), photos.targets)
-    plain = pictures(augmentation=SMALL)  # train=False: an epoch shuffles, and changes nothing
-    for batch in all_batches(plain):
-        assert torch.equal(batch.images, photos.take(batch.indices)[0])
+    expected = torch.stack([SMALL.evaluate(picture(index)) for index in range(23)])
+    assert torch.equal(photos.take(range(23))[0], expected)
+    loaded = list(photos.loader(10))
+    assert [len(images) for images, _ in loaded] == [10, 10, 3]
+    assert torch.equal(torch.cat([images for images, _ in loaded]), expected)
+    assert torch.equal(torch.cat([targets for _, targets in loaded]), photos.targets)
+    for batch in all_batches(pictures(augmentation=SMALL)):  # train=False: shuffled, and not changed
+        assert torch.equal(batch.images, expected[batch.indices])
 
 
 class ByColour(torch.nn.Module):
@@ -138,8 +133,7 @@ def by_index(here, corrupt, **options):
     return open_photos(folder, split="train+validation", augmentation=PLAIN, train=False, **options)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("open_them", [streamed, by_index])
+@pytest.mark.parametrize("open_them, workers", [(streamed, 0), (by_index, 2)])
 def test_a_corrupt_image_is_named_or_skipped_and_counted(tmp_path, open_them, workers):
     photos = open_them(tmp_path / "skip", (4, 11, 12), on_corrupt="skip")
     batches = all_batches(photos, workers)
@@ -171,10 +165,7 @@ def test_training_counts_the_gaps_and_does_not_hang_on_workers(pictures, small_v
         return pictures(corrupt=corrupt, augmentation=SMALL, train=True, on_corrupt="skip")
 
     weights, history = trained(photos(4, 11), 0)
-    assert [passed["corrupt"] for passed in history] == [2, 2] and [
-        passed["corrupt_indices"] for passed in history
-    ] == [[4, 11], [4, 11]]
-    assert not any("corrupt_indices" in passed for passed in trained(photos(), 0)[1])
+    assert [passed["corrupt_indices"] for passed in history] == [[4, 11], [4, 11]]
     assert same(trained(photos(4, 11), 1)[0], weights) and not same(trained(photos(), 0)[0], weights)
 
 
@@ -187,43 +178,28 @@ def test_a_share_without_any_readable_image_counts_nothing(pictures):
     assert all(len(batch.targets) == 1 for batch in batches)
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_an_evaluation_decodes_once_and_leaves_out_what_it_cannot(pictures, workers, monkeypatch):
-    photos = pictures(corrupt=(4, 11), augmentation=PLAIN, on_corrupt="skip", workers=workers)
-    with pytest.raises(CorruptImage):
-        photos[11]
-    seen = []
-    if not workers:
-        plain = datasets.Image.decode_example
-        monkeypatch.setattr(datasets.Image, "decode_example", lambda *all: seen.append(1) or plain(*all))
+def test_an_evaluation_decodes_once_and_leaves_out_what_it_cannot(pictures, monkeypatch):
+    photos = pictures(corrupt=(4, 11), augmentation=PLAIN, on_corrupt="skip")
+    seen, plain = [], datasets.Image.decode_example
+    monkeypatch.setattr(datasets.Image, "decode_example", lambda *all: seen.append(1) or plain(*all))
     found = evaluate(ByColour(), photos, batch_size=1)  # batches of which nothing is left, too
-    assert len(seen) == 23 * (workers == 0)
-    assert sorted(photos.corrupt) == [4, 11] and found.count == 21
+    assert len(seen) == 23 and sorted(photos.corrupt) == [4, 11] and found.count == 21
     assert found.accuracy == pytest.approx(15 / 21)
     left = photos.select([i for i in range(23) if i not in photos.corrupt])
     assert torch.equal(torch.cat([labels for _, labels in photos.loader(5)]), left.targets)
     assert len(photos.take([4, 5])[0]) == 1
-    with pytest.raises(CorruptImage) as caught:
-        list(pictures(corrupt=(4,), augmentation=PLAIN, workers=workers).loader(10))
-    clear_frames(caught.tb)
+    with pytest.raises(CorruptImage):
+        list(pictures(corrupt=(4,), augmentation=PLAIN).loader(10))
     with pytest.raises(CorruptImage):
         list(pictures(range(3), 3, augmentation=PLAIN, on_corrupt="skip").loader(10))
 
 
 def test_a_missing_file_of_an_image_folder_is_named(tmp_path):
-    photos = open_photos(
-        write_folders(tmp_path / "set", "test", range(6), corrupt=(5,)),
-        split="test",
-        train=False,
-        on_corrupt="skip",
-    )
-    (tmp_path / "set" / "test" / "cat" / "003.png").unlink()
+    folder = write_folders(tmp_path / "set", "test", range(6))
+    photos = open_photos(folder, split="test", train=False, on_corrupt="skip")
+    (folder / "test" / "cat" / "003.png").unlink()
     all_batches(photos)
-    assert {index: why.split(":")[0] for index, why in photos.corrupt.items()} == {
-        1: "FileNotFoundError",
-        5: "OSError",
-    }
-    assert "003.png" in photos.corrupt[1] and "005.png" in photos.corrupt[5]
+    assert [*photos.corrupt] == [1] and "003.png" in photos.corrupt[1]
 
 
 def test_grey_transparent_and_turned_pictures(tmp_path):
@@ -249,5 +225,3 @@ def test_cifar10_is_what_the_files_hold():
     for index in (0, 17, 9999):
         pixels = torch.from_numpy(np.array(raw[index]["img"])).permute(2, 0, 1) / 255
         torch.testing.assert_close(photos[index][0], (pixels - mean) / std)
-    plain = open_photos("cifar10", path=path, split="test", train=False)
-    assert torch.equal(as_stored(raw[3]["img"]), plain[3][0])

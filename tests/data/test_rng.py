@@ -51,13 +51,6 @@ def test_draws_are_the_generators_own_and_even(below):
         assert abs(chi_squared - (below - 1)) < 5 * np.sqrt(2 * max(below - 1, 8)), (number, chi_squared)
 
 
-def test_draws_of_one_seed_do_not_hang_together():
-    seeds = augmentation_seeds(ShardSpec(0, 0, 1), torch.arange(81_000), torch.zeros(81_000).long())
-    top, left = (draw_below(seeds, number, 9) for number in (0, 1))
-    counts = np.bincount(9 * top + left, minlength=81)
-    assert ((counts - 1000) ** 2 / 1000).sum() < 80 + 5 * np.sqrt(160)
-
-
 def test_a_seed_hangs_on_run_epoch_image_and_repeat_alone():
     seen = set()
     indices, repeats = (torch.tensor(column) for column in zip(*product(range(100), range(3))))

@@ -3,6 +3,7 @@ against a computation of its own."""
 
 import json
 import random
+from itertools import product
 
 import numpy as np
 import pytest
@@ -54,11 +55,10 @@ def test_the_seed_decides_everything(augmentation):
     assert len({tuple(augmentation.train(image, seed).flatten().tolist()) for seed in range(8, 14)}) > 3
 
 
-@pytest.mark.parametrize("seed", [0, 2**40 + 5])
-def test_the_global_generators_are_as_before(seed):
+def test_the_global_generators_are_as_before():
     random.seed(1), np.random.seed(2), torch.manual_seed(3)
     before = states()
-    FULL.train(picture(), seed)
+    FULL.train(picture(), 2**40 + 5)
     assert states() == before
 
     class Damaged:
@@ -67,21 +67,18 @@ def test_the_global_generators_are_as_before(seed):
             raise OSError("cut off")
 
     with pytest.raises(OSError):
-        FULL.train(Damaged(), seed)
+        FULL.train(Damaged(), 5)
     assert states() == before
 
 
-@pytest.mark.parametrize("height, width", [(60, 90), (90, 60), (48, 48)])
-@pytest.mark.parametrize("crop_pct", [0.875, 1.0])
 @pytest.mark.parametrize(
-    "interpolation, filter", [("bicubic", Image.Resampling.BICUBIC), ("bilinear", Image.Resampling.BILINEAR)]
+    "height, width, crop_pct, interpolation",
+    [(60, 90, 0.875, "bicubic"), (90, 60, 1.0, "bilinear"), (48, 48, 0.875, "bilinear")],
 )
-def test_evaluation_by_hand(height, width, crop_pct, interpolation, filter):
+def test_evaluation_by_hand(height, width, crop_pct, interpolation):
     """Shorter side to size / crop_pct, the middle square, (x / 255 - mean) / std."""
-    augmentation, image = (
-        Augmentation(28, crop_pct=crop_pct, interpolation=interpolation),
-        picture(height, width),
-    )
+    augmentation = Augmentation(28, crop_pct=crop_pct, interpolation=interpolation)
+    image, filter = picture(height, width), Image.Resampling[interpolation.upper()]
     shorter = int(28 / crop_pct)
     new = (round(width * shorter / min(height, width)), round(height * shorter / min(height, width)))
     left, top = (new[0] - 28) // 2, (new[1] - 28) // 2
@@ -117,15 +114,10 @@ def test_random_resized_crops_have_the_published_area_and_aspect(least, lowest):
 def test_a_padded_crop_is_a_window_of_the_reflected_image():
     image = np.asarray(picture())
     padded = np.pad(image, ((4, 4), (4, 4), (0, 0)), mode="reflect")
-    windows = {
-        padded[top : top + 32, left : left + 32].tobytes(): (top, left)
-        for top in range(9)
-        for left in range(9)
-    }
-    found = [
-        windows[np.rint(pixels_of(PADDED.train(picture(), seed), PADDED)).astype(np.uint8).tobytes()]
-        for seed in range(60)
-    ]
+    places = list(product(range(9), range(9)))
+    windows = {padded[top : top + 32, left : left + 32].tobytes(): (top, left) for top, left in places}
+    cut = [pixels_of(PADDED.train(picture(), seed), PADDED) for seed in range(60)]
+    found = [windows[np.rint(pixels).astype(np.uint8).tobytes()] for pixels in cut]
     assert {top for top, _ in found} == {left for _, left in found} == set(range(9))
     # the shorter side is brought to size first
     assert Augmentation(32, crop="padded").train(picture(64, 48), 0).shape == (3, 32, 32)
@@ -163,10 +155,7 @@ def test_rand_augment_is_timms_of_that_string_between_crop_and_normalising():
     assert different > 10
 
 
-@pytest.mark.parametrize(
-    "string, bits",
-    [("rand-m10-n1-p1-inc1", 0), ("rand-m0-n1-p1", 0), ("rand-m8-n1-p1-inc1", 1), ("rand-m3-n1-p1-inc1", 3)],
-)
+@pytest.mark.parametrize("string, bits", [("rand-m10-n1-p1-inc1", 0), ("rand-m3-n1-p1-inc1", 3)])
 def test_posterising_keeps_so_many_bits(string, bits):
     """By hand: timm's grows to 0 bits at magnitude 10, which Pillow refuses since version 13; before, the
     image became black."""

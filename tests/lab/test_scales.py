@@ -24,8 +24,8 @@ from atlib.loading import seed_for
 from atlib.train import Preempted, train
 from atlib.vit import Architecture
 from tests import toy
-from tests.data.test_pacs import write
 from tests.helpers import random_images, same
+from tests.lab.test_pacs import write
 
 RECIPE = replace(pretext.RETRIEVAL, steps=3, batch_size=8)
 

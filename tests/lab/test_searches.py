@@ -11,7 +11,7 @@ from atbook.records import results_folder
 KNOWN = {
     # over all 14 rates: without right places nothing of the tuning seed's maps is left in Match
     ("controls", "match"): {"copy, jigsaw"},
-    ("linear", "match"): {"scratch"},  # over all 14 rates
+    ("linear", "match"): {"distilled maps, message twin", "scratch"},  # over all 14 rates
     ("locality", "find"): {"local, scratch, 250 labels", "standard, scratch, 250 labels"},
     ("one-softmax", "match"): {
         "ResNet, attention",

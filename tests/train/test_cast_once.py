@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from atlib import AttentionTransfer, Plan
 from atlib.baselines import FeatureDistillation
-from atlib.pair import CastOnce
+from atlib.cast_once import CastOnce
 from atlib.recipe import Recipe
 from atlib.train import train
 from tests.helpers import randomise, same, state_of, tiny
