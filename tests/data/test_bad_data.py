@@ -131,7 +131,6 @@ BAD = {
         "fewer targets": lambda here: Images(PIXELS, torch.zeros(2)),
         "pixels as floats": lambda here: Images(PIXELS.float(), torch.zeros(4)),
         "reflected too far": lambda here: crop_and_flip(8)(PIXELS, torch.arange(4)),
-        "fewer twins": lambda here: pair(MANY, MANY.select([0])),
         "twins scaled otherwise": lambda here: pair(MANY, MANY.scaled_by(0.5, 0.5)),
         "views of pairs": views_of_pairs,
         "a class of one image": lambda here: other_of_class(MANY, True, 0),

@@ -113,6 +113,10 @@ def test_images_without_labels(glyphs64):
     assert torch.equal(images.targets[:10], glyphs64.targets[:10]) and images.classes == glyphs64.classes
     assert set(images.targets[10:].tolist()) == {UNLABELLED}
     assert torch.equal(more.targets, glyphs64.targets[10:]), "those given stay as they are"
+    with pytest.raises(ValueError):
+        with_unlabelled(some, Images(more.pixels, more.targets, std=0.5))
+    with pytest.raises(ValueError):
+        with_unlabelled(Images(some.pixels, some.targets.float()), more)
 
 
 @pytest.mark.parametrize("binary", [False, True])
