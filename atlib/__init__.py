@@ -3,6 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+# ruff: noqa: F401 - `__all__` is what `_HOME` has
 if TYPE_CHECKING:
     from atfamily.map_cache import MapCache
     from atlib.attention import Instead, Seen, Unwalkable, Walk, walk
@@ -40,24 +41,7 @@ _HOME = {
     "transfer": "atrun.one_call",
     "Recipe": "atlib.recipe",
 }
-__all__ = [
-    "AttentionTransfer",
-    "Instead",
-    "MapCache",
-    "Normalisation",
-    "Plan",
-    "Recipe",
-    "Seen",
-    "Unwalkable",
-    "Walk",
-    "attention_cross_entropy",
-    "create_student",
-    "create_vit",
-    "load_teacher",
-    "look",
-    "transfer",
-    "walk",
-]
+__all__ = list(_HOME)
 
 
 def __getattr__(name: str) -> Any:

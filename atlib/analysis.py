@@ -28,12 +28,10 @@ PAIRINGS = ("direct", "bipartite", "minimum", "average")
 
 @torch.no_grad()
 def walks(models: Sequence[nn.Module], images: Images, batch_size: int) -> Iterator[tuple[Walk, ...]]:
-    """Every batch of `images`, in order, walked by every model: one tuple of walks a batch, one walk a model.
-
-    A model is a ViT that `atlib.walk` takes, or a module with a `walk(images)` method, such as
-    `AttentionTransfer`. All see the same batches, in eval mode, without gradients and in their own precision;
-    logits may be None. batch_size: images at once, fewer where the walks would not fit `AT_ONCE`.
-    """
+    """Every batch of `images`, in order, walked by every model, in eval mode and without gradients: one tuple
+    of walks a batch, one walk a model. A model is a ViT that `atlib.walk` takes, or a module with a
+    `walk(images)` method, such as `AttentionTransfer`. batch_size: images at once, fewer where the walks
+    would not fit `AT_ONCE`."""
     if len(images) == 0 or batch_size < 1:
         raise ValueError(f"{len(images)} images in batches of {batch_size}: both must be at least 1")
     vits = [vit_of(model) for model in models]
@@ -62,8 +60,7 @@ def vit_of(model: nn.Module) -> nn.Module:
     return vit
 
 
-# --- What maps look like: how far they reach, how spread out they are, and pictures of them. Statistics are
-# one number a head, means over images and queries ---
+# --- What maps look like. Statistics are one number a head, means over images and queries ---
 
 
 class LayerStatistics(NamedTuple):
@@ -80,18 +77,17 @@ def attention_distance(maps: Tensor, grid: Grid, prefix_tokens: int) -> Tensor:
     patches.
 
     The distance is Euclidean on the patch `grid`, 1 between neighbours. Prefix tokens have no place: as
-    queries they are left out, and a patch's row is rescaled without what goes to them (`prefix_share`), so
-    that a head that leans on the class token does not seem short-sighted. Rows that give the patches nothing
-    are left out of the mean. Source: Wang et al. 2023 (arXiv 2205.14443); that rows are rescaled is our
-    choice, and implementations in wide use do not.
+    queries they are left out, and a patch's row is rescaled without what goes to them (`prefix_share`). Rows
+    that give the patches nothing are left out of the mean; nan where all do. Source: Wang et al. 2023 (arXiv
+    2205.14443); that rows are rescaled is our choice, and implementations in wide use do not.
     """
     check_maps(maps)
-    return _mean_distance(*_distances(maps, grid, prefix_tokens))
+    total, rows = _distances(maps, grid, prefix_tokens)
+    return total / rows
 
 
 def prefix_share(maps: Tensor, prefix_tokens: int) -> Tensor:
-    """The share of the patches' attention (B, H, N, N) that goes to prefix tokens: (H,), from 0 to 1. It is
-    what `attention_distance` takes out."""
+    """The share of the patches' attention (B, H, N, N) that goes to prefix tokens: (H,), from 0 to 1."""
     check_maps(maps)
     if not 0 <= prefix_tokens < maps.shape[-1]:
         raise ValueError(f"prefix_tokens={prefix_tokens} leaves no patch of {maps.shape[-1]} tokens")
@@ -155,10 +151,8 @@ def describe_layers(model: nn.Module, images: Images, batch_size: int = 100) -> 
             entropy, share = len(map) * attention_entropy(map), len(map) * prefix_share(map, prefix_tokens)
             totals[layer] = totals[layer] + torch.stack([distance, rows, entropy, share]).cpu().double()
     return [
-        LayerStatistics(
-            _mean_distance(distance, rows, f"layer {layer}: "), entropy / len(images), share / len(images)
-        )
-        for layer, (distance, rows, entropy, share) in enumerate(totals)
+        LayerStatistics(distance / rows, entropy / len(images), share / len(images))
+        for distance, rows, entropy, share in totals
     ]
 
 
@@ -167,10 +161,8 @@ def _distances(maps: Tensor, grid: Grid, prefix_tokens: int) -> tuple[Tensor, Te
     (H,)."""
     check_grid(maps.shape[-1], grid, prefix_tokens)
     patches = _exact(maps[:, :, prefix_tokens:, prefix_tokens:])
-    down, across = torch.meshgrid(
-        *(torch.arange(side, dtype=patches.dtype, device=maps.device) for side in grid), indexing="ij"
-    )
-    places = torch.stack([down.flatten(), across.flatten()], -1)
+    sides = (torch.arange(side, dtype=patches.dtype, device=maps.device) for side in grid)
+    places = torch.cartesian_prod(*sides)  # (P, 2)
     apart = (places[:, None] - places).norm(dim=-1)  # (P, P)
     share = patches.sum(-1)  # (B, H, P)
     placed = share >= torch.finfo(patches.dtype).tiny
@@ -178,42 +170,30 @@ def _distances(maps: Tensor, grid: Grid, prefix_tokens: int) -> tuple[Tensor, Te
     return distance.where(placed, 0).sum((0, 2)), placed.sum((0, 2)).to(patches.dtype)
 
 
-def _mean_distance(total: Tensor, rows: Tensor, where: str = "") -> Tensor:
-    if (rows == 0).any():
-        head = (rows == 0).nonzero()[0].item()
-        raise ValueError(f"{where}head {head}: all attention goes to prefix tokens, so there is no distance")
-    return total / rows
-
-
 def _exact(maps: Tensor) -> Tensor:
     """In float32 at least: sums over many keys would lose the digits that half precision has."""
     return maps.to(torch.promote_types(maps.dtype, torch.float32))
 
 
-# --- Do two models attend alike? Jensen-Shannon divergence between maps, with the heads paired in four ways.
-# Source: Li et al. 2024 (arXiv 2411.09702), appendix ---
+# --- Do two models attend alike? ---
 
 
 def jensen_shannon(p: Tensor, q: Tensor) -> Tensor:
     """Jensen-Shannon divergence of distributions over the last axis, (..., N) each: (...), in nats, float64,
     from 0 to ln 2. With m = (p + q) / 2 it is H(m) - (H(p) + H(q)) / 2, where an entry of 0 adds nothing.
     Source: Lin 1991, IEEE Transactions on Information Theory 37(1)."""
-    if p.shape != q.shape or p.ndim == 0:
+    if p.shape != q.shape or p.numel() == 0:
         raise ValueError(f"p and q are of one shape, got {tuple(p.shape)} and {tuple(q.shape)}")
     for name, rows in (("p", p), ("q", q)):
-        check_probabilities(rows.reshape(-1, rows.shape[-1]), name)
+        _check_rows(rows, f"{name}: row")
     return _divergence(p, q)
 
 
 def head_divergence(maps_a: Tensor, maps_b: Tensor, pairing: str) -> float:
     """How far the heads of two layers are apart, in nats from 0 to ln 2, for the maps (B, H, N, N) of the
-    same images.
-
-    The divergence of every head of a from every head of b is averaged over images and queries; then heads are
-    paired. `pairing`: "direct", head h with head h; "bipartite", one to one so that the mean is least;
-    "minimum", every head of a with the nearest of b; "average", of the maps averaged over heads. Source:
-    arXiv 2411.09702, appendix.
-    """
+    same images: the mean over images, queries and pairs of heads. `pairing`: "direct", head h with head h;
+    "bipartite", one to one so that the mean is least; "minimum", every head of a with the nearest of b;
+    "average", of the maps averaged over heads. Source: arXiv 2411.09702, appendix."""
     divergence = StreamingDivergence()
     divergence.update(maps_a, maps_b)
     return divergence.value(pairing)
@@ -247,8 +227,8 @@ class StreamingDivergence:
             for g, (q, entropy_b) in enumerate(zip(maps_b.unbind(1), entropies_b)):
                 apart = _from_entropies(p, as_double(q).to(p.device), entropy, entropy_b.to(p.device))
                 self._heads[h, g] += apart.mean(-1).sum().item()
-        means = [sum(as_double(p) for p in maps.unbind(1)) / maps.shape[1] for maps in (maps_a, maps_b)]
-        self._averaged += _divergence(means[0], means[1].to(means[0].device)).mean(-1).sum().item()
+        mean_a, mean_b = (sum(map(as_double, maps.unbind(1))) / maps.shape[1] for maps in (maps_a, maps_b))
+        self._averaged += _divergence(mean_a, mean_b.to(mean_a.device)).mean(-1).sum().item()
         self.images += len(maps_a)
 
     def matrix(self) -> Tensor:
@@ -274,9 +254,8 @@ class StreamingDivergence:
 def compare_layers(
     a: nn.Module, b: nn.Module, images: Images, layers: Mapping[int, int] | None = None, batch_size: int = 50
 ) -> list[StreamingDivergence]:
-    """The divergence of the maps of `a` and `b`, one for each pair of layers, over all images in one pass:
-    any pairing can be read off. a, b: what `walks` takes. `layers`: {layer of a: layer of b}; without it
-    layers are paired index by index."""
+    """The divergence of the maps of `a` and `b`, what `walks` takes, one for each pair of layers, over all
+    images in one pass. `layers`: {layer of a: layer of b}; without it layers are paired index by index."""
     depths = len(vit_of(a).blocks), len(vit_of(b).blocks)
     if layers is None and depths[0] != depths[1]:
         raise ValueError(f"depths {depths}: give layers={{layer of a: layer of b}}")
@@ -309,36 +288,36 @@ def _divergence(p: Tensor, q: Tensor) -> Tensor:
 
 
 def check_maps(maps: Tensor, layer: int | None = None, name: str = "") -> None:
-    """Raise `ValueError` unless `maps` are attention maps (B, H, N, N): finite, not negative, rows that sum
-    to 1. The error names the first bad row, and layer and argument where they are given."""
+    """Raise `ValueError` unless `maps` are attention maps (B, H, N, N): rows that sum to 1. The error names
+    image, head and query of the first bad row, and layer and argument where they are given."""
     where = "".join(f"{part}: " for part in (name, "" if layer is None else f"layer {layer}") if part)
     square = maps.ndim == 4 and maps.shape[-1] == maps.shape[-2]
     if not square or maps.numel() == 0 or not maps.is_floating_point():
         raise ValueError(f"{where}maps are (B, H, N, N) and not empty, got {maps.dtype} {tuple(maps.shape)}")
-    half = torch.finfo(maps.dtype).bits < 32
-    # A NaN or an infinity anywhere in a row shows in its sum.
-    sums, least = maps.sum(-1, dtype=torch.float32 if half else maps.dtype), maps.amin(-1)
+    _check_rows(maps, f"{where}(image, head, query)")
+
+
+def _check_rows(p: Tensor, name: str) -> None:
+    """Raise `ValueError` unless rows over the last axis are distributions: not negative, with the sum 1. A
+    NaN or an infinity anywhere in a row shows in its sum."""
+    half = p.is_floating_point() and torch.finfo(p.dtype).bits < 32
+    sums, least = p.sum(-1, dtype=torch.float32 if half else None), p.amin(-1)
     fits = ((sums - 1).abs() <= (HALF_TOLERANCE if half else TOLERANCE)) & (least >= 0)
     if not fits.all():
-        b, h, i = (~fits).nonzero()[0].tolist()
-        row = f"head {h}: the row of query {i} in image {b}"
-        raise ValueError(f"{where}{row} sums to {sums[b, h, i]:.6g}, its least entry is {least[b, h, i]:.6g}")
+        row = tuple((~fits).nonzero()[0].tolist())
+        raise ValueError(f"{name} {row} sums to {sums[row]:.6g}, its least entry is {least[row]:.6g}")
 
 
 def check_features(x: Tensor, name: str, rows: int = 2) -> None:
     """Raise `ValueError`, naming the argument, unless x is (n, p), finite, with `rows` rows and a column."""
-    if x.ndim != 2 or x.shape[1] == 0 or len(x) < rows:
-        raise ValueError(f"{name} is (rows, features), at least {rows} and 1, got {tuple(x.shape)}")
-    if not x.isfinite().all():
-        raise ValueError(f"{name} is not finite in row {(~x.isfinite()).nonzero()[0, 0].item()}")
+    if x.ndim != 2 or x.shape[1] == 0 or len(x) < rows or not x.isfinite().all():
+        raise ValueError(f"{name} is (rows, features), finite, at least {rows} and 1, got {tuple(x.shape)}")
 
 
 def check_scores(scores: Tensor, name: str) -> None:
     """Raise `ValueError`, naming the argument, unless it is (n, C), not empty and without NaN."""
-    if scores.ndim != 2 or 0 in scores.shape:
-        raise ValueError(f"{name} is (images, classes), both at least 1, got {tuple(scores.shape)}")
-    if scores.isnan().any():
-        raise ValueError(f"{name} is NaN for image {scores.isnan().any(1).nonzero()[0].item()}")
+    if scores.ndim != 2 or 0 in scores.shape or scores.isnan().any():
+        raise ValueError(f"{name} is (images, classes), at least 1, without NaN, got {tuple(scores.shape)}")
 
 
 def check_labels(labels: Tensor, rows: int, classes: int | None = None, name: str = "labels") -> None:
@@ -354,12 +333,7 @@ def check_labels(labels: Tensor, rows: int, classes: int | None = None, name: st
 def check_probabilities(p: Tensor, name: str) -> None:
     """Raise `ValueError`, naming the argument, unless p is (n, C) with rows of probabilities."""
     check_scores(p, name)
-    sums = p.sum(1, dtype=torch.float64)
-    half = p.is_floating_point() and torch.finfo(p.dtype).bits < 32
-    wrong = ((sums - 1).abs() > (HALF_TOLERANCE if half else TOLERANCE)) | (p.amin(1) < 0)
-    if wrong.any():
-        row = wrong.nonzero()[0].item()
-        raise ValueError(f"{name}: row {row} sums to {sums[row]:.6g}, its least entry is {p[row].min():.6g}")
+    _check_rows(p, f"{name}: row")
 
 
 def as_double(x: Tensor) -> Tensor:

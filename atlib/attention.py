@@ -1,15 +1,13 @@
 """See what the attention layers of a model compute, and put something else in its place.
 
-The model runs its own forward. Nearly all libraries make one call for attention,
-`torch.nn.functional.scaled_dot_product_attention`: while a model is walked, a function of this file stands
-in that place. It notes q, k and v of every call, and computes with what it was given instead.
-
-A layer is a call with as many queries as keys: self-attention. Attention pooling and cross-attention pass
-through. The function is swapped for the process, and asks a context variable whose walk this is: the calls
-of other threads pass through. A graph of torch.compile has no exceptions, hooks or context variables; there
-the compiler drops what nobody uses.
+The model runs its own forward. While it is walked, a function of this file stands in the place of
+`torch.nn.functional.scaled_dot_product_attention`: it notes q, k and v of every call with as many queries as
+keys, and computes with what it was given instead. The function is swapped for the process, and asks a context
+variable whose walk this is. A graph of torch.compile has no exceptions, hooks or context variables; there the
+compiler drops what nobody uses.
 """
 
+import copy
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -42,12 +40,8 @@ class Unwalkable(TypeError):
 
 
 class Seen(NamedTuple):
-    """What one attention layer saw and used.
-
-    q and k are what the map is really made of: *after* q-norm and k-norm and *after* rotation by position
-    (RoPE), with shared keys and values (grouped queries) repeated for every head. A factor of a head's own (a
-    learned temperature) is part of q.
-    """
+    """What one attention layer saw and used: q and k *after* norms and rotation by position (RoPE), with
+    shared keys and values (grouped queries) repeated for every head."""
 
     #: Queries, (B, H, N, d); None where a whole map was put in (`Instead(map=...)`).
     q: Tensor | None
@@ -59,8 +53,8 @@ class Seen(NamedTuple):
     scale: float
     #: The whole map that was put in, (B, H, N, N).
     given: Tensor | None = None
-    #: Added to the scores, such as relative positions (BEiT): (H, N, N), or (N, N) for all heads. It belongs
-    #: to q and k: where both are replaced, so is the bias.
+    #: Added to the scores, such as relative positions (BEiT): (H, N, N), or (N, N) for all heads. Where both
+    #: q and k are replaced, so is the bias.
     bias: Tensor | None = None
     #: (N, N), constant, added to the scores of every head: 0 where a query may look and `FORBIDDEN` where it
     #: must not; (B, 1, N, N) where images differ. It belongs to the layer, and stays.
@@ -109,13 +103,9 @@ class Kept(NamedTuple):
 
 
 class Instead(NamedTuple):
-    """What a layer's attention shall use instead of its own; None: its own.
-
-    New q and k are taken as they are: where a layer rotates its own (RoPE), new ones come rotated, as `Seen`
-    has them. With both replaced the layer's own `Seen.bias` goes with them. What a layer forbids stays
-    forbidden: its `Seen.mask` is added to the scores of new q and k too, and a new map loses those entries,
-    rows renormalised.
-    """
+    """What a layer's attention shall use instead of its own; None: its own. New q and k are as `Seen` has
+    them. What a layer forbids (`Seen.mask`) stays forbidden: a new map loses those entries, rows
+    renormalised."""
 
     #: Queries, (B, H, N, d).
     q: Tensor | None = None
@@ -136,8 +126,8 @@ class Instead(NamedTuple):
     #: (N, N), on top of what the layer forbids, with q and k that belong to it; among some heads only a map
     #: can have one.
     mask: Tensor | None = None
-    #: What mixes the values in place of softmax, given the layer's q, k and v; alone. It is not given the
-    #: layer's scale, and attention dropout, which drops entries of a map, is left out.
+    #: What mixes the values in place of softmax, given the layer's q, k and v, without scale and dropout;
+    #: alone.
     attend: Attend | None = None
 
 
@@ -197,50 +187,50 @@ def forbid(p: Tensor, mask: Tensor | None) -> Tensor:
     return (p.clamp(min=torch.finfo(p.dtype).tiny).log() + mask).softmax(-1).to(p.dtype)
 
 
-def put_in(layer: Seen, instead: Instead, index: int) -> Seen:
-    """What a layer uses where something stands in place of its own. Raises `ValueError` for a replacement of
-    the wrong shape; `index`, of the layer, is for that message."""
-    _check_instead(instead, layer, f"layer {index}:")
-    if instead.attend is not None:
-        return layer._replace(attend=instead.attend)
-    if instead.heads is not None or instead.kept is not None:
-        return _put_in_parts(layer, instead)
-    v, mask = layer.v if instead.v is None else instead.v, plus(layer.mask, instead.mask)
-    if instead.map is not None:
-        return Seen(None, None, v, layer.scale, forbid(instead.map, mask), mask=mask)
-    q, k = layer.q if instead.q is None else instead.q, layer.k if instead.k is None else instead.k
-    both = instead.q is not None and instead.k is not None
-    scale = layer.scale if instead.scale is None else instead.scale
-    return Seen(q, k, v, scale, bias=instead.bias if both else layer.bias, mask=mask)
+def put_in(layer: Seen, new: Instead, index: int) -> Seen:
+    """What a layer uses where something stands in place of its own, in all heads or in some. Raises
+    `ValueError` for a replacement of the wrong shape; `index`, of the layer, is for that message."""
+    _check_instead(new, layer, f"layer {index}:")
+    if new.attend is not None:
+        return layer._replace(attend=new.attend)
+    some = None if new.heads is None else torch.tensor([*new.heads], device=layer.q.device)
+
+    def put(current: Tensor, value: Tensor | None) -> Tensor:
+        if value is None or some is None:
+            return current if value is None else value
+        return current.index_copy(1, some, value.to(current.dtype))
+
+    v, mask = put(layer.v, new.v), plus(layer.mask, new.mask)
+    if new.map is not None:
+        p = forbid(new.map, mask)
+        if some is not None or new.kept is not None:  # needs the dense map of the rest
+            current = layer.map
+            if new.kept is not None:
+                from atlib.maps import keep_own  # here: whole maps need no file of operations on them
+
+                of_heads = current if some is None else current[:, some]
+                p = keep_own(p.to(current.dtype), of_heads, *new.kept)
+            p = put(current, p)
+        return Seen(None, None, v, layer.scale, p, mask=mask)
+    q, scale, bias = new.q, layer.scale, layer.bias
+    if q is not None and new.k is not None:
+        if some is None:
+            scale, bias = scale if new.scale is None else new.scale, new.bias
+        else:
+            # a layer has one scale: the rest goes into the new q
+            q = q if new.scale is None else q * (new.scale / scale)
+            bias = _bias_of_some(layer, some, new.bias)
+    return Seen(put(layer.q, q), put(layer.k, new.k), v, scale, bias=bias, mask=mask)
 
 
-def _put_in_parts(layer: Seen, instead: Instead) -> Seen:
-    """Replace some heads, rows or columns and keep the others; a map for some needs the dense map of the
-    rest."""
-    chosen = range(layer.q.shape[1]) if instead.heads is None else instead.heads
-    heads = torch.tensor([*chosen], device=layer.q.device)
-
-    def put(current: Tensor, new: Tensor | None) -> Tensor:
-        return current if new is None else current.index_copy(1, heads, new.to(current.dtype))
-
-    v = put(layer.v, instead.v)
-    if instead.map is not None:
-        current, new = layer.map, forbid(instead.map, layer.mask)
-        if instead.kept is not None:
-            from atlib.maps import keep_own  # here: whole maps need no file of operations on them
-
-            new = keep_own(new.to(current.dtype), current[:, heads], *instead.kept)
-        return Seen(None, None, v, layer.scale, put(current, new), mask=layer.mask)
-    q, bias = instead.q, layer.bias
-    if q is not None and instead.k is not None:
-        if instead.scale is not None:
-            q = q * (instead.scale / layer.scale)  # a layer has one scale: the rest goes into the new q
-        if bias is not None or instead.bias is not None:
-            shape = layer.q.shape[1], layer.q.shape[2], layer.k.shape[2]
-            current = layer.q.new_zeros(shape) if bias is None else bias.expand(shape)
-            new = torch.zeros_like(current[heads]) if instead.bias is None else instead.bias
-            bias = current.index_copy(0, heads, new.to(current.dtype).expand(len(heads), *shape[1:]))
-    return layer._replace(q=put(layer.q, q), k=put(layer.k, instead.k), v=v, bias=bias)
+def _bias_of_some(layer: Seen, heads: Tensor, new: Tensor | None) -> Tensor | None:
+    """A layer's bias with another one, or none, in some heads: (H, N, N)."""
+    if layer.bias is None and new is None:
+        return None
+    shape = layer.q.shape[1], layer.q.shape[2], layer.k.shape[2]
+    current = layer.q.new_zeros(shape) if layer.bias is None else layer.bias.expand(shape)
+    new = current.new_zeros(shape[1:]) if new is None else new.to(current.dtype)
+    return current.index_copy(0, heads, new.expand(len(heads), *shape[1:]))
 
 
 def _check_instead(new: Instead, layer: Seen, at: str) -> None:
@@ -286,26 +276,27 @@ class Rows(NamedTuple):
 Projections = Sequence[Mapping[str, Rows]]
 
 
-def rows_of(layer: Seen, products: Sequence[tuple[Tensor, Tensor]]) -> dict[str, tuple[Tensor, tuple]]:
-    """{part of a layer: (weight, spans of its rows)}, found by where numbers lie in memory, never by name;
-    products: (weight, what it made)."""
+def rows_of(layer: Seen, products: Sequence[tuple[nn.Linear, Tensor]]) -> dict[str, Rows]:
+    """The rows that parts of a layer come from, found by where numbers lie in memory, never by name; of
+    products: (projection, what it made)."""
     rows = {}
     for name in "qkv":
         part = getattr(layer, name)
-        for weight, product in reversed(products):
-            if part.untyped_storage()._cdata != product.untyped_storage()._cdata:  # also without memory
-                continue
+        storage = part.untyped_storage()._cdata  # also without memory
+        made = (one for one in reversed(products) if one[1].untyped_storage()._cdata == storage)
+        projection, product = next(made, (None, None))
+        if projection is not None:
             start = part.storage_offset() - product.storage_offset()
-            height, width = len(weight), part.shape[1] * part.shape[3]
+            height, width = product.shape[-1], part.shape[1] * part.shape[3]
             together = part.stride()[1:] == (part.shape[3], height, 1) and product.is_contiguous()
             if together and 0 <= start <= height - width:
-                rows[name] = weight, ((start, start + width),)
-            break
+                rows[name] = Rows(projection, ((start, start + width),))
     if rows.keys() == {"v"}:
-        weight, ((start, stop),) = rows["v"]
-        if len(weight) == 3 * (stop - start):  # nothing but q, k and v
-            spans = ((0, start), (stop, len(weight)))
-            rows["qk"] = weight, tuple(span for span in spans if span[0] < span[1])
+        projection, ((start, stop),) = rows["v"]
+        height = projection.out_features
+        if height == 3 * (stop - start):  # nothing but q, k and v
+            spans = ((0, start), (stop, height))
+            rows["qk"] = Rows(projection, tuple(span for span in spans if span[0] < span[1]))
     return rows
 
 
@@ -340,12 +331,9 @@ def attention(
     dropout: float = 0.0,
     mix: Callable[[Tensor, Tensor], Tensor] | None = None,
 ) -> Tensor:
-    """Attention of a module that is to be walked, and has more to say than `scaled_dot_product_attention`
-    takes: (B, H, N, d).
-
-    q, k, v, scale and mask are those of `Seen`. `mix`: how the map (B, H, N, N) and v become the
-    result, for a layer that rounds its map, say; a map that is put in goes through it too.
-    """
+    """Attention of a module that has more to say than `scaled_dot_product_attention` takes: (B, H, N, d).
+    `mix`: how the map (B, H, N, N) and v become the result, for a layer that rounds its map, say. The rest is
+    that of `Seen`."""
     layer, watch = Seen(q, k, v, scale, mask=mask), _current()
     if watch is not None and q.shape[2] == k.shape[2]:
         layer = watch.note(layer)
@@ -400,7 +388,9 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     if not unread:
         output = LINEAR(input, weight, bias)
         if watch is not None and watch.products is not None:
-            watch.products.append((weight, output))
+            parts = watch.running[-1][0].modules()  # BEiT's attention takes the weight of its projection
+            holders = (part for part in parts if type(part) is nn.Linear and part.weight is weight)
+            watch.products.extend((holder, output) for holder in holders)
         return output
     read, at = [], 0
     for start, stop in (*unread, (len(weight), len(weight))):
@@ -420,38 +410,34 @@ class _Stop(Exception):
 class _Watch:
     """What is noted in one forward of a model, and what stands in place of its own."""
 
-    def __init__(
-        self,
-        replace: Mapping[int, Instead],
-        masks: Sequence[DropPathMasks] | None = None,
-        at: tuple[int, int] = (0, 0),
-    ):
+    def __init__(self, replace: Mapping[int, Instead], masks: Sequence[DropPathMasks] | None = None):
         self.replace, self.masks = replace, masks
-        self.first, self.branch = at  # the layer, and how many branches of the one before were dropped
         self.unread: Mapping[int, Sequence[Rows]] = {}  # rows that nobody reads, by layer
         self.batch: int | None = None
         self.stop_after: int | None = None
         self.head = self.stops = True
+        self.index = self.branch = 0  # the next layer, and how many branches of the last were dropped
         self.layers: list[Seen] = []
         self.passed: list[str] = []
-        self.products: list[tuple[Tensor, Tensor]] | None = None  # (weight, its output), to find projections
-        self.rows: list[dict[str, tuple[Tensor, tuple]]] = []
+        self.products: list[tuple[nn.Linear, Tensor]] | None = None  # (projection, output), to find rows
+        self.rows: list[dict[str, Rows]] = []
         # in eager mode:
         self.running: list[tuple[nn.Module, tuple]] = []  # modules with their inputs
         self.elements: dict[nn.Module, nn.Module] = {}  # those of lists of modules, and the list
         self.slots: frozenset[nn.Module] = frozenset()  # places of stochastic depth
-        # (object, attribute, value) that let modules make the call
-        self.switches: list[tuple[Any, str, Any]] = []
+        self.switches: list[tuple[Any, str, Any]] = []  # (object, attribute, value): modules make the call
         self.blocks: list[nn.Module | None] = []
         self.open: nn.Module | None = None  # the block that runs, once its attention was noted
         self.tokens: Tensor | None = None
         self.stream: list[Tensor] = []
         self.learns = False  # whether gradients are kept
 
-    @property
-    def index(self) -> int:
-        """The layer that comes next."""
-        return self.first + len(self.layers)
+    def from_here(self) -> "_Watch":
+        """A watch for what is computed again from here on; it holds no layer that was seen so far."""
+        again = copy.copy(self)
+        again.stop_after, again.head, again.tokens, again.open = None, True, None, None
+        again.layers, again.passed, again.running, again.blocks, again.stream = [], [], [], [], []
+        return again
 
     def look_at(self, model: nn.Module) -> None:
         """Note a model's lists of modules, its places of stochastic depth, what must be switched in it."""
@@ -476,6 +462,7 @@ class _Watch:
     def note(self, layer: Seen) -> Seen:
         """Note what a layer computes with; what it shall use."""
         index = self.index
+        self.index += 1
         if self.batch is not None and len(layer.q) != self.batch:
             windows = len(layer.q) / self.batch
             raise Unwalkable(f"{self.caller()} attends in {windows:g} windows an image: no map of all tokens")
@@ -557,18 +544,15 @@ def walk(
 ) -> Walk:
     """Run `model(images)`, and return what every attention layer saw on the way.
 
-    `model`: any that calls `F.scaled_dot_product_attention` for its attention. timm's with
-    `fused_attn=False`, and transformers' with another implementation than "sdpa", are switched to it
-    meanwhile. `images`: (B, 3, height, width), or what else the model takes. `replace` maps a layer's index
-    to what its attention uses instead. `stop_after=i` ends the walk as soon as layer i's q and k are known,
-    and with `values` its v is handed out too; `logits` is then None. `head=False` ends it after the last
-    block. `drop_path`: the stochastic-depth masks of every layer (`sample_drop_path`), so that two models
-    can share them. `projections`: what `find_projections` has found; rows of q, k or v that are replaced in
-    whole are then not computed.
+    `model`: any that calls `F.scaled_dot_product_attention` for its attention; timm's and transformers' are
+    switched to it meanwhile. `images`: (B, 3, height, width), or what else the model takes. `replace`:
+    {layer: what its attention uses instead}. `stop_after=i` ends the walk as soon as layer i's q and k are
+    known, with `values` its v too; `head=False` ends it after the last block. `drop_path`: the
+    stochastic-depth masks of every layer (`sample_drop_path`). `projections`: what `find_projections` has
+    found; rows of q, k or v that are replaced in whole are then not computed.
 
-    Under activation checkpointing, which must not be reentrant, what stands in place of a layer's own stands
-    there in the backward pass too. Raises `Unwalkable` for a model in which layers do not make the call, or
-    attend in windows, and `ValueError` for a layer out of range or a replacement of the wrong shape.
+    Raises `Unwalkable` for a model in which layers do not make the call, or attend in windows, and
+    `ValueError` for a layer out of range or a replacement of the wrong shape.
     """
     if (reason := getattr(model, "not_walkable", None)) is not None:
         raise Unwalkable(f"cannot walk a {type(model).__name__}: {reason}")
@@ -585,21 +569,13 @@ def find_projections(model: nn.Module, images: Tensor) -> tuple[Walk, Projection
     projection, found by where their numbers lie in memory, never by name."""
     watch = _Watch({})
     watch.products = []
-    seen = _walk(watch, model, images, True)
-    holders = {id(part.weight): part for part in model.modules() if type(part) is nn.Linear}
-    return seen, tuple(
-        {part: Rows(holders[id(w)], spans) for part, (w, spans) in rows.items() if id(w) in holders}
-        for rows in watch.rows
-    )
+    return _walk(watch, model, images, True), tuple(watch.rows)
 
 
 def sample_drop_path(model: nn.Module, images: Tensor) -> list[DropPathMasks]:
     """Draw one set of stochastic-depth masks, at the model's own rates, for a batch of `images` (B, ...): per
-    layer two (B, 1, 1); [] for a model without places for them.
-
-    The same distribution as timm's `DropPath`: a sample's branch is kept with probability 1 - rate and then
-    scaled up by 1 / (1 - rate). Source: Huang et al. 2016, "Deep Networks with Stochastic Depth".
-    """
+    layer two (B, 1, 1), each 0 or 1 / (1 - rate); [] for a model without places for them. Source: Huang et
+    al. 2016, "Deep Networks with Stochastic Depth"."""
 
     def mask(module: nn.Module) -> Tensor:
         keep = 1 - getattr(module, "drop_prob", 0.0)  # a place where nothing is dropped is an Identity
@@ -759,15 +735,10 @@ class _Frame(checkpointing._CheckpointFrame):
     def __init__(self, recompute, *options):
         watch = _WATCH.get()
         if watch is not None:
-            # not the watch itself, which holds all layers
-            parts = watch.replace, watch.masks, (watch.index, watch.branch)
-            places = watch.unread, watch.slots, watch.switches
-            plain = recompute
+            plain, start = recompute, watch.from_here()
 
             def recompute(*inputs):
-                again = _Watch(*parts)
-                again.unread, again.slots, again.switches = places
-                with _watching(again):
+                with _watching(start.from_here()):
                     plain(*inputs)
 
         super().__init__(recompute, *options)

@@ -32,17 +32,14 @@ class Transferred(NamedTuple):
 class AttentionTransfer(Pair):
     """A student that learns everything from scratch except what `plan` takes from the teacher.
 
-    Both are models that `walk` sees, of the same library or not. Each is run on one image of noise when the
-    pair is built, which shows what must fit. As in every `Pair` the student alone is part of the module (with
-    a learned head mapping, where the plan asks for one). The teacher is run no further than the last
-    transferred layer's q and k (v, where v is transferred). Copy needs it at inference too; after Distill,
-    `.student` alone is the result, and evaluation (eval mode, no gradients) runs nothing else:
-    `transfer_loss` is then nan, and `walk_with_loss` computes it all the same.
+    Both are models that `walk` sees, of the same library or not; one image of noise shows what must fit. As
+    in every `Pair` the student alone is part of the module, with a learned head mapping, where the plan asks
+    for one. The teacher is run no further than the plan needs. Copy needs it at inference too; after Distill,
+    `.student` alone is the result, and evaluation (eval mode, no gradients) runs nothing else.
 
     `maps` takes the place of running the teacher, such as maps that were stored (`atlib.MapCache`): it
     is given what the teacher would be given. normalisation: of the images that the pair is given. Raises
-    `ValueError` when the two cannot be paired, naming all that differs, and for a plan that maps alone do not
-    serve, and `Unwalkable` for models `walk` refuses.
+    `ValueError` when the two cannot be paired, and `Unwalkable` for models `walk` refuses.
     """
 
     def __init__(
@@ -79,9 +76,7 @@ class AttentionTransfer(Pair):
 
     @property
     def path(self) -> str:
-        """What happens to maps: "map-free" (none is ever stored) or "dense" (averaged, resampled or learned
-        maps, maps of which some rows or columns are the student's own, and some copied heads among narrower
-        or wider ones, are written out)."""
+        """What happens to maps: "map-free", none is ever stored, or "dense", they are written out."""
         return self._form.path
 
     def extra_repr(self) -> str:
@@ -101,9 +96,8 @@ class AttentionTransfer(Pair):
 
     def forward(self, images: Tensor) -> Transferred:
         """Student logits (B, classes) and the unweighted transfer loss for images (B, 3, height, width), or
-        for pairs (B, 2, 3, height, width) of what the student and what the teacher sees
-        (`atlib.data.pair`). In evaluation, which is eval mode without gradients, a distilling pair
-        answers without its teacher, and its loss, not computed, is nan."""
+        for pairs (B, 2, 3, height, width) of what the student and what the teacher sees (`atlib.data.pair`).
+        In evaluation, which is eval mode without gradients, a distilling pair's loss is nan."""
         if not (self.training or self.needs_teacher or torch.is_grad_enabled()):
             images, _ = self._apart(images)
             logits = outputs(self.student, images)
@@ -112,8 +106,7 @@ class AttentionTransfer(Pair):
         return Transferred(seen.logits, transfer_loss)
 
     def walk_with_loss(self, images: Tensor) -> tuple[Walk, Tensor]:
-        """The walk that `forward` takes its logits from, and the transfer loss, a scalar: for what reads more
-        of the student than its logits. Runs the teacher."""
+        """The walk that `forward` takes its logits from, and the transfer loss, a scalar."""
         images, teacher_images = self._apart(images)
         masks = self._masks(images)
         teacher_layers = _one_by_one(self.teacher_layers(teacher_images, masks))
@@ -126,12 +119,8 @@ class AttentionTransfer(Pair):
         return seen, sum(note(f"transfer_loss/layer_{layer}", loss) for layer, loss in losses)
 
     def walk(self, images: Tensor) -> Walk:
-        """What happens inside the student for images, or pairs of them: the walk that `forward` takes its
-        logits from.
-
-        Where the plan copies, the student's layers are seen with the teacher's attention in them; where it
-        distills, the teacher is not run.
-        """
+        """The walk that `forward` takes its logits from: where the plan copies, with the teacher's attention
+        in it; where it distills, the teacher is not run."""
         images, teacher_images = self._apart(images)
         masks = self._masks(images)
         teacher_layers = self.teacher_layers(teacher_images, masks) if self.needs_teacher else []
@@ -178,16 +167,14 @@ class AttentionTransfer(Pair):
         self._looked = True
 
     def teacher_layers(self, images: Tensor, drop_path=None) -> list[Seen]:
-        """What the teacher's transferred layers saw on these images, on the tokens that both have, as
-        constants. Images are those of the student: the teacher sees them as `for_teacher` makes them.
-
-        Each holds only what the plan needs of q, k, v; the rest is None. Where `maps` stand in for the
-        teacher, each holds a given map, and the teacher is not run.
-        """
-        if self._maps is not None:
-            return self._given_layers(images)
-        layers = [of_teacher for _, of_teacher in self.pairing.layers]
+        """What the teacher's transferred layers saw on the student's images, on the tokens that both have, as
+        constants: what the plan needs of q, k, v, or the given map where `maps` stand in for the teacher."""
+        layers, tokens = [of_teacher for _, of_teacher in self.pairing.layers], self.pairing.teacher_tokens
         shown = self.for_teacher(images)
+        if self._maps is not None:
+            maps = self._maps(shown)
+            given = [Seen(None, None, None, 1.0, given=maps[layer]) for layer in layers]
+            return [_on_tokens(layer, tokens) for layer in given]
         with self.frozen_teachers():
             seen = walk(
                 self.teacher,
@@ -202,27 +189,11 @@ class AttentionTransfer(Pair):
             kept = [
                 Seen(*(x.to(images.dtype) if isinstance(x, Tensor) else x for x in layer)) for layer in kept
             ]
-        return [_on_tokens(layer, self.pairing.teacher_tokens) for layer in kept]
-
-    def _given_layers(self, images: Tensor) -> list[Seen]:
-        maps = self._maps(self.for_teacher(images))
-        layers = [of_teacher for _, of_teacher in self.pairing.layers]
-        if missing := {*layers} - {*maps}:
-            raise ValueError(f"maps= has layers {[*maps]}, the plan transfers {sorted(missing)} too")
-        tokens = self.pairing.teacher_tokens
-        if tokens is not None and (wrong := [m for m in layers if maps[m].shape[-1] != tokens[-1] + 1]):
-            raise ValueError(f"maps= has {maps[wrong[0]].shape[-1]} tokens, and the teacher {tokens[-1] + 1}")
-        kept = [maps[layer] for layer in layers]
-        if tokens is not None:
-            from atlib.maps import keep_tokens  # here: q and k need no file of operations on maps
-
-            kept = [keep_tokens(p, tokens) for p in kept]
-        return [Seen(None, None, None, 1.0, given=p) for p in kept]
+        return [_on_tokens(layer, tokens) for layer in kept]
 
     def teacher_maps(self, teacher_layers: Iterable[Seen]) -> list[Tensor]:
         """The teacher's maps as the plan wants them, one (B, H, N, N) per layer: heads merged, on the
-        student's patch grid, averaged, with zeros for tokens that only the student has. Raises `ValueError`
-        where the plan transfers q, k or v alone."""
+        student's patch grid, averaged, with zeros for tokens that only the student has."""
         if self.plan.what != "map":
             raise ValueError(f"this plan transfers {self.plan.what!r}, and no maps: use what='map'")
         return self._form.maps(teacher_layers)
@@ -241,16 +212,16 @@ def _form_of(plan: Plan, pairing: Pairing, teacher: Sizes, student: Sizes, given
         or some_heads
         and (pairing.widths_differ or teacher.masked)
     )
+    mixed = pairing.heads_differ and plan.unequal_heads in ("learn", "average")
     if plan.what != "map":
         form = OnePart
-    elif not dense and not pairing.heads_differ:
+    elif not dense and not mixed:
         form = MapFree
     else:
         from atlib import written_out as forms  # here: most pairs need none of them
 
-        aggregated = forms.WrittenOut if dense else forms.Aggregated
-        of_heads = {"learn": forms.LearnedHeads, "average": forms.MeanOfHeads, "aggregate": aggregated}
-        form = of_heads[plan.unequal_heads] if pairing.heads_differ else forms.WrittenOut
+        of_heads = {"learn": forms.LearnedHeads, "average": forms.MeanOfHeads}
+        form = of_heads[plan.unequal_heads] if mixed else forms.WrittenOut
     return form(plan, pairing, teacher.heads, student.heads)
 
 
@@ -284,11 +255,16 @@ def _on_tokens(seen: Seen, tokens: Sequence[int] | None) -> Seen:
     renormalised."""
     if tokens is None:
         return seen
-    count = next(x.shape[2] for name in "qkv" if (x := getattr(seen, name)) is not None)
+    parts = {name: x for name in ("q", "k", "v", "given") if (x := getattr(seen, name)) is not None}
+    count = next(iter(parts.values())).shape[2]
     if tokens[-1] + 1 != count:  # the last patch is among them
         raise ValueError(f"these images make {count} tokens, and the pair was built for {tokens[-1] + 1}")
+    if seen.given is not None:
+        from atlib.maps import keep_tokens  # here: q and k need no file of operations on maps
+
+        return seen._replace(given=keep_tokens(seen.given, tokens))
+    added = {"bias": seen.bias, "mask": seen.mask}
     return seen._replace(
-        **{name: x[:, :, tokens] for name in "qkv" if (x := getattr(seen, name)) is not None},
-        bias=None if seen.bias is None else seen.bias[..., tokens, :][..., tokens],
-        mask=None if seen.mask is None else seen.mask[..., tokens, :][..., tokens],
+        **{name: x[:, :, tokens] for name, x in parts.items()},
+        **{name: x if x is None else x[..., tokens, :][..., tokens] for name, x in added.items()},
     )

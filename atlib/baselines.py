@@ -42,12 +42,9 @@ class Distillation(Pair):
 
 class FeatureDistillation(Distillation):
     """The student's residual stream is pulled to the teacher's, after each of `layers` (None for all; a
-    mapping {student's layer: teacher's} where the depths differ): squared error.
-
-    Where the widths differ, a linear layer for each pair of layers makes the student's stream as wide as the
-    teacher's, and is no part of `.student`; narrow students gain little this way (arXiv 2511.15572). Both
-    need equal prefix tokens and patch grids. Source: the feature-distillation baseline of arXiv 2411.09702.
-    """
+    mapping {student's layer: teacher's} where the depths differ): squared error. Where the widths differ, a
+    linear layer for each pair of layers, which is no part of `.student`, makes the student's stream as wide
+    as the teacher's. Source: the feature-distillation baseline of arXiv 2411.09702."""
 
     def __init__(
         self,
@@ -177,16 +174,11 @@ class StoredMaps(Pair):
 
 class MeanMapCopy(StoredMaps):
     """A student whose maps are, for every image, the teacher's mean map over the reference images of the same
-    group.
+    group, made once; the teacher is not needed any more.
 
     By default all images are one group: the average over examples of arXiv 2411.09702 (appendix: 79.7 % with
-    ViT-L; not in its published code). With groups of images that ask for the same place the maps still say
-    *where to look*, but nothing else about the image: a control for Copy. The means are made once, and the
-    teacher is not needed any more, so that what the student computes depends neither on the rest of its batch
-    nor on the number of processes. Compare ResMLP's static mixing (arXiv 2105.03404).
-
-    `reference`: images (n, 3, height, width), or batches of them, such as training images without
-    augmentation. `group_of`: see `Groups`. `number`: of groups.
+    ViT-L; not in its published code). `reference`: images (n, 3, height, width), or batches of them, such as
+    training images without augmentation. `group_of`: see `Groups`. `number`: of groups.
     """
 
     def __init__(
@@ -214,12 +206,9 @@ def mean_maps(
     batch: int = 500,
     normalisation: Normalisation | None = None,
 ) -> list[Tensor]:
-    """The mean map of every group and layer: a list over layers of (number, H, N, N).
-
-    `images`: (n, 3, height, width), of which `batch` are walked at a time, or batches of them, where there
-    are more than memory holds. normalisation: of these images; None: they are as the ViT shall see them. The
-    ViT runs in eval mode and is left in the mode it was in.
-    """
+    """The mean map of every group and layer: a list over layers of (number, H, N, N). `images`: (n, 3,
+    height, width), of which `batch` are walked at a time, or batches of them. normalisation: of these images;
+    None: they are as the ViT shall see them."""
     view = View.of(vit)
     counts = torch.zeros(number, dtype=torch.long)
     sums: list[Tensor] = []

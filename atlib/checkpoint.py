@@ -27,20 +27,19 @@ def save_weights(path: str | Path, model: nn.Module) -> Path:
 def load_weights(path: str | Path, model: nn.Module) -> None:
     """Put what `save_weights` wrote into a model. Raises `OSError` naming a file that does not fit."""
     tensors, _ = read_tensors(Path(path))
-    _load_state(model, tensors, path)
+    with _naming(path):
+        model.load_state_dict(tensors)
 
 
 def save_vit(
     path: str | Path, vit: VisionTransformer, architecture: Architecture, more: Mapping = {}
 ) -> Path:
-    """Write a ViT's weights, a plain timm state, with its architecture in the header so that `load_vit` needs
-    nothing else.
+    """Write a ViT's weights, a plain timm state, with its architecture and its images' normalisation in the
+    header, so that `load_vit` needs nothing else.
 
-    The header also says how images are normalised for it, where the ViT does (`atlib.pair.Normalisation`).
-    more: JSON values that the header shall say besides or instead; `read_header` reads them. `python -m atlib
-    predict` needs two: "augmentation", how images are prepared (`Augmentation.describe`), and "classes",
-    their names in the order of the outputs. Raises `ValueError`, before anything is written, when
-    `architecture` does not describe `vit`.
+    more: JSON values that the header shall say besides or instead, for `read_header`. `python -m atlib
+    predict` needs two: "augmentation" (`Augmentation.describe`), and "classes", names in the order of the
+    outputs. Raises `ValueError` when `architecture` does not describe `vit`.
     """
     _check_architecture(vit, architecture)
     header = {"normalisation": _described(Normalisation.of(vit)), **more}
@@ -56,17 +55,14 @@ def load_vit(path: str | Path) -> VisionTransformer:
     tensors, header = read_tensors(Path(path))
     if "needs_teacher" in header:
         raise OSError(f"{path} is a bundle, written by save_bundle: read it with load_bundle")
-    vit = _build(header, "architecture", tensors, path)
-    _load_state(vit, tensors, path)
-    _attach(vit, header, path)
-    return vit
+    with _naming(path):
+        return _rebuilt(header, "architecture", tensors)
 
 
 def normalisation_said(header: Mapping) -> Normalisation | None:
     """How images are normalised for the ViT of a file, as its header says, itself or with their preparation;
     None where it does not."""
-    described = header.get("normalisation") or header.get("augmentation")
-    return Normalisation.read(described)
+    return Normalisation.read(header.get("normalisation") or header.get("augmentation"))
 
 
 def seen_by_pair(transfer: AttentionTransfer) -> dict:
@@ -85,15 +81,6 @@ def read_pair(header: Mapping, teacher: nn.Module, student: nn.Module) -> Attent
     return AttentionTransfer(teacher, student, Plan(**header["plan"]), normalisation=given)
 
 
-def _attach(vit: nn.Module, header: Mapping, path: str | Path) -> None:
-    try:
-        attach(vit, normalisation_said(header))
-    except (TypeError, ValueError) as error:
-        raise OSError(
-            f"{path} does not say how its images are normalised ({error}); it was left as it is"
-        ) from error
-
-
 def _described(normalisation: Normalisation | None) -> dict | None:
     return None if normalisation is None else normalisation.describe()
 
@@ -105,9 +92,8 @@ def save_bundle(
     teacher: Architecture,
     more: Mapping = {},
 ) -> Path:
-    """Write what inference needs. After Copy that is student *and* teacher, and the header says
-    `needs_teacher: true`, and how the images of both are normalised; after Distill it is the student alone.
-    The student says what it says of its own images. more: as in `save_vit`."""
+    """Write what inference needs: after Copy student *and* teacher, with how the images of both are
+    normalised; after Distill the student alone. more: as in `save_vit`."""
     _check_architecture(transfer.student, student)
     header = {
         "normalisation": _described(Normalisation.of(transfer.student)),
@@ -129,23 +115,14 @@ def load_bundle(path: str | Path) -> nn.Module:
     tensors, header = read_tensors(Path(path))
 
     def part(name: str) -> VisionTransformer:
-        of_model = {
-            key.removeprefix(f"{name}."): tensors[key] for key in tensors if key.startswith(f"{name}.")
-        }
-        vit = _build(header, name, of_model, path)
-        _load_state(vit, of_model, path)
-        _attach(vit, header, path)  # of the student; `read_pair` says the teacher's
-        return vit
+        prefix = f"{name}."
+        of_model = {key.removeprefix(prefix): tensors[key] for key in tensors if key.startswith(prefix)}
+        return _rebuilt(header, name, of_model)  # as the student says; `read_pair` says the teacher's
 
-    if not _field(header, "needs_teacher", path):
-        return part("student").eval()
-    try:
-        _field(header, "plan", path)
+    with _naming(path):
+        if not header["needs_teacher"]:
+            return part("student").eval()
         return read_pair(header, part("teacher").eval(), part("student")).eval()
-    except (TypeError, ValueError) as error:
-        raise OSError(
-            f"{path} holds no teacher and student that fit together ({error}); it was left as it is"
-        ) from error
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], header: dict) -> Path:
@@ -175,17 +152,8 @@ def _opened(path: Path) -> Iterator[tuple[safe_open, dict]]:
             header = json.loads((file.metadata() or {}).get("atlib", "{}"))
             yield file, header if isinstance(header, dict) else {}
     except (SafetensorError, json.JSONDecodeError, OSError) as error:
-        if path.suffix != ".safetensors":
-            raise OSError(f"{path} is no safetensors file: atlib.load_teacher reads others") from error
-        raise OSError(
-            f"{path} is no readable safetensors file, perhaps cut off ({error}); it was left as it is"
-        ) from error
-
-
-def _field(header: dict, name: str, path: str | Path):
-    if name not in header:
-        raise OSError(f"{path} does not say {name!r}: it was not written by atlib's matching save function")
-    return header[name]
+        what = f"perhaps cut off ({error})" if path.suffix == ".safetensors" else "load_teacher reads others"
+        raise OSError(f"{path} is no readable safetensors file: {what}") from error
 
 
 def count(tensors: Mapping[str, Tensor]) -> int:
@@ -193,22 +161,23 @@ def count(tensors: Mapping[str, Tensor]) -> int:
     return sum(value.numel() for value in tensors.values())
 
 
-def _build(header: dict, name: str, tensors: Mapping[str, Tensor], path: str | Path) -> VisionTransformer:
-    try:
-        architecture = Architecture.read(_field(header, name, path))
-        architecture.require_numbers(count(tensors))
-        return architecture.build_classifier()
-    except (TypeError, ValueError, RuntimeError, AssertionError, ArithmeticError) as error:
-        raise OSError(
-            f"{path} names an architecture that cannot be built ({error}); it was left as it is"
-        ) from error
+def _rebuilt(header: Mapping, name: str, tensors: Mapping[str, Tensor]) -> nn.Module:
+    """The model of the header's architecture of that name, with these weights."""
+    architecture = Architecture.read(header[name])
+    architecture.require_numbers(count(tensors))
+    model = architecture.build_classifier()
+    model.load_state_dict(tensors)
+    attach(model, normalisation_said(header))
+    return model
 
 
-def _load_state(vit: nn.Module, tensors: dict[str, Tensor], path: str | Path) -> None:
+@contextmanager
+def _naming(path: str | Path) -> Iterator[None]:
+    """Within it, what a file's header or its weights do not allow is an `OSError` that names the file."""
     try:
-        vit.load_state_dict(tensors)
-    except RuntimeError as error:
-        raise OSError(f"the weights in {path} do not fit the architecture it names: {error}") from error
+        yield
+    except Exception as error:  # a stranger's file: whatever its values make Python, torch or timm raise
+        raise OSError(f"{path} cannot be rebuilt: {error!r}; it was left as it is") from error
 
 
 def _check_architecture(vit: VisionTransformer, architecture: Architecture) -> None:

@@ -1,4 +1,4 @@
-"""Which teacher can teach which student under a plan: all that differs is named, with the way out."""
+"""Which teacher can teach which student under a plan: what differs is named, with the way out."""
 
 from typing import NamedTuple
 
@@ -49,10 +49,7 @@ def example_of(model: nn.Module, beside: nn.Module | None = None) -> Tensor:
 
 def examine(model: nn.Module, beside: nn.Module | None = None) -> tuple[Sizes, Projections]:
     """What one forward in eval mode, of noise, shows of a model: its sizes, and where q, k and v come from.
-    A model that does not say its image size is given that of the one `beside` it.
-
-    Raises `Unwalkable` where its attention cannot be seen, or its layers have other shapes each.
-    """
+    Raises `Unwalkable` where its attention cannot be seen, or its layers have other shapes each."""
     kind = type(model).__name__
     if (reason := getattr(model, "not_walkable", None)) is not None:
         raise Unwalkable(f"cannot walk a {kind}: {reason}")
@@ -121,22 +118,23 @@ class Pairing(NamedTuple):
     # The student's tokens that the teacher lacks and that keep their share of every row. With them maps have
     # all of the student's tokens, else the common ones.
     own_keys: tuple[int, ...] = ()
-    queries: tuple[int, ...] | None = (
-        None  # the tokens of these maps whose rows are transferred, None for all
-    )
+    queries: tuple[int, ...] | None = None  # of these tokens, those whose rows are transferred; None for all
 
 
 def pair_up(
     teacher: nn.Module, student: nn.Module, plan: Plan, sizes: tuple[Sizes, Sizes] | None = None
 ) -> Pairing:
     """How `teacher` teaches `student` under `plan`; `sizes`: of both, where they are known. Raises
-    `ValueError` naming all that stands in the way."""
+    `ValueError` for what differs and the plan says no way with, and for layers and heads that there are
+    not."""
     from atlib.student import differences  # here: the rest needs nothing of how timm builds a ViT
 
-    of_teacher, of_student = (sizes_of(teacher), sizes_of(student)) if sizes is None else sizes
+    of_teacher, of_student = sizes or (sizes_of(teacher), sizes_of(student))
     components = differences(teacher, student)
-    if obstacles := _obstacles(of_teacher, of_student, components, plan):
-        raise ValueError(f"teacher and student differ in {'; '.join(obstacles)}")
+    same_kinds = of_teacher.prefix_kinds == of_student.prefix_kinds
+    # else the class token at most
+    common = of_teacher.prefix if same_kinds else min(of_teacher.prefix_kinds[0], of_student.prefix_kinds[0])
+    _check_fit(of_teacher, of_student, components, plan, common)
     if getattr(getattr(student, "patch_drop", None), "prob", 0) > 0:
         raise ValueError("the student drops patches in training: patch_drop_rate=0")
     layers = plan.pairs_of(of_student.depth, of_teacher.depth)
@@ -146,12 +144,15 @@ def pair_up(
         raise ValueError(f"heads= names layers {sorted(stray)}, which the plan does not transfer")
     if plan.average == "layers" and len(layers) < 2:
         raise ValueError("average='layers' needs at least two transferred layers, this plan has one")
-    common = _common_prefix(of_teacher, of_student)
     own_keys = tuple(range(common, of_student.prefix)) if plan.unequal_prefix == "own" else ()
+    # of the maps' tokens: all of the student's where some are its own, else the common ones
+    prefix, (down, across) = of_student.prefix if own_keys else common, of_student.grid
+    patches = tuple(range(prefix, prefix + down * across))
+    rows = {None: (*range(common), *patches), "class": (0,), "patches": patches}[plan.rows]
     return Pairing(
         layers,
-        _kept(of_teacher, common),
-        _kept(of_student, common),
+        _common_tokens(of_teacher, common),
+        _common_tokens(of_student, common),
         of_teacher.grid,
         of_student.grid,
         common,
@@ -159,80 +160,45 @@ def pair_up(
         of_teacher.head_width != of_student.head_width,
         components,
         own_keys,
-        _queries(plan.rows, of_student, common, own_keys),
+        None if len(rows) == prefix + len(patches) else rows,
     )
 
 
-def _obstacles(teacher: Sizes, student: Sizes, components: dict[str, tuple], plan: Plan) -> list[str]:
-    """What differs though the plan says no way with it, each with the way out."""
-    maps = plan.what == "map"
+def _check_fit(teacher: Sizes, student: Sizes, components: dict[str, tuple], plan: Plan, common: int) -> None:
+    """Raise `ValueError` for the first thing that differs though the plan says no way with it."""
 
-    def on_maps(way: str) -> str:
-        return way if maps else "what='map'"
+    def refuse(what: str, of_teacher: object, of_student: object, way: str) -> None:
+        both = f"teacher {of_teacher}, student {of_student}"
+        raise ValueError(f"teacher and student differ in {what}: {both} ({way})")
 
-    by_pairs = bool(plan.layers) and isinstance(plan.layers[0], tuple)
+    maps, lost = plan.what == "map", student.prefix > common
+    if teacher.depth != student.depth and not (plan.layers and isinstance(plan.layers[0], tuple)):
+        refuse("depth", teacher.depth, student.depth, "depth=, or layers={student's: teacher's}")
+    if teacher.heads != student.heads and plan.unequal_heads is None:
+        way = "num_heads=, or unequal_heads=" if maps else "what='map'"
+        refuse("heads", teacher.heads, student.heads, way)
+    if teacher.head_width != student.head_width and not maps:
+        refuse("head width", teacher.head_width, student.head_width, "what='map'")
     # images of another size are resized for the teacher (`Pair.for_teacher`): what counts is the patches
     resampled = plan.unequal_grid is not None and 1 not in (*teacher.grid, *student.grid)
+    if teacher.grid != student.grid and not resampled:
+        way = "unequal_grid='resample'" if maps else "what='map'"
+        refuse("patch grid", teacher.grid, student.grid, way)
     # a copied map says where each of the student's tokens looks
-    lost = student.prefix > _common_prefix(teacher, student)
-    settled = (
-        plan.unequal_prefix == "own" or plan.unequal_prefix == "drop" and not (lost and plan.how == "copy")
-    )
-    both = teacher, student
-    prefixes = [one.prefix for one in both]
-    if teacher.prefix == student.prefix:
-        prefixes = [f"{one.prefix} (class, distillation, registers: {one.prefix_kinds})" for one in both]
-    own_or_drop = f"unequal_prefix={'own' if lost else 'drop'!r}"
-    # what, the teacher's, the student's, whether they may differ, the way out
-    rows = (
-        ("depth", teacher.depth, student.depth, by_pairs, "depth=, or layers={student's: teacher's}"),
-        (
-            "heads",
-            teacher.heads,
-            student.heads,
-            plan.unequal_heads is not None,
-            on_maps("num_heads=, or unequal_heads="),
-        ),
-        ("head width", teacher.head_width, student.head_width, maps, "what='map'"),
-        ("patch grid", teacher.grid, student.grid, resampled, on_maps("unequal_grid='resample'")),
-        ("prefix tokens", *prefixes, settled, on_maps(own_or_drop)),
-    )
-    obstacles = [
-        f"{what}: teacher {of_teacher}, student {of_student} ({way})"
-        for what, of_teacher, of_student, may_differ, way in rows
-        if of_teacher != of_student and not may_differ
-    ]
+    dropped = plan.unequal_prefix == "drop" and not (lost and plan.how == "copy")
+    if teacher.prefix_kinds != student.prefix_kinds and not (dropped or plan.unequal_prefix == "own"):
+        way = f"unequal_prefix={'own' if lost else 'drop'!r}" if maps else "what='map'"
+        kinds = (f"{one.prefix_kinds} (class, distillation, registers)" for one in (teacher, student))
+        refuse("prefix tokens", *kinds, way)
     if plan.rows == "class" and not (teacher.prefix_kinds[0] and student.prefix_kinds[0]):
-        obstacles.append("class tokens: one has none (rows='patches')")
-    # where the plan says what becomes of prefix tokens, it does of registers
-    named = {name for name in components if name != "registers" or plan.unequal_prefix is None}
-    if named and not plan.mismatched:
-        differ = ", ".join(f"{n}: teacher {t}, student {s}" for n, (t, s) in components.items() if n in named)
-        obstacles.append(f"components ({differ}; create_student(teacher, num_classes), or mismatched=True)")
-    return obstacles
+        raise ValueError("rows='class' needs class tokens, and one has none (rows='patches')")
+    for name, (of_teacher, of_student) in components.items():
+        # where the plan says what becomes of prefix tokens, it does of registers
+        if not plan.mismatched and (name != "registers" or plan.unequal_prefix is None):
+            refuse(name, of_teacher, of_student, "create_student(teacher, num_classes), or mismatched=True")
 
 
-def _common_prefix(teacher: Sizes, student: Sizes) -> int:
-    """How many prefix tokens both have: all where they agree, else the class token at most."""
-    if teacher.prefix_kinds == student.prefix_kinds:
-        return teacher.prefix
-    return min(teacher.prefix_kinds[0], student.prefix_kinds[0])
-
-
-def _queries(
-    rows: str | None, student: Sizes, common: int, own_keys: tuple[int, ...]
-) -> tuple[int, ...] | None:
-    """Which rows of the maps are transferred; None for all. Their tokens are all of the student's where some
-    are its own, else the common ones."""
-    if rows == "class":
-        return (0,)
-    prefix = student.prefix if own_keys else common
-    patches = tuple(range(prefix, prefix + student.grid[0] * student.grid[1]))
-    queries = patches if rows == "patches" else (*range(common), *patches)
-    return None if len(queries) == prefix + len(patches) else queries
-
-
-def _kept(sizes: Sizes, common: int) -> tuple[int, ...] | None:
+def _common_tokens(sizes: Sizes, common: int) -> tuple[int, ...] | None:
     """The indices of the common tokens of one ViT, None for all; the class token is first, patches last."""
     if sizes.prefix == common:
         return None

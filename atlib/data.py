@@ -157,11 +157,8 @@ class Images(Dataset):
 
 
 def pair(images: Images, teacher_images: Images) -> Images:
-    """The same images for the student, and for its teacher others: `teacher_images[i]` beside `images[i]`.
-
-    Everything that trains and evaluates an `AttentionTransfer` takes them; labels and treatment are those of
-    `images`. With `generate(..., twin=...)`, what the two share is all that maps can tell the student.
-    """
+    """The same images for the student, and for its teacher others: `teacher_images[i]` beside `images[i]`;
+    labels and treatment are those of `images`."""
     if images.pixels.shape != teacher_images.pixels.shape or images.pixels.ndim != 4:
         shapes = f"{tuple(images.pixels.shape)} and {tuple(teacher_images.pixels.shape)}"
         raise ValueError(f"both must be (n, 3, height, width) of one shape, got {shapes}")
@@ -196,19 +193,25 @@ def crop_and_flip(padding: int = 4) -> Augment:
     def augment(images: Tensor, seeds: Tensor) -> Tensor:
         if padding >= min(images.shape[-2:]):
             raise ValueError(f"padding={padding} reflects more than {tuple(images.shape[-2:])} pixels")
-        # instead of padding and cutting, every pixel is fetched from where it would have been: (B, side)
-        places = []
-        for number, side in enumerate(images.shape[-2:]):
-            first = draw_below(seeds, number, 2 * padding + 1) - padding
-            place = first[:, None] + torch.arange(side, device=first.device)
-            places.append(side - 1 - (side - 1 - place.abs()).abs())  # mirrored beyond both edges
-        rows, columns = places
-        flipped = draw_below(seeds, 2, 2).bool()
-        columns = torch.where(flipped[:, None], columns.flip(1), columns)
-        cut = images.gather(2, rows[:, None, :, None].expand(images.shape))
-        return cut.gather(3, columns[:, None, None, :].expand(images.shape))
+        top, left = (draw_below(seeds, number, 2 * padding + 1) - padding for number in (0, 1))
+        return cut_out(images, top, left, draw_below(seeds, 2, 2).bool(), images.shape[-2:])
 
     return augment
+
+
+def cut_out(images: Tensor, top: Tensor, left: Tensor, mirrored: Tensor, size: Sequence[int]) -> Tensor:
+    """Of each image (B, C, h, w) the part of `size`, (height, width), that begins at (top, left), each (B,);
+    mirrored where that is true. Beyond an edge are reflected pixels, as many as there are at most."""
+    # instead of padding and cutting, every pixel is fetched from where it would have been: (B, side)
+    places = []
+    for first, side, length in zip((top, left), images.shape[-2:], size):
+        place = first[:, None] + torch.arange(length, device=first.device)
+        places.append(side - 1 - (side - 1 - place.abs()).abs())
+    rows, columns = places
+    columns = torch.where(mirrored[:, None], columns.flip(1), columns)
+    channels, width = images.shape[1], images.shape[3]
+    cut = images.gather(2, rows[:, None, :, None].expand(-1, channels, -1, width))
+    return cut.gather(3, columns[:, None, None, :].expand(-1, channels, rows.shape[1], -1))
 
 
 def draw(count: int, size: int | None, seed: int, what: str) -> Sequence[int]:
@@ -370,21 +373,17 @@ def _image_and_label(item: Any, index: int) -> tuple[Tensor, Tensor]:
     """An item as two tensors."""
     image, label = item
     if not isinstance(image, Tensor) or image.dtype != torch.float32 or image.ndim not in (3, 4):
-        given = f"{image.dtype} {tuple(image.shape)}" if isinstance(image, Tensor) else type(image).__name__
-        raise ValueError(f"the image of item {index} is {given}, not float32 (3, height, width)")
-    if isinstance(label, Tensor):
-        return image, label.long() if label.ndim == 0 and not label.is_floating_point() else label
-    if isinstance(label, Integral):
-        return image, torch.tensor(int(label))
-    raise ValueError(f"the label of item {index} is {label!r}: give a whole number or a tensor")
+        raise ValueError(f"the image of item {index} is not float32 (3, height, width): {image!r:.80}")
+    if not isinstance(label, (Integral, Tensor)):
+        raise ValueError(f"the label of item {index} is {label!r}: give a whole number or a tensor")
+    label = torch.as_tensor(label)
+    return image, label.long() if label.ndim == 0 and not label.is_floating_point() else label
 
 
 def _collated(batch: Any, count: int) -> tuple[Tensor, Tensor]:
     """What a collate_fn made of so many items."""
     if isinstance(batch, (tuple, list)) and len(batch) == 2 and all(isinstance(p, Tensor) for p in batch):
         images, targets = batch
-        fits = images.dtype == torch.float32 and images.ndim in (4, 5)
-        if fits and len(images) == len(targets) == count:
+        if images.dtype == torch.float32 and len(images) == len(targets) == count:
             return images, targets
-        batch = [(part.dtype, tuple(part.shape)) for part in batch]
     raise ValueError(f"the collate_fn made {batch!r:.200} of {count} items, not float32 images and targets")

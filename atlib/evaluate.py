@@ -1,5 +1,6 @@
 """Accuracy of a model on a set of images."""
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
@@ -31,7 +32,8 @@ Labelled = EvaluationData | Dataset | DataLoader
 def predict(model: nn.Module, images: Labelled, batch_size: int = 500) -> Tensor:
     """Logits (n, classes) of all images in order, on the CPU. The model runs in eval mode and is left in the
     mode it was in."""
-    return _predicted(model, as_data(images), batch_size)[0]
+    images = as_data(images)
+    return _predicted(model, images, images.loader(batch_size))[0]
 
 
 def evaluate(model: nn.Module, images: Labelled, batch_size: int = 500) -> Evaluation:
@@ -39,38 +41,38 @@ def evaluate(model: nn.Module, images: Labelled, batch_size: int = 500) -> Evalu
     label), or its `DataLoader`, whose batch size gives way to `batch_size`."""
     if getattr(student_of(model), "num_classes", None) == 0:
         raise ValueError("the model has no class head (num_classes=0): build it with num_classes=")
-    return score(*_predicted(model, as_data(images), batch_size))
+    images = as_data(images)
+    return score(*_predicted(model, images, images.loader(batch_size)))
 
 
 def evaluate_together(model: nn.Module, images: Labelled, batch_size: int = 500) -> Evaluation:
     """`evaluate`, with the images divided among the processes that Accelerate has started; on one process it
-    is `evaluate`. Every process must call it, and gets the result for all images. Each image is counted once:
-    none is repeated to fill up a batch."""
+    is `evaluate`. Every process must call it, and gets the result for all images. Each image is counted
+    once."""
     if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
         return evaluate(model, images, batch_size)
     images, parts = as_data(images), []
-    starts, world = range(0, len(images), batch_size), dist.get_world_size()
-    for place in range(dist.get_rank(), -(-len(starts) // world) * world, world):
+    batches = [
+        range(first, min(first + batch_size, len(images))) for first in range(0, len(images), batch_size)
+    ]
+    world = dist.get_world_size()
+    for place in range(dist.get_rank(), -(-len(batches) // world) * world, world):
         # One that is left without images runs some that it does not count: where weights are divided, all
         # processes are needed.
-        start = starts[place % len(starts)]
-        batch = images.take(range(start, min(start + batch_size, len(images))))
-        logits, labels = _predicted(model, images, batch_size, [batch])
-        if place < len(starts):
-            parts.append((start, logits, labels))
-    parts = sorted(gather_object(parts), key=lambda part: part[0])
-    return score(*(torch.cat(values) for values in list(zip(*parts))[1:]))
+        predicted = _predicted(model, images, [images.take(batches[place % len(batches)])])
+        if place < len(batches):
+            parts.append((place, *predicted))
+    _, logits, labels = zip(*sorted(gather_object(parts), key=lambda part: part[0]))
+    return score(torch.cat(logits), torch.cat(labels))
 
 
-def _predicted(
-    model: nn.Module, images: EvaluationData, batch_size: int, batches: list | None = None
-) -> tuple[Tensor, Tensor]:
-    """Logits (n, classes) and labels (n,) of all images, or of some batches of them."""
+def _predicted(model: nn.Module, images: EvaluationData, batches: Iterable) -> tuple[Tensor, Tensor]:
+    """Logits (n, classes) and labels (n,) of batches of the images."""
     check_normalisation(model, images)
     like = next(model.parameters())
     logits, labels = [], []
     with torch.no_grad(), in_eval_mode(model):
-        for batch, of_batch in images.loader(batch_size) if batches is None else batches:
+        for batch, of_batch in batches:
             logits.append(outputs(model, batch.to(like.device, like.dtype)).logits.float().cpu())
             labels.append(of_batch.cpu())
     if not logits:

@@ -10,10 +10,12 @@ from atlib.compatibility import Pairing
 from atlib.losses import attention_cross_entropy, projection_mse
 from atlib.plan import Plan
 
+TEMPERATURE = 10.0  # of the aggregation of heads: AttnDistill (arXiv 2210.00944)
+
 
 class MapFree:
-    """The form in which what the teacher saw reaches the student, chosen once for a pair: here
-    maps as the q and k they are made of; none is ever written out."""
+    """The form in which what the teacher saw reaches the student, chosen once for a pair: here maps as the q
+    and k they are made of, heads merged where the plan says so; none is ever written out."""
 
     path = "map-free"  # or "dense", where maps are written out
     parts = "qk"  # what is kept of a teacher's layer
@@ -21,12 +23,13 @@ class MapFree:
 
     def __init__(self, plan: Plan, pairing: Pairing, teacher_heads: int, student_heads: int):
         self.student_heads = student_heads
+        self.merges_heads = pairing.heads_differ and plan.unequal_heads == "aggregate"
         # the transferred heads of each transferred layer, None for all
         self.heads = [plan.heads_of(layer, student_heads) for layer, _ in pairing.layers]
 
     def instead(self, teacher_layers: Iterable[Seen]) -> list[Instead]:
         """What each of the student's layers uses instead of its own: Copy."""
-        return [self._instead(seen, heads) for seen, heads in zip(teacher_layers, self.heads)]
+        return [self._instead(self._merged(seen), heads) for seen, heads in zip(teacher_layers, self.heads)]
 
     def losses(self, student_layers: Sequence[Seen], teacher_layers: Iterable[Seen]) -> Iterator[Tensor]:
         """The unweighted transfer loss between each of the student's layers and the teacher's, whose sum is
@@ -34,11 +37,15 @@ class MapFree:
         # The teacher's are asked for one at a time: the gradients of a layer, made at once, take the room of
         # its q and k.
         for student_layer, teacher_layer, heads in zip(student_layers, teacher_layers, self.heads):
+            student_layer, teacher_layer = self._merged(student_layer), self._merged(teacher_layer)
             yield self._loss(select(student_layer, heads), select(teacher_layer, heads))
 
     def maps(self, teacher_layers: Iterable[Seen]) -> list[Tensor]:
         """The teacher's maps as the plan wants them, one (B, H, N, N) per layer."""
-        return [seen.map for seen in teacher_layers]
+        return [self._merged(seen).map for seen in teacher_layers]
+
+    def _merged(self, seen: Seen) -> Seen:
+        return merged(seen) if self.merges_heads else seen
 
     def _instead(self, seen: Seen, heads: Sequence[int] | None) -> Instead:
         q, k = self._spread(seen.q, heads), self._spread(seen.k, heads)
@@ -56,7 +63,7 @@ class MapFree:
 
 
 class OnePart(MapFree):
-    """q, k or v alone, with a squared error."""
+    """q, k or v alone."""
 
     def __init__(self, plan: Plan, pairing: Pairing, teacher_heads: int, student_heads: int):
         super().__init__(plan, pairing, teacher_heads, student_heads)
@@ -67,6 +74,22 @@ class OnePart(MapFree):
 
     def _loss(self, student_layer: Seen, teacher_layer: Seen) -> Tensor:
         return projection_mse([student_layer], [teacher_layer], self.parts)
+
+
+def merged(seen: Seen) -> Seen:
+    """A layer with its heads merged into one (`atlib.maps.aggregate_heads`), as q and k: no map is needed.
+    Raises `ValueError` for given maps of several heads."""
+    from atlib.maps import join_heads  # here: most pairs need no file of operations on maps
+
+    if seen.given is not None:
+        if seen.given.shape[1] != 1:  # the logarithm of maps that were stored in float16 would be wrong
+            raise ValueError("unequal_heads='aggregate' of maps=: give them through aggregate_heads")
+        return seen
+    bias = seen.bias
+    if bias is not None:  # the sum over heads, as of their scores
+        bias = (bias.sum(0) if bias.ndim == 3 else seen.q.shape[1] * bias) / TEMPERATURE
+    scale = seen.scale / TEMPERATURE
+    return Seen(join_heads(seen.q), join_heads(seen.k), None, scale, bias=bias, mask=seen.mask)
 
 
 def select(seen: Seen, heads: Sequence[int] | None) -> Seen:

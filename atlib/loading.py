@@ -46,8 +46,7 @@ class Batch(NamedTuple):
 
 
 class TrainingData(Protocol):
-    """What `atlib.train.train` takes: `Images`, `Photos` and `PhotoStream` are such, and anything else may
-    be.
+    """What `atlib.train.train` takes, such as `Images`, `Photos` and `PhotoStream`.
 
     An epoch has `steps_per_epoch(len(data), part.batch_size)` batches, less those that `part` leaves out;
     `workers`: processes that may make them ahead of time. corrupt: {index: why} of the images that could not

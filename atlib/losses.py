@@ -17,28 +17,23 @@ def attention_cross_entropy(student: Sequence[Seen], teacher: Sequence[Seen], va
     layers.
 
     The same number and gradients as `dense_attention_cross_entropy`, but no (N, N) map is ever stored: see
-    `atlib.map_free`. `value=False` computes the gradients only and returns 0. `student` and `teacher` pair up
-    layer by layer; no gradient reaches the teacher. Where the student must not look (`Seen.mask`), the
-    teacher's share goes, its rows renormalised: no student could lower that part of the loss, which would be
-    infinite. Raises ValueError when their numbers or shapes differ, or when a layer's map is no softmax of q
-    and k.
+    `atlib.map_free`. `value=False` computes the gradients only and returns 0. Where the student must not look
+    (`Seen.mask`), the teacher's share goes, its rows renormalised: no student could lower that part of the
+    loss, which would be infinite.
 
     Source: Li et al. 2024, "On the Surprising Effectiveness of Attention Transfer for Vision Transformers"
     (arXiv 2411.09702), section on Attention Distillation; the reductions are those of the published
     implementation.
     """
-    _check_pairs(student, teacher)
     total = 0.0
-    for index, (student_layer, teacher_layer) in enumerate(zip(student, teacher)):
-        given = (student_layer.given, student_layer.attend, teacher_layer.given, teacher_layer.attend)
-        if any(part is not None for part in given):
-            raise ValueError(f"pair {index}: a map that was given, use dense_attention_cross_entropy")
-        if student_layer.q.shape[:3] != teacher_layer.q.shape[:3]:
-            maps = [(*seen.q.shape[:3], seen.k.shape[2]) for seen in (student_layer, teacher_layer)]
-            raise ValueError(
-                f"pair {index}: the student's map is {maps[0]}, the teacher's {maps[1]} (B, H, N, N)"
-            )
-        total = total + map_free_cross_entropy(student_layer, teacher_layer, value)
+    for of_student, of_teacher in zip(student, teacher, strict=True):
+        parts = of_student.given, of_student.attend, of_teacher.given, of_teacher.attend
+        if any(part is not None for part in parts):
+            raise ValueError("no softmax of q and k: use dense_attention_cross_entropy")
+        shapes = tuple(of_student.q.shape[:3]), tuple(of_teacher.q.shape[:3])
+        if shapes[0] != shapes[1]:
+            raise ValueError(f"(B, H, N) is {shapes[0]}, the teacher's {shapes[1]}")
+        total = total + map_free_cross_entropy(of_student, of_teacher, value)
     return total
 
 
@@ -50,10 +45,9 @@ def dense_attention_cross_entropy(student: Sequence[Seen], teacher: Sequence[See
     queries of -Σ_j p_t(i, j) log p_s(i, j). Layers are *summed*, not averaged. The teacher's maps are
     constants, without what the student's mask forbids.
     """
-    _check_pairs(student, teacher)
     return sum(
         map_cross_entropy(student_layer.scores.log_softmax(-1), teacher_layer.without(student_layer.mask).map)
-        for student_layer, teacher_layer in zip(student, teacher)
+        for student_layer, teacher_layer in zip(student, teacher, strict=True)
     )
 
 
@@ -69,33 +63,21 @@ def map_cross_entropy(log_p_s: Tensor, p_t: Tensor) -> Tensor:
 
 def projection_mse(student: Sequence[Seen], teacher: Sequence[Seen], what: str) -> Tensor:
     """Squared error between the queries, keys or values (`what`: "q", "k" or "v") of student and teacher: a
-    scalar.
-
-    Per layer the *mean* over all elements of (B, H, N, d), *summed* over layers, as in the published
-    implementation (arXiv 2411.09702). Raises ValueError when the numbers of layers or the shapes differ.
-    """
-    _check_pairs(student, teacher)
+    scalar. Per layer the *mean* over all elements of (B, H, N, d), *summed* over layers, as in the published
+    implementation (arXiv 2411.09702)."""
     total = 0.0
-    for index, layers in enumerate(zip(student, teacher)):
+    for layers in zip(student, teacher, strict=True):
         of_student, of_teacher = (getattr(seen, what) for seen in layers)
         if of_student.shape != of_teacher.shape:
-            shapes = f"{tuple(of_student.shape)}, the teacher's {tuple(of_teacher.shape)}"
-            raise ValueError(f"pair {index}: the student's {what} is {shapes}")
+            raise ValueError(f"{what} is {tuple(of_student.shape)}, the teacher's {tuple(of_teacher.shape)}")
         total = total + F.mse_loss(of_student, of_teacher.detach())
     return total
-
-
-def _check_pairs(student: Sequence, teacher: Sequence) -> None:
-    if len(student) != len(teacher) or len(student) == 0:
-        raise ValueError(f"{len(student)} layers of the student, {len(teacher)} of the teacher")
 
 
 # --- What a loss is made of ---
 
 # Of the innermost block of `noted`. A context variable, because a part's value arises deep inside a forward,
-# and the loop that logs it sees only what the forward returns, through DDP, FSDP and Accelerate. That is a
-# pair's (logits, transfer loss), as readers unpack it: a third field would break them, and a value kept on a
-# module would be state that outlives its step.
+# and the loop that logs it sees only what the forward returns: a pair's (logits, transfer loss).
 _NOTES: ContextVar[dict[str, Tensor] | None] = ContextVar("what a loss is made of", default=None)
 
 
@@ -113,10 +95,8 @@ def noted() -> Iterator[dict[str, Tensor]]:
 
 def note(name: str, value: Tensor) -> Tensor:
     """Hand `value`, a scalar, on as it is, and note it where a block of `noted` is open: a part of a loss
-    under its name, without its weight, the parts of a part under PART/NAME. What is noted twice is added.
-
-    Nothing waits for the device. In code that torch.compile has compiled nothing is noted.
-    """
+    under its name, without its weight, the parts of a part under PART/NAME. What is noted twice is added; in
+    compiled code nothing is."""
     if torch.compiler.is_compiling():
         return value
     if (notes := _NOTES.get()) is not None:

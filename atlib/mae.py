@@ -15,14 +15,8 @@ from atlib.vit import walk_tokens
 
 
 class MaskedAutoencoder(nn.Module):
-    """Masked auto-encoding of a ViT: hide most patches, encode the visible ones, decode the hidden ones'
-    pixels.
-
-    The encoder is the ViT itself, so that after pre-training `.vit` is the teacher. The light decoder is
-    `decoder_depth` blocks of width `decoder_width`. `forward(images)` returns the loss: mean squared error on
-    the hidden patches' pixels, each patch normalised to mean 0 and variance 1. Which patches are hidden is
-    drawn from torch's global generator.
-
+    """Masked auto-encoding of a ViT, `.vit`: hide most patches, encode the visible ones, decode the hidden
+    ones' pixels. The loss is the mean squared error on these, each patch normalised to mean 0 and variance 1.
     Source: He et al. 2022, "Masked Autoencoders Are Scalable Vision Learners" (arXiv 2111.06377), section 3.
     """
 
@@ -114,7 +108,7 @@ def patchify(images: Tensor, patch_size: tuple[int, int]) -> Tensor:
 
 def unpainted(model: MaskedAutoencoder, images: EvaluationData) -> float:
     """The share of the hidden pixels' variance that an auto-encoder has not learned to paint, on patches that
-    are hidden at random, the same ones at every call. The model is left in the mode it was in."""
+    are hidden at random, the same ones at every call."""
     device, total = model.mask_token.device, 0.0
     draws, P = torch.Generator().manual_seed(0), model.decoder_positions.shape[1]
     with torch.no_grad(), in_eval_mode(model):

@@ -12,8 +12,7 @@ and its gradient with respect to z is p_s - p_t, so that
 Both sums can be had from pieces. `by_blocks` takes a few queries at a time; `by_fused_attention` notes that
 Σ_j p(i,j) k_j is attention with the keys as values and leaves it to the platform's fused kernels; and on a
 GPU `atlib.fused` makes loss and gradients in one kernel. Memory is O(N d) a head, not O(N²). The how-to
-*Never store a map* derives this step by step. StreamKL (arXiv 2606.20005) reaches the same memory with a CUDA
-kernel of its own.
+*Never store a map* derives this step by step. StreamKL (arXiv 2606.20005) has a CUDA kernel of its own.
 """
 
 import importlib.util
@@ -31,15 +30,12 @@ BLOCK = 64
 
 def map_free_cross_entropy(student: Seen, teacher: Seen, value: bool = True) -> Tensor:
     """Mean over batch, heads and queries of the cross-entropy from the teacher's map to the student's: a
-    scalar, in nats.
+    scalar, in nats; with `value=False` 0 with the same gradients.
 
     `student` and `teacher`: what a layer of each saw, with q and k; their head widths may differ. The
-    teacher's are constants. What the student must not look at (`Seen.mask`) the teacher's map loses too. A
-    bias that the student learns gets its gradient, by blocks on every device. With `value=False` the result
-    is 0 and only its gradients are computed, which saves the log-sum-exp. On a CUDA device it runs as one
-    kernel (`atlib.fused`), or where that does not fit through fused attention; elsewhere by blocks of
-    queries, which needs fewer multiplications but no fast memory close by. Source: the loss is that of arXiv
-    2411.09702, section on Attention Distillation; the identity is this project's.
+    teacher's are constants. What the student must not look at (`Seen.mask`) the teacher's map loses too.
+    Source: the loss is that of arXiv 2411.09702, section on Attention Distillation; the identity is this
+    project's.
     """
     return _way(student, teacher)(student, teacher, value)
 
@@ -77,25 +73,22 @@ def by_blocks(student: Seen, teacher: Seen, value: bool = True) -> Tensor:
 
 
 def by_fused_attention(student: Seen, teacher: Seen, value: bool = True) -> Tensor:
-    """`map_free_cross_entropy` through `scaled_dot_product_attention` alone; the value by blocks, as only
-    that needs rows of z. A mask is missing in Σ_j p_t z: where it is not 0, the teacher's map is. A bias
-    that is learned gets no gradient here."""
+    """`map_free_cross_entropy` with the gradients through `scaled_dot_product_attention` alone; the value by
+    blocks. A bias that is learned gets no gradient here."""
     teacher = teacher.without(student.mask)
-    q, k, scale, bias = student.q, student.k, student.scale, student.added
-    rows = q.shape[0] * q.shape[1] * q.shape[2]
-    exact = torch.promote_types(q.dtype, torch.float32)
-    q, k = _DifferentiableOnce.apply(q), _DifferentiableOnce.apply(k)
+    loss = 0.0
+    if value:
+        with torch.no_grad():
+            loss = by_blocks(student, teacher)
+    scale, bias = student.scale, student.added
+    exact = torch.promote_types(student.q.dtype, torch.float32)
+    q, k = _DifferentiableOnce.apply(student.q), _DifferentiableOnce.apply(student.k)
     q_t, k_t = teacher.q.detach().to(k.dtype), teacher.k.detach().to(k.dtype)
     # Σ_j p_s k_j, with a gradient to k as value, and Σ_j p_t k_j
     expected_own = fused(q.detach(), k.detach(), k, scale, bias=bias).to(exact)
     expected_target = fused(q_t, k_t, k, teacher.scale, bias=teacher.added).to(exact)
+    rows = q.shape[0] * q.shape[1] * q.shape[2]
     same_gradient = scale / rows * (q.to(exact) * (expected_own - expected_target)).sum()
-    loss = 0.0
-    if value:
-        expected_score = scale * (q.to(exact) * expected_target).sum()
-        if student.bias is not None:
-            expected_score = expected_score + _expected_bias(teacher, student.bias)
-        loss = (_logsumexp_sum(q, k, scale, bias) - expected_score).detach() / rows
     return same_gradient - same_gradient.detach() + loss  # the value of one, the gradient of the other
 
 
@@ -129,10 +122,10 @@ class _ByBlocks(torch.autograd.Function):
             if wanted:
                 # applied last: this small number would leave few digits of an fp16 gradient
                 ctx.factor, ctx.scale = scale / (B * H * N), scale
-                ctx.save_for_backward(
-                    *(grad.view_as(like).to(like.dtype) for grad, like in ((grad_q, q), (grad_k, k))),
-                    *(() if grad_bias is None else (_summed_like(grad_bias, bias),)),
-                )
+                if learns_bias:  # summed over heads where they share it
+                    grad_bias = (grad_bias if bias.ndim == 3 else grad_bias.sum(0)).to(bias.dtype)
+                grads = (grad.view_as(like).to(like.dtype) for grad, like in ((grad_q, q), (grad_k, k)))
+                ctx.save_for_backward(*grads, grad_bias)
         return total / (B * H * N)
 
     @staticmethod
@@ -140,13 +133,12 @@ class _ByBlocks(torch.autograd.Function):
         _refuse_second_derivative()
         # in float32 at least: an fp16 run scales its loss by more than fp16 can hold
         factor = above * ctx.factor
-        grad_q, grad_k, *of_bias = ctx.saved_tensors
-        of_bias = [grad / ctx.scale for grad in of_bias] or [None]  # its scores are not scaled
-        scaled = (
-            None if grad is None else (grad.to(factor.dtype) * factor).to(grad.dtype)
-            for grad in (grad_q, grad_k, *of_bias)
-        )
-        return next(scaled), next(scaled), None, next(scaled), *(None,) * 4
+        grad_q, grad_k, grad_bias = ctx.saved_tensors
+        grad_q, grad_k = ((grad.to(factor.dtype) * factor).to(grad.dtype) for grad in (grad_q, grad_k))
+        if grad_bias is not None:
+            # its scores are not scaled
+            grad_bias = (grad_bias / ctx.scale).to(factor.dtype).mul(factor).to(grad_bias.dtype)
+        return grad_q, grad_k, None, grad_bias, None, None, None, None
 
 
 class _DifferentiableOnce(torch.autograd.Function):
@@ -182,35 +174,3 @@ def _scores(q: Tensor, k: Tensor, scale: float, bias: Tensor | None, block: slic
     if bias is not None:
         z.unflatten(0, (-1, heads)).add_(bias[..., block, :])
     return z
-
-
-def _summed_like(grad: Tensor, bias: Tensor) -> Tensor:
-    """The gradient (H, N, N) in the shape of a bias: summed over heads where they share it."""
-    return (grad if bias.ndim == 3 else grad.sum(0)).to(bias.dtype)
-
-
-@torch.no_grad()
-def _expected_bias(teacher: Seen, bias: Tensor) -> Tensor:
-    """Σ p_t · bias over batch, heads, queries and keys: a scalar, by blocks of queries."""
-    q, k = teacher.q, teacher.k
-    exact = torch.promote_types(q.dtype, torch.float32)
-    total = torch.zeros((), dtype=exact, device=q.device)
-    for start in range(0, q.shape[2], BLOCK):
-        block = slice(start, start + BLOCK)
-        z = (teacher.scale * q[:, :, block] @ k.mT).to(exact)
-        z = z if teacher.added is None else z + teacher.added[..., block, :]
-        total += (z.softmax(-1) * bias[..., block, :]).sum()
-    return total
-
-
-@torch.no_grad()
-def _logsumexp_sum(q: Tensor, k: Tensor, scale: float, bias: Tensor | None) -> Tensor:
-    """Σ_i logsumexp_j z(i,j) over batch, heads and queries: a scalar, by blocks of queries."""
-    exact = torch.promote_types(q.dtype, torch.float32)
-
-    def scores(block: slice) -> Tensor:
-        z = (scale * q[:, :, block] @ k.mT).to(exact)
-        return z if bias is None else z + bias[..., block, :]
-
-    starts = range(0, q.shape[2], BLOCK)
-    return sum(scores(slice(start, start + BLOCK)).logsumexp(-1).sum() for start in starts)

@@ -1,9 +1,7 @@
-"""Operations on attention maps: average them, merge their heads, move them to another patch grid, drop
-tokens.
+"""Operations on attention maps (B, H, N, N), whose rows (queries) sum to 1 over the last axis (keys).
 
-A map is (B, H, N, N), rows (queries) sum to 1 over the last axis (keys). Every function is pure, returns maps
-whose rows sum to 1, and passes gradients on. Tokens are in timm's order: prefix tokens first (class token,
-registers), then patches row by row.
+Tokens are in timm's order: prefix tokens first (class token, registers), then patches row by row. Functions
+raise `ValueError` for what is no such map, or does not fit it.
 """
 
 from collections.abc import Sequence
@@ -20,13 +18,9 @@ Grid = tuple[int, int]  # patches down, patches across
 
 
 def average_over(maps: Sequence[Tensor], what: str) -> list[Tensor]:
-    """The maps (one (B, H, N, N) per layer) averaged over `what`, in their own shapes: what was averaged is
-    equal everywhere.
-
-    `what`: "examples" (the mean over the batch), "layers", "heads", or "queries" (every row becomes the mean
-    row). The results may be expanded views. Raises `ValueError` for another word, and where there is one
-    example, or one layer, alone. Source: arXiv 2411.09702, appendix, on what in a map matters.
-    """
+    """The maps (one (B, H, N, N) per layer) averaged over `what`, "examples", "layers", "heads" or "queries",
+    in their own shapes: what was averaged is equal everywhere. The results may be expanded views. Source:
+    arXiv 2411.09702, appendix, on what in a map matters."""
     require_known("average", what, AVERAGES)
     for map in maps:
         _check_map(map)
@@ -41,8 +35,7 @@ def average_over(maps: Sequence[Tensor], what: str) -> list[Tensor]:
 
 
 def mean_heads(map: Tensor) -> Tensor:
-    """The mean of a map's heads: (B, H, N, N) to (B, 1, N, N). Raises `ValueError` for another number of
-    axes."""
+    """The mean of a map's heads: (B, H, N, N) to (B, 1, N, N)."""
     _check_map(map)
     return map.mean(1, keepdim=True)
 
@@ -51,18 +44,12 @@ def aggregate_heads(
     map: Tensor | None = None, temperature: float = 10.0, *, scores: Tensor | None = None
 ) -> Tensor:
     """All heads merged into one by the product of their maps, softened: softmax_j(Σ_h log p_h(i, j) / T), (B,
-    1, N, N).
+    1, N, N); or rows alone, (B, H, 1, N) to (B, 1, 1, N).
 
-    Give either the `map` (B, H, N, N) or, to be exact where a probability underflows, the attention `scores`
-    it is the softmax of (log p does as well: what is constant in a row of a head cancels). Entries of `map`
-    below the smallest normal number of its type count as that number, and get no gradient. Rows alone, (B, H,
-    1, N), are merged in the same way: (B, 1, 1, N). Raises `ValueError` unless exactly one is given, and for
-    a temperature that is not above 0.
-
-    With equal scales in all heads this is attention of one head with the heads' q and k laid side by side
-    (`join_heads`) and the scale divided by T, so that it can be used without ever making a map. Source:
-    AttnDistill, Wang et al. 2022 (arXiv 2210.00944), the aggregation of heads, T = 10; as in its published
-    code.
+    Give either the `map` or, to be exact where a probability underflows, the attention `scores` it is the
+    softmax of. With equal scales in all heads this is attention of one head with the heads' q and k side by
+    side (`join_heads`) and the scale divided by T, so that it needs no map. Source: AttnDistill, Wang et al.
+    2022 (arXiv 2210.00944), the aggregation of heads, T = 10; as in its published code.
     """
     if (map is None) == (scores is None):
         raise ValueError("give the map or the scores it is made of, one of the two")
@@ -77,11 +64,8 @@ def aggregate_heads(
 
 def pool_heads(map: Tensor, how: str) -> Tensor:
     """The largest, mean or smallest weight ("max", "mean", "min") over the heads, each row rescaled to sum to
-    1: (B, H, N, N) to (B, 1, N, N), or rows alone, (B, H, 1, N) to (B, 1, 1, N).
-
-    Raises `ValueError` for another word or number of axes. Source: AttnDistill (arXiv 2210.00944), the
-    supplement's ablation of the merging; that rows are rescaled is ours, it does not say.
-    """
+    1: (B, H, N, N) to (B, 1, N, N), or rows alone, (B, H, 1, N) to (B, 1, 1, N). Source: AttnDistill (arXiv
+    2210.00944), the supplement's ablation of the merging; that rows are rescaled is ours."""
     require_known("pooling", how, POOLINGS)
     if map.ndim != 4:
         raise ValueError(f"maps are (B, H, queries, keys), got {tuple(map.shape)}")
@@ -90,11 +74,8 @@ def pool_heads(map: Tensor, how: str) -> Tensor:
 
 
 def join_heads(x: Tensor) -> Tensor:
-    """The q or k of all heads side by side as one wide head: (B, H, N, d) to (B, 1, N, H·d).
-
-    Σ_h q_h · k_h is the dot product of the joined vectors, so with q' = join_heads(q), k' = join_heads(k) the
-    map that `aggregate_heads` makes is softmax(scale / T · q' k'ᵀ).
-    """
+    """The q or k of all heads side by side as one wide head: (B, H, N, d) to (B, 1, N, H·d). Dot products of
+    joined vectors are Σ_h q_h · k_h."""
     return x.transpose(1, 2).flatten(2).unsqueeze(1)
 
 
@@ -103,12 +84,10 @@ def resample(map: Tensor, grid_from: Grid, grid_to: Grid, prefix_tokens: int) ->
     patches of `grid_to`.
 
     Keys: what a query gives to the patches is interpolated bicubically over the grid and clamped at 0; its
-    sum, hence also the share of the prefix tokens, stays. Queries: the rows of the patches are then
-    interpolated in the same way, each key by itself; of such a row both parts are rescaled to the
-    interpolated share of the prefix tokens and the rest. Rows of prefix tokens keep what they give to prefix
-    tokens. A side that shrinks more than twofold is antialiased: bicubic interpolation alone would leave
-    tokens out. With equal grids the map comes back as it is. Raises `ValueError` when the grid does not fit
-    the map. An extension of `resample_class_attention` to full maps; ours.
+    sum stays. Queries: the rows of the patches are then interpolated in the same way, each key by itself; of
+    such a row both parts are rescaled to the interpolated share of the prefix tokens and the rest. A side
+    that shrinks more than twofold is antialiased: bicubic interpolation alone would leave tokens out. An
+    extension of `resample_class_attention` to full maps; ours.
     """
     _check_map(map)
     grid_from = check_grid(map.shape[-1], grid_from, prefix_tokens, "grid_from")
@@ -130,14 +109,9 @@ def resample_class_attention(
     attention: Tensor, grid_from: Grid, grid_to: Grid, prefix_tokens: int = 1
 ) -> Tensor:
     """One query's attention (B, H, prefix tokens + patches), usually the class token's, on another patch
-    grid.
-
-    What goes to the patches is interpolated bicubically, clamped at 0 and rescaled to its former sum; what
-    goes to the prefix tokens, the class token's own share among it, is kept. Sides that shrink more than
-    twofold are antialiased. Raises `ValueError` when the grid does not fit. Source: AttnDistill (arXiv
-    2210.00944) and its published code, for teachers with smaller patches than the student's; the clamp at 0
-    is ours (there, small probabilities are clamped afterwards).
-    """
+    grid: what goes to the patches is interpolated bicubically, antialiased where a side shrinks more than
+    twofold, clamped at 0 and rescaled to its former sum. Source: AttnDistill (arXiv 2210.00944) and its
+    published code; the clamp at 0 is ours (there, small probabilities are clamped afterwards)."""
     if attention.ndim != 3:
         raise ValueError(f"class attention is (B, H, tokens), got {tuple(attention.shape)}")
     grid_from = check_grid(attention.shape[-1], grid_from, prefix_tokens, "grid_from")
@@ -148,13 +122,9 @@ def resample_class_attention(
 
 
 def keep_tokens(map: Tensor, tokens: Sequence[int]) -> Tensor:
-    """The map among `tokens` only, in their order: (B, H, len, len), each row rescaled to sum to 1.
-
-    For registers or a distillation token that one of two models lacks. It equals the map of q[:, :, tokens]
-    and k[:, :, tokens], which is the better way where q and k are at hand: there, nothing can underflow.
-    Raises `ValueError` for indices that are not distinct or do not exist, and for a row without any mass on
-    the kept tokens.
-    """
+    """The map among `tokens` only, in their order: (B, H, len, len), each row rescaled to sum to 1. It equals
+    the map of q[:, :, tokens] and k[:, :, tokens], where nothing can underflow. Raises `ValueError` for a row
+    without any mass on the kept tokens."""
     _check_map(map)
     N, tokens = map.shape[-1], list(tokens)
     if not tokens or len({*tokens} & {*range(N)}) < len(tokens):
@@ -172,12 +142,8 @@ def keep_tokens(map: Tensor, tokens: Sequence[int]) -> Tensor:
 
 
 def place_tokens(map: Tensor, tokens: Sequence[int], number: int) -> Tensor:
-    """The map of some tokens, (B, H, n, n), among `number` tokens: (B, H, N, N), theirs at `tokens`, in their
-    order.
-
-    Rows and columns of the other tokens are 0, so their rows sum to 0: `keep_own` fills them. With all tokens
-    in their order the map comes back as it is.
-    """
+    """The map of some tokens, (B, H, n, n), among `number` tokens: (B, H, N, N), at `tokens`, in their order.
+    Rows and columns of the other tokens are 0: `keep_own` fills them."""
     _check_map(map)
     tokens = list(tokens)
     if tokens == list(range(number)):
@@ -191,12 +157,8 @@ def place_tokens(map: Tensor, tokens: Sequence[int], number: int) -> Tensor:
 def keep_own(map: Tensor, kept: Tensor, queries: Sequence[int], keys: Sequence[int]) -> Tensor:
     """`map` with parts of `kept`, both (B, H, N, N): the rows `queries` are all of `kept`; in the other rows
     the columns `keys` are, and the rest is `map` · (1 - s), where s is what such a row of `kept` gives to
-    `keys`.
-
-    Rows of `map` are 0 on `keys` and sum to 1, but for those of `queries`, which are not looked at. Gradients
-    go to both. With no queries and no keys it is `map`. Source: ours, for tokens that one of two models
-    lacks, such as DeiT's distillation token (arXiv 2012.12877).
-    """
+    `keys`. Rows of `map` are 0 on `keys`. Source: ours, for tokens that one of two models lacks, such as
+    DeiT's distillation token (arXiv 2012.12877)."""
     tokens = torch.arange(map.shape[-1], device=map.device)
     is_query, is_key = (torch.isin(tokens, tokens.new_tensor(list(some))) for some in (queries, keys))
     share = kept.where(is_key, 0).sum(-1, keepdim=True)

@@ -39,8 +39,7 @@ class Normalisation:
             except TypeError:  # of a stranger's file
                 values = ()
             if not values or not all(map(math.isfinite, values)) or name == "std" and min(values) <= 0:
-                above = " above 0" if name == "std" else ""
-                raise ValueError(f"{name}={value!r}: finite numbers{above}, one a channel, or one for all")
+                raise ValueError(f"{name}={value!r}: finite numbers, one a channel; std above 0")
             if max(map(abs, values)) > LARGEST:
                 in_0_to_1 = ", ".join(f"{value / 255:.3f}" for value in values)
                 raise ValueError(f"{name}={value!r}: for pixels in 0..1 it is {in_0_to_1}")
@@ -96,14 +95,11 @@ def renormalised(images: Tensor, now: Normalisation | None, then: Normalisation 
         return images
     if len({images.shape[1], len(now.mean), len(then.mean)}) > 1:  # one number would do for all channels
         raise ValueError(f"images of {images.shape[1]} channels, with {now} and {then}")
+    parts = torch.tensor([now.mean, now.std, then.mean, then.std], dtype=torch.float64)[..., None, None]
+    mean, std, mean_then, std_then = parts
     exact = torch.promote_types(images.dtype, torch.float32)
-    (mean, std), (mean_then, std_then) = (
-        (torch.tensor(part, dtype=torch.float64)[:, None, None] for part in (one.mean, one.std))
-        for one in (now, then)
-    )
     scale, shift = std / std_then, (mean - mean_then) / std_then
-    scale, shift = (part.to(images.device, exact) for part in (scale, shift))
-    return (images * scale + shift).to(images.dtype)
+    return (images * scale.to(images.device, exact) + shift.to(images.device, exact)).to(images.dtype)
 
 
 def check_images(model: nn.Module, images: Tensor) -> None:
@@ -197,18 +193,13 @@ class Pair(nn.Module, ABC):
     of a teacher is in buffers.
 
     Only the student is part of the module, with what a method learns beside it: `parameters()`,
-    `state_dict()`, `train()` and DDP never see a teacher. Teachers are the caller's and stay as they are: a
-    pair runs them in eval mode and without gradients (`frozen_teachers`), and moves them with `.to(...)`.
-    Raises `ValueError` for a student that is its own teacher.
+    `state_dict()`, `train()` and DDP never see a teacher. Teachers are the caller's: a pair runs them in eval
+    mode and without gradients (`frozen_teachers`), and moves them with `.to(...)`.
 
     Images are given to a pair as to its student. A teacher that says how its own are normalised
-    (`Normalisation.of`) gets them normalised anew, and one of another image size gets them resized; where
-    nothing differs it gets the same tensor. normalisation: that of the images that the pair is given. None:
-    ImageNet's, which is said in a warning where a teacher's is another. `Images`, `Photos` and other data of
-    atlib say theirs, and `atlib.train.train` refuses data that differ.
-
-    A base class, not a protocol: since Python 3.12 `isinstance` with a protocol does not find the submodules
-    of a module.
+    (`Normalisation.of`) gets them normalised anew, and one of another image size gets them resized.
+    normalisation: that of the images that the pair is given; None: ImageNet's, which is said in a warning
+    where a teacher's is another. `atlib.train.train` refuses data that say another.
     """
 
     # Why `walk` refuses it, and what it walks instead; every class that it refuses may say so.
@@ -268,9 +259,8 @@ class Pair(nn.Module, ABC):
 
     def teacher_view(self) -> str:
         """In one line, what the first teacher sees."""
-        size = image_size_of(self.teacher)
+        normalisation, size = self.views[0].normalisation, image_size_of(self.teacher)
         at = "" if size is None else f", at {size[0]} x {size[1]} px"
-        normalisation = self.teacher_normalisation
         if normalisation is None:
             unknown = "does not say how its images were normalised: it sees the student's as they are"
             return f"the teacher {unknown}{at}"
@@ -305,56 +295,6 @@ def stated(normalisation: Normalisation | None, teachers: Sequence[nn.Module]) -
             stacklevel=4,
         )
     return IMAGENET if of_teachers else None
-
-
-class CastOnce:
-    """The weights of a model's teachers in half precision, cast once and not in every step.
-
-    Autocast casts the weights of linear layers and convolutions wherever they are used. Within `in_use` a
-    teacher has them cast already: autocast then takes them as they are, and computes the same bits. All else,
-    such as norms, stays in float32, and after it the teachers are as they were. A weight that was changed is
-    cast again. Holds half as many bytes as those weights take.
-    """
-
-    KINDS = nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d  # no subclass: it may read a weight in float32
-
-    def __init__(self, model: nn.Module):
-        teachers = [one for pair in model.modules() if isinstance(pair, Pair) for one in pair.teachers]
-        # `for_teacher` takes the first for the precision of the teacher
-        first = [next(teacher.parameters(), None) for teacher in teachers]
-        self._places = [
-            (layer._parameters, name)
-            for layer in dict.fromkeys(layer for teacher in teachers for layer in teacher.modules())
-            if type(layer) in self.KINDS
-            for name, weight in layer._parameters.items()
-            if type(weight) is nn.Parameter and not weight.is_inference()
-            if all(weight is not one for one in first)
-        ]
-        self._kept: list[tuple | None] = [None] * len(self._places)
-
-    @contextmanager
-    def in_use(self, device: torch.device) -> Iterator[None]:
-        """Within it the teachers, which are on that device, have the weights that autocast would make there;
-        their own, where autocast is off."""
-        on = torch.is_autocast_enabled(device.type)
-        places = self._places if on else []
-        weights = [weights[name] for weights, name in places]
-        try:
-            for number, ((of_layer, name), weight) in enumerate(zip(places, weights)):
-                if weight.dtype == torch.float32:
-                    of_layer[name] = self._cast(number, weight, torch.get_autocast_dtype(device.type))
-            yield
-        finally:
-            for (of_layer, name), weight in zip(places, weights):
-                of_layer[name] = weight
-
-    def _cast(self, number: int, weight: nn.Parameter, dtype: torch.dtype) -> nn.Parameter:
-        state = dtype, weight.data_ptr(), weight._version
-        kept = self._kept[number]
-        if kept is None or kept[0] is not weight or kept[1] != state:
-            cast = nn.Parameter(weight.detach().to(dtype), requires_grad=False)
-            self._kept[number] = kept = (weight, state, cast)
-        return kept[2]
 
 
 def check_normalisation(model: nn.Module, images: object) -> None:

@@ -10,9 +10,15 @@ from atlib._util import require_known
 WHAT = ("map", "q", "k", "v")
 HOW = ("copy", "distill")
 AVERAGES = ("layers", "heads", "queries")
-UNEQUAL_HEADS = ("aggregate", "average", "learn")
-UNEQUAL_PREFIX = ("drop", "own")
 ROWS = ("class", "patches")
+# What a plan does with maps, None for nothing.
+OF_MAPS = {
+    "average": AVERAGES,
+    "rows": ROWS,
+    "unequal_heads": ("aggregate", "average", "learn"),
+    "unequal_grid": ("resample",),
+    "unequal_prefix": ("drop", "own"),
+}
 
 Layers = tuple[int, ...] | tuple[tuple[int, int], ...] | None
 Heads = tuple[int, ...] | tuple[tuple[int, tuple[int, ...]], ...] | None
@@ -20,11 +26,9 @@ Heads = tuple[int, ...] | tuple[tuple[int, tuple[int, ...]], ...] | None
 
 @dataclass(frozen=True)
 class Plan:
-    """What goes from teacher to student, and how; checked when it is built.
-
-    Where the two differ, a pair is refused unless the plan says what to do: `unequal_heads`, `unequal_grid`,
-    `unequal_prefix`, `mismatched`. Raises `ValueError` for an unknown choice, for choices that exclude each
-    other, and for indices that are not distinct integers from 0 on.
+    """What goes from teacher to student, and how. Where the two differ, a pair is refused unless the plan
+    says what to do: `unequal_heads`, `unequal_grid`, `unequal_prefix`, `mismatched`. Raises `ValueError` for
+    unknown choices, for such as exclude each other, and for indices that are not distinct integers from 0 on.
 
     Source: arXiv 2411.09702, sections on Attention Copy and Attention Distillation, ablations of Q, K, V,
     layers and heads.
@@ -71,46 +75,29 @@ class Plan:
     def __post_init__(self):
         require_known("what", self.what, WHAT)
         require_known("how", self.how, HOW)
-        for name, choices in (
-            ("average", AVERAGES),
-            ("rows", ROWS),
-            ("unequal_heads", UNEQUAL_HEADS),
-            ("unequal_grid", ("resample",)),
-            ("unequal_prefix", UNEQUAL_PREFIX),
-        ):
-            if getattr(self, name) is not None:
-                require_known(name, getattr(self, name), choices)
+        for name, choices in OF_MAPS.items():
+            if (choice := getattr(self, name)) is not None:
+                require_known(name, choice, choices)
+                if self.what != "map":
+                    raise ValueError(f"{name}= works on maps: what='map', not {self.what!r}")
         # frozen: the normal forms are set once, here
         object.__setattr__(self, "layers", _normal_layers(self.layers))
         object.__setattr__(self, "heads", _normal_heads(self.heads))
-        reshaping = [
-            name
-            for name in ("average", "rows", "unequal_heads", "unequal_grid", "unequal_prefix")
-            if getattr(self, name) is not None
-        ]
-        if self.what != "map" and reshaping:
-            raise ValueError(f"{reshaping[0]}= works on maps: what='map', not {self.what!r}")
         if self.heads is not None and self.unequal_heads is not None:
             raise ValueError("heads= correspond one to one, with unequal_heads= none does: one of the two")
         parts = self.rows is not None or self.unequal_prefix == "own"  # of maps, head by head
-        for name in ("average", "unequal_heads"):
-            if parts and getattr(self, name) is not None:
-                raise ValueError(
-                    f"{name}= mixes maps of which parts stay: not with rows= or unequal_prefix='own'"
-                )
+        if parts and (self.average is not None or self.unequal_heads is not None):
+            raise ValueError("average= and unequal_heads= mix maps: not with rows= or unequal_prefix='own'")
         if self.unequal_heads == "learn" and self.how == "copy":
             raise ValueError("unequal_heads='learn' is trained against the teacher's maps: how='distill'")
 
     def layers_of(self, depth: int) -> tuple[int, ...]:
-        """The student's layers that take part, for a student of this depth. Raises `ValueError` when one of
-        them does not exist."""
+        """The student's layers that take part, for a student of this depth."""
         return tuple(student for student, _ in self.pairs_of(depth, None))
 
     def pairs_of(self, depth: int, teacher_depth: int | None) -> tuple[tuple[int, int], ...]:
         """(student's layer, teacher's layer) for ViTs of these depths; None leaves the teacher's unchecked.
-
-        Raises `ValueError` when a layer does not exist.
-        """
+        Raises `ValueError` when a layer does not exist."""
         layers = tuple(range(depth)) if self.layers is None else self.layers
         pairs = tuple(pair if isinstance(pair, tuple) else (pair, pair) for pair in layers)
         for side, index, of in (("", 0, depth), ("teacher's ", 1, teacher_depth)):
@@ -132,14 +119,12 @@ class Plan:
         return heads
 
     def describe(self) -> dict:
-        """The plan as plain JSON values, for a record or a file's header; `Plan(**description)` reads it,
-        also after JSON."""
+        """The plan as plain JSON values; `Plan(**description)` reads it, also after JSON."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 def _pairs_as_mapping(choice):
-    """The normal form of a mapping is a tuple of pairs, which JSON turns into a list of lists: take both back
-    to a mapping."""
+    """A mapping from its normal form, a tuple of pairs, and from what JSON makes of it, a list of lists."""
     if not isinstance(choice, list | tuple) or not choice:
         return choice
     is_pairs = all(

@@ -142,8 +142,8 @@ class Recipe:
 
     def describe(self) -> dict:
         """The recipe as plain JSON values, for a record."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+        values = vars(self).items()
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in values}
 
     @classmethod
     def described(cls, values: Mapping[str, Any]) -> "Recipe":

@@ -64,26 +64,20 @@ def create_student(
     arguments that it was built with. None of its weights are taken.
 
     size, depth, embed_dim: of a smaller (or larger) student, as `student_sizes` reads them;
-    `atrun.derived_plan.derive_plan` pairs it with its teacher. `create_vit` notes name and arguments on the
-    model, timm the name alone; for such a teacher depth, image size and channels are read off it. Rates of
-    dropout are not taken over. Raises `ValueError` for a model without a timm name, where what is built of it
-    is not like the teacher, and as `student_sizes` does. Source: arXiv 2605.07191; the matched student also
-    arXiv 2411.09702.
+    `atrun.derived_plan.derive_plan` pairs it with its teacher. Rates of dropout are not taken over. Raises
+    `ValueError` for a model without a timm name, where what is built of it is not like the teacher, and as
+    `student_sizes` does. Source: arXiv 2605.07191; the matched student also arXiv 2411.09702.
     """
-    kind = type(teacher).__name__
     name, arguments = built_with(teacher)
     kept = {key: value for key, value in arguments.items() if not key.endswith("_rate")}
     kept |= {"num_classes": num_classes, "drop_path_rate": drop_path_rate}
     with torch.device("meta"):
         like_teacher = create_vit(name, **kept)
     if wrong := unlike(teacher, like_teacher, besides=("head",)):
-        raise ValueError(
-            f"{name!r} is not this {kind}, they differ in {', '.join(wrong[:3])}: build it yourself"
-        )
-    sizes = {}
+        raise ValueError(f"{name!r} differs from this model in {', '.join(wrong[:3])}: build it yourself")
     if (size, depth, embed_dim) != (None, None, None):
-        sizes = student_sizes(teacher, size, depth, embed_dim)
-    return create_vit(name, **(kept | sizes))
+        kept |= student_sizes(teacher, size, depth, embed_dim)
+    return create_vit(name, **kept)
 
 
 def student_sizes(

@@ -18,11 +18,12 @@ from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
 from atlib._util import in_eval_mode
+from atlib.cast_once import CastOnce
 from atlib.data import as_data
 from atlib.loading import Batch, ShardSpec, TrainingData, steps_per_epoch
 from atlib.losses import noted
 from atlib.objectives import Loss, check_labels, mixed, student_loss
-from atlib.pair import CastOnce, Pair, check_normalisation, student_of
+from atlib.pair import Pair, check_normalisation, student_of
 from atlib.plan import Plan
 from atlib.processes import accelerate_as_it_was, agree, divide, start_processes, to_train, whole_weights
 from atlib.recipe import Recipe

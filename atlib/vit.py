@@ -4,7 +4,6 @@ import difflib
 import math
 import re
 from collections.abc import Mapping
-from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -98,11 +97,8 @@ class _Blocks(torch.nn.Module):
 
 def walk_tokens(vit: VisionTransformer, tokens: torch.Tensor, *, stop_after: int | None = None) -> Walk:
     """Walk the blocks from tokens (B, N, D) that are embedded already, positions included, such as those of
-    the visible patches of masked auto-encoding. `logits` is None.
-
-    `stop_after` is that of `walk`. Raises as `walk` does, and `Unwalkable` for another model than timm's
-    `VisionTransformer`: rotations and biases by position would have to be chosen with the tokens.
-    """
+    the visible patches of masked auto-encoding. `logits` is None. Raises as `walk` does, and `Unwalkable` for
+    another model than timm's `VisionTransformer`."""
     if not isinstance(vit, VisionTransformer):
         raise Unwalkable(f"a {type(vit).__name__} may rotate or bias by place, which tokens alone do not say")
     return walk(_Blocks(vit), tokens, stop_after=stop_after)._replace(logits=None)
@@ -116,49 +112,39 @@ def create_vit(name_or_config: str | Mapping, **overrides) -> VisionTransformer 
     """Build a timm ViT from a preset name, any timm ViT name, or a mapping of `VisionTransformer`'s
     constructor arguments.
 
-    A timm name may also be one of timm's `Eva` (rotary positions, such as DINOv3 and EVA-02), `Beit`,
-    `VisionTransformerRelPos` or `NaFlexVit`.
+    A timm name may also be one of `Eva` (such as DINOv3 and EVA-02), `Beit`, `VisionTransformerRelPos` or
+    `NaFlexVit`.
     `overrides` are timm's constructor arguments (`num_classes=10`, `drop_path_rate=0.1`, ...); for a timm
     name also `pretrained=True`, and for a preset or a mapping also `distilled=True`, which adds DeiT's
-    distillation token (timm's `VisionTransformerDistilled`). The model is timm's own, unmodified: it saves
-    and loads like any other timm model. It says how images are normalised for it, in its `pretrained_cfg`
-    (`atlib.pair.Normalisation.of`), where weights are read or the name has a tag.
+    distillation token. The model is timm's own, unmodified. It says how images are normalised for it
+    (`atlib.pair.Normalisation.of`) where weights are read or the name has a tag.
 
     Raises `ValueError` for an unknown name (with the close ones), a name that is not a plain ViT,
-    `init_values=None` beside a name that has a LayerScale (timm would leave it out), and weights that were
-    trained with another activation than the model of their name has (`check_activation`), and
-    `WeightsUnavailable` when pre-trained weights cannot be downloaded.
+    `init_values=None` beside a name that has a LayerScale, and weights that were trained with another
+    activation (`check_activation`), and `WeightsUnavailable` when weights cannot be downloaded.
     """
-    if isinstance(name_or_config, str) and name_or_config in PRESETS:
-        return _note(_build(PRESETS[name_or_config], overrides, name_or_config), name_or_config, overrides)
-    if isinstance(name_or_config, Mapping):
-        return _note(_build(name_or_config, overrides, "this configuration"), name_or_config, overrides)
-
-    vit = _of_name(name_or_config, overrides)
-    _note(vit, name_or_config, overrides)
-    if not isinstance(vit, VITS):
-        raise ValueError(
-            f"{name_or_config!r} is a {type(vit).__name__}, which timm.create_model builds, and no ViT"
-        )
-    return vit
-
-
-def _note(vit: torch.nn.Module, name_or_config: str | Mapping, overrides: Mapping) -> torch.nn.Module:
-    """The ViT, which says with what arguments it was created, in its `pretrained_cfg`, where timm's models
-    say their name: for `create_student`."""
-    name = name_or_config if isinstance(name_or_config, Mapping) else name_or_config.partition(".")[0]
-    built = {key: value for key, value in overrides.items() if key != "pretrained"}
-    vit.pretrained_cfg = config_of(vit) | {"create_vit": (name, built)}
+    arguments = {key: value for key, value in overrides.items() if key != "pretrained"}
+    if isinstance(name_or_config, Mapping) or name_or_config in PRESETS:
+        name = name_or_config
+        if overrides.get("pretrained"):
+            raise ValueError(f"{name!r} has no published weights: pretrained=True needs a timm name")
+        plain = {**(name if isinstance(name, Mapping) else PRESETS[name]), **arguments}
+        kind = VisionTransformerDistilled if plain.pop("distilled", False) else VisionTransformer
+        vit = kind(**plain)
+    else:
+        name, vit = name_or_config.partition(".")[0], _of_name(name_or_config, overrides)
+        if not isinstance(vit, VITS):
+            raise ValueError(
+                f"{name_or_config!r} is a {type(vit).__name__}, which timm.create_model builds, and no ViT"
+            )
+    # it says with what arguments it was created, where timm's models say their name: for `create_student`
+    vit.pretrained_cfg = config_of(vit) | {"create_vit": (name, arguments)}
     return vit
 
 
 def create_classifier(name_or_config: str | Mapping, **overrides) -> torch.nn.Module:
-    """What `create_vit` builds, or any other classifier of timm's by name, such as a ResNet: to be trained as
-    it is, since attention cannot be handed over to it.
-
-    `overrides` as there; `img_size` is left out for a network that takes images of any size. Raises as
-    `create_vit` does, but for the class.
-    """
+    """What `create_vit` builds, or any other classifier of timm's by name, such as a ResNet, to be trained as
+    it is; `img_size` is left out for a network that takes images of any size."""
     if not isinstance(name_or_config, str) or name_or_config in PRESETS:
         return create_vit(name_or_config, **overrides)
     try:
@@ -173,27 +159,20 @@ def _of_name(name: str, overrides: Mapping) -> torch.nn.Module:
     """A model of timm's; it says how images are normalised for it where weights are read or the name has a
     tag."""
     if not _is_in_timm(name):
-        modules = {each.__module__.rpartition(".")[2] for each in VITS} | {"deit"}
         tags = "." in name
-        lists = (timm.list_models(module=one, pretrained=tags, include_tags=tags) for one in modules)
-        names = [*PRESETS, *chain.from_iterable(lists)]
-        close = difflib.get_close_matches(name, names, n=5, cutoff=0.5) or sorted(PRESETS)
-        raise ValueError(
-            f"no ViT is called {name!r}. Close: {', '.join(close)}; presets: {', '.join(PRESETS)}"
-        )
+        names = [*PRESETS, *timm.list_models(pretrained=tags, include_tags=tags)]
+        close = ", ".join(difflib.get_close_matches(name, names, n=5, cutoff=0.5))
+        raise ValueError(f"no ViT is called {name!r}. Close: {close}; presets: {', '.join(PRESETS)}")
     if overrides.get("pretrained"):
         check_activation(name, overrides)
     model = _from_timm(name, overrides)
-    if "init_values" in overrides and overrides["init_values"] is None and _has_layer_scale(model):
+    scaled = any(key.rpartition(".")[2].startswith("gamma") for key, _ in model.named_parameters())
+    if overrides.get("init_values", 0) is None and scaled:
         raise ValueError(f"init_values=None: {name!r} has a LayerScale; without one it is init_values=0")
     # timm gives a name without a tag the facts of its usual weights, which these are not
     if not overrides.get("pretrained") and "." not in name:
         attach(model, None)
     return model
-
-
-def _has_layer_scale(model: torch.nn.Module) -> bool:
-    return any(key.rpartition(".")[2].startswith("gamma") for key, _ in model.named_parameters())
 
 
 def check_activation(name: str, overrides: Mapping = {}) -> None:
@@ -203,24 +182,14 @@ def check_activation(name: str, overrides: Mapping = {}) -> None:
     timm notes it with 17 tags, all of CLIP's kind, and has the right model of each under another name."""
     published = timm.get_pretrained_cfg(name) if _is_in_timm(name) else None
     notes = " ".join(getattr(published, "notes", None) or ())
-    if "QuickGELU" not in notes or "quickgelu" in name or overrides.get("act_layer") is not None:
-        return
-    right = name.replace("_clip_", "_clip_quickgelu_")
-    raise ValueError(f"the weights of {name!r} were trained with QuickGELU: take {right!r}")
+    if "QuickGELU" in notes and "quickgelu" not in name and overrides.get("act_layer") is None:
+        right = name.replace("_clip_", "_clip_quickgelu_")
+        raise ValueError(f"the weights of {name!r} were trained with QuickGELU: take {right!r}")
 
 
 def weights_file(name: str) -> Path:
     """Where a safetensors file for the timm model `name` is looked for before anything is downloaded."""
     return Path(torch.hub.get_dir()) / "checkpoints" / f"{name}.safetensors"
-
-
-def _build(config: Mapping, overrides: Mapping, what: str) -> VisionTransformer:
-    if overrides.get("pretrained"):
-        raise ValueError(f"{what} has no published weights: pretrained=True needs a timm name")
-    arguments = {**config, **overrides}
-    arguments.pop("pretrained", None)
-    kind = VisionTransformerDistilled if arguments.pop("distilled", False) else VisionTransformer
-    return kind(**arguments)
 
 
 def _is_in_timm(name: str) -> bool:
@@ -243,10 +212,7 @@ def _from_timm(name: str, overrides: Mapping) -> torch.nn.Module:
         return timm.create_model(name, **overrides)
     except (TypeError, AssertionError):
         raise  # a wrong constructor argument is not a download problem
-    except Exception as error:
-        # Which exception a failed download raises depends on the versions of three libraries (OSError, httpx
-        # and huggingface_hub errors have all been seen), so every other failure is reported with what to do
-        # about it.
+    except Exception as error:  # which one a failed download raises depends on the versions of libraries
         raise WeightsUnavailable(_how_to_get_weights(name, by_hand, error)) from error
 
 
@@ -256,19 +222,13 @@ def _reach_hub(name: str) -> None:
     published = timm.get_pretrained_cfg(name)
     if published is None or not published.hf_hub_id:
         return
-    from huggingface_hub import constants, try_to_load_from_cache  # comes with timm
-    from huggingface_hub.utils import get_session
+    from huggingface_hub import constants, snapshot_download  # comes with timm
+    from huggingface_hub.utils import LocalEntryNotFoundError, get_session
 
     repository, _, revision = published.hf_hub_id.partition("@")
-    files = {
-        published.hf_hub_filename or "pytorch_model.bin",
-        "model.safetensors",
-        "open_clip_model.safetensors",
-    }
-    files |= {file.removesuffix(".bin") + ".safetensors" for file in files if file.endswith(".bin")}
-    cached = (try_to_load_from_cache(repository, file, revision=revision or None) for file in files)
-    if not any(isinstance(path, str) for path in cached):
-        # proxies and mirrors count
+    try:
+        snapshot_download(repository, revision=revision or None, local_files_only=True)
+    except LocalEntryNotFoundError:  # proxies and mirrors count
         get_session().head(constants.ENDPOINT, timeout=constants.HF_HUB_ETAG_TIMEOUT)
 
 

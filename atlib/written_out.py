@@ -1,5 +1,5 @@
-"""The forms of a transfer between unlike pairs: heads merged into one, and maps that are written out because
-they are no longer the attention of some q and k."""
+"""The forms of a transfer in which maps are written out, because they are no longer the attention of some q
+and k."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,39 +11,8 @@ from atlib.attention import Instead, Kept, Seen, forbid
 from atlib.compatibility import Pairing
 from atlib.forms import MapFree, select
 from atlib.losses import map_cross_entropy
-from atlib.maps import average_over, join_heads, keep_own, mean_heads, place_tokens, resample
+from atlib.maps import average_over, keep_own, mean_heads, place_tokens, resample
 from atlib.plan import Plan
-
-TEMPERATURE = 10.0  # of the aggregation of heads: AttnDistill (arXiv 2210.00944)
-
-
-def merged(seen: Seen) -> Seen:
-    """A layer with its heads merged into one (`atlib.maps.aggregate_heads`), as q and k: no map is needed.
-
-    Raises `ValueError` for given maps of several heads.
-    """
-    if seen.given is not None:
-        if seen.given.shape[1] != 1:  # the logarithm of maps that were stored in float16 would be wrong
-            raise ValueError("unequal_heads='aggregate' of maps=: give them through aggregate_heads")
-        return seen
-    bias = seen.bias
-    if bias is not None:  # the sum over heads, as of their scores
-        bias = (bias.sum(0) if bias.ndim == 3 else seen.q.shape[1] * bias) / TEMPERATURE
-    scale = seen.scale / TEMPERATURE
-    return Seen(join_heads(seen.q), join_heads(seen.k), None, scale, bias=bias, mask=seen.mask)
-
-
-class Aggregated(MapFree):
-    """Heads merged into one, otherwise map-free."""
-
-    def maps(self, teacher_layers: Iterable[Seen]) -> list[Tensor]:
-        return [merged(seen).map for seen in teacher_layers]
-
-    def _instead(self, seen: Seen, heads: Sequence[int] | None) -> Instead:
-        return super()._instead(merged(seen), heads)
-
-    def _loss(self, student_layer: Seen, teacher_layer: Seen) -> Tensor:
-        return super()._loss(merged(student_layer), merged(teacher_layer))
 
 
 class WrittenOut(MapFree):
@@ -55,7 +24,6 @@ class WrittenOut(MapFree):
     def __init__(self, plan: Plan, pairing: Pairing, teacher_heads: int, student_heads: int):
         super().__init__(plan, pairing, teacher_heads, student_heads)
         self.average = plan.average
-        self.merges_heads = pairing.heads_differ and plan.unequal_heads == "aggregate"
         self.grids = pairing.teacher_grid, pairing.student_grid
         self.common_prefix = pairing.common_prefix
         down, across = pairing.student_grid
@@ -80,9 +48,6 @@ class WrittenOut(MapFree):
         maps = zip(self.maps(teacher_layers), self.heads, chosen)
         maps = [forbid(p if heads is None else p[:, heads], seen.mask) for p, heads, seen in maps]
         return self._differences(chosen, maps)
-
-    def _merged(self, seen: Seen) -> Seen:
-        return merged(seen) if self.merges_heads else seen
 
     def _differences(self, student_layers: Sequence[Seen], maps: Sequence[Tensor]) -> Iterator[Tensor]:
         """The loss between each of the student's layers and the map that it should have."""

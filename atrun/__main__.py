@@ -2,7 +2,6 @@
 `teacher` are about what it makes and takes, `look` shows where a model looks."""
 
 import argparse
-import re
 import sys
 import warnings
 from collections.abc import Mapping
@@ -11,25 +10,8 @@ from pathlib import Path
 
 from atlib import __version__
 from atlib._util import INTERRUPTED, out_of_memory
-from atrun.checks import memory_message
 
-# What errors name as Python has it, `num_heads=`, and the option that says it.
-_OF_RUNS = {
-    **{name: f"--plan.{name}" for name in ("what", "layers", "unequal_heads", "unequal_grid")},
-    **{name: f"--plan.{name}" for name in ("unequal_prefix", "mismatched")},
-    **{name: f"--model.{name}" for name in ("depth", "num_heads", "img_size", "patch_size", "class_token")},
-    "path": "--data_path FOLDER",
-    "architecture": "--teacher_architecture NAME",
-    "normalisation": "--teacher_mean and --teacher_std",
-    "image_size": "--augmentation.image_size NUMBER, or --teacher_image_size NUMBER for the teacher alone",
-}
-OPTIONS = {
-    **dict.fromkeys(("train", "transfer", "pretrain"), _OF_RUNS),
-    "evaluate": {"path": "--data_path FOLDER"},
-    "teacher": {name: f"--{name.replace('_', '-')}" for name in ("architecture", "heads", "image_size")},
-    "look": {"heads": "--heads NUMBER", "megabytes": "--megabytes NUMBER"},
-}
-# Of errors that carry the name of an argument.
+# The options for what errors about data carry, the name of an argument.
 OF_DATA = {
     "path": "--data_path FOLDER",
     "count": "--data_size NUMBER",
@@ -99,36 +81,30 @@ def dispatch(
         print(f"{program}: interrupted", file=sys.stderr)
         return INTERRUPTED
     except Exception as error:
-        code, text = _explained(error, request.command)
+        code, text = _explained(error)
         if text is None:
             raise
         print(f"{program}: {text}", file=sys.stderr)
         return code
 
 
-def _explained(error: Exception, command: str) -> tuple[int, str | None]:
+def _explained(error: Exception) -> tuple[int, str | None]:
     """How a command ends on an error, and what is said of it; None where it is a fault of ours."""
     # imported here: `--help` needs none of it, and torch takes seconds
     from atlib.attention import Unwalkable
+    from atlib.train import NonFiniteLoss
     from atlib.vit import WeightsUnavailable
-
-    if isinstance(error, (ValueError, OSError, WeightsUnavailable, Unwalkable)):
-        return 2, f"{error}{_hint(error, command)}"
-    return 1, memory_message(error) if out_of_memory(error) else None
-
-
-def _hint(error: Exception, command: str) -> str:
-    """How what an error names is set on the command line; nothing where it names no argument."""
     from atrun.data.loading import CorruptImage
 
     if isinstance(error, CorruptImage):
-        return " (without --strict such images are left out; `python -m atlib resume DIR --on-corrupt skip`)"
-    if option := OF_DATA.get(getattr(error, "argument", "")):
-        return f" ({option})"
-    known = OPTIONS.get(command, {})
-    named = dict.fromkeys(re.findall(r"\b(\w+)=", str(error)))
-    settings = [known[name] for name in named if name in known]
-    return f" (here: {', '.join(settings)})" if settings else ""
+        return 2, f"{error} (--on-corrupt skip leaves such images out)"
+    if isinstance(error, (ValueError, OSError, WeightsUnavailable, Unwalkable)):
+        option = OF_DATA.get(getattr(error, "argument", ""))
+        return 2, f"{error} ({option})" if option else str(error)
+    if out_of_memory(error):
+        ways = "--accumulate 4, --checkpoint_activations true or a smaller --batch_size needs less"
+        return 1, f"out of memory ({str(error).partition('.')[0]}); in training, {ways}"
+    return 1, str(error) if isinstance(error, NonFiniteLoss) else None
 
 
 def _as_sentence(program: str, plain):

@@ -39,15 +39,13 @@ READING = ("data_path", "image_column", "label_column", "on_corrupt", "workers")
 
 
 class Built(NamedTuple):
-    """A model to train."""
+    """A model to train, the architectures of what is kept and of its teacher, what the teacher sees of the
+    images, in a line, and the teacher itself, where it is an untrained one, which the run's folder keeps."""
 
     model: nn.Module
-    #: The architecture of what is kept, and the teacher's, if there is one.
     student: Architecture
     teacher: Architecture | None
-    #: What the teacher sees of the images, in a line.
     teacher_view: str | None = None
-    #: The teacher itself, where it is an untrained one, which the run's folder keeps.
     untrained: nn.Module | None = None
 
 
@@ -79,8 +77,7 @@ def loss_of(config: RunConfig) -> Loss:
 
 
 def training_images(config: RunConfig):
-    """The images that a run trains on. Raises what `images.load`, `photos.open_photos` and `coco_images`
-    raise."""
+    """The images that a run trains on."""
     data, split, size = config.data, config.training_split, config.data_size
     if is_generated(data):
         images = maker(data)(split=split, size=size, seed=config.seed)
@@ -110,10 +107,8 @@ def require_size(model: nn.Module, images, name: str) -> None:
     """Raise `ValueError` for images of another size than the model takes: some are taken as they are."""
     taken = built_for(student_of(model))
     if taken is not None and taken != (offered := tuple(images.take([0])[0].shape[-2:])):
-        raise ValueError(
-            f"the images of {name} come as {offered[0]} x {offered[1]} pixels, and the model takes {taken[0]}"
-            f" x {taken[1]}: model.img_size={offered[0]}"
-        )
+        sizes = [f"{down} x {across}" for down, across in (offered, taken)]
+        raise ValueError(f"the images of {name} come as {sizes[0]} pixels, the model takes {sizes[1]}")
 
 
 def held_out_images(
@@ -157,11 +152,7 @@ def coco_images(
     workers: int = 0,
 ):
     """A split of a folder of COCO's form, in squares of `size` pixels: images in FOLDER/SPLIT, what is in
-    them in FOLDER/annotations/instances_SPLIT.json. jitter, masks, workers: as in
-    `atrun.data.coco.CocoObjects`; without masks it is unknown which objects COCO counts as small.
-
-    Raises `ValueError` without a folder and without pycocotools, and what `CocoObjects` raises.
-    """
+    them in FOLDER/annotations/instances_SPLIT.json. The rest: as in `atrun.data.coco.CocoObjects`."""
     if folder is None:
         raise ValueError(
             f"data {COCO!r}: --data_path FOLDER with {split}, annotations/instances_{split}.json"
@@ -186,10 +177,7 @@ def image_size(config: RunConfig) -> int:
 
 def preparation_of(path: Path) -> tuple[bool, Augmentation | None]:
     """Whether it is known how images are prepared for a file of weights, and how (None: taken as they are):
-    as the file says, else as the run does in whose folder it lies.
-
-    Raises `OSError` naming a file that cannot be read, or that says something else.
-    """
+    as the file says, else as the run does in whose folder it lies."""
     header = read_header(path)
     if "augmentation" not in header:
         known = is_run(path.parent)
@@ -201,8 +189,7 @@ def preparation_of(path: Path) -> tuple[bool, Augmentation | None]:
 
 
 def known_size(config: RunConfig) -> tuple[int, int] | None:
-    """(training images, outputs of the model) of a run, None where the data must be opened to know, as
-    those of a folder of COCO's form must, which need not be COCO."""
+    """(training images, outputs of the model) of a run, None where the data must be opened to know."""
     split, size = config.training_split, config.data_size
     if config.data == COCO:
         published = config.data_path is None and split == "train2017"
@@ -254,12 +241,8 @@ def build(
     config: RunConfig, outputs: int, images: Normalisation | None = None, folder: Path | None = None
 ) -> Built:
     """The untrained model of a run; the seed decides its first weights, or `student_weights`. images: how
-    those that it trains on are normalised; None: as the run says. folder: the run's, which holds its
-    untrained teacher, where it has one and was begun.
-
-    Raises `ValueError` for a teacher that does not fit, and what `atrun.teachers.load.load_teacher` raises
-    for one that cannot be read.
-    """
+    those that it trains on are normalised, None: as the run says; folder: the run's, which may hold its
+    untrained teacher. Raises `ValueError` for a teacher that does not fit."""
     teacher, of = None, None
     if config.teacher == UNTRAINED:
         teacher = untrained_teacher(config, folder)
@@ -303,8 +286,7 @@ def build(
 def joined(
     config: RunConfig, student: nn.Module, teacher: nn.Module | None, images: Normalisation | None
 ) -> nn.Module:
-    """The student with what its method makes of a teacher, a ViT (for logits with its class head), None where
-    it has none; mean maps need images, too, and are left to others."""
+    """The student with what its method makes of a teacher, but for mean maps, which need images."""
     match config.method:
         case Method.FINE_TUNE:
             return start_from(student, teacher)
@@ -327,8 +309,7 @@ def joined(
 
 
 def reference_images(config: RunConfig) -> Iterator[torch.Tensor]:
-    """Batches of the training images whose mean map is copied, as evaluation sees images: those of a run are
-    always the same."""
+    """Batches of the training images whose mean map is copied, as evaluation sees images."""
     if is_generated(config.data):
         images = maker(config.data)(split=config.training_split, size=config.data_size, seed=config.seed)
     else:
@@ -340,27 +321,20 @@ def reference_images(config: RunConfig) -> Iterator[torch.Tensor]:
 
 
 def with_weights(config: RunConfig, student: VisionTransformer | Eva) -> VisionTransformer | Eva:
-    """The student with the run's `student_weights` in it, except for its new class head.
-
-    Raises `ValueError` for weights of other shapes, heads or components than the student's, and what
-    `load_teacher` raises for those that cannot be read.
-    """
+    """The student with the run's `student_weights` in it, except for its new class head. Raises `ValueError`
+    for weights of other shapes, heads or components than the student's."""
     from atrun.teachers.load import load_teacher
 
     weights = load_teacher(config.student_weights, image_size=image_size(config), quiet=True).vit
     heads = [vit.blocks[0].attn.num_heads for vit in (weights, student)]
     what = f"heads ({heads[0]} and {heads[1]})" if heads[0] != heads[1] else ""
     if what := what or ", ".join(sorted(set(differences(weights, student)) - {"pooling"})):
-        raise ValueError(
-            f"the student cannot start from {config.student_weights}: their {what} differ; --model.act_layer"
-            " and others build it like them"
-        )
-    return start_from(student, weights, f"these weights ({config.student_weights})")
+        raise ValueError(f"the student cannot start from {config.student_weights}: their {what} differ")
+    return start_from(student, weights)
 
 
 def with_detector(config: RunConfig, model: nn.Module, classes: int) -> nn.Module:
-    """The detector of a run on its ViT or pair, with first weights; of a run that classifies, the model
-    itself."""
+    """The detector of a run on its ViT or pair; of a run that classifies, the model itself."""
     if not config.detects:
         return model
     from atfamily.detection.detector import DETECTORS, SIZES
@@ -369,20 +343,15 @@ def with_detector(config: RunConfig, model: nn.Module, classes: int) -> nn.Modul
 
 
 def plan_for(config: RunConfig, teacher: VisionTransformer | Eva, student: VisionTransformer | Eva) -> Plan:
-    """The run's plan; a student that differs from its teacher in nothing but how it pools at the end is no
-    mismatch.
-
-    The published code pairs a student that averages its patches with MAE's weights, which timm reads with a
-    class token. Pooling comes after the last map, so what is transferred does not depend on it. Any other
-    difference must be asked for, with `plan.mismatched` (arXiv 2605.07191).
-    """
+    """The run's plan; a student that only pools otherwise than its teacher is no mismatch, as pooling comes
+    after the last map, and in the published code. Any other difference must be asked for, with
+    `plan.mismatched` (arXiv 2605.07191)."""
     only_pooling = set(differences(teacher, student)) == {"pooling"}
     return replace(config.plan, mismatched=True) if only_pooling else config.plan
 
 
 def teacher_architecture(config: RunConfig) -> Architecture | None:
-    """What a run's teacher is built like, where that is known without its weights: of a timm name, and of a
-    file that atlib wrote."""
+    """What a run's teacher is built like, where that is known without its weights."""
     if config.teacher in (None, UNTRAINED):
         return None
     from atrun.teachers.load import is_file  # runs without a teacher do not need its room
@@ -397,8 +366,8 @@ def teacher_architecture(config: RunConfig) -> Architecture | None:
 
 
 def check_fits(config: RunConfig) -> None:
-    """Raise what `build` would for a teacher that cannot teach the student of a run, or that it cannot start
-    from, as far as that is known without weights: of a timm name, and of a file that atlib wrote."""
+    """Raise what `build` would for a teacher that does not fit, as far as that is known without weights: of a
+    timm name, and of a file that atlib wrote."""
     if config.method.reads_logits and not says_classes(config.teacher):
         raise ValueError(f"{config.method} needs a teacher of these classes: a run of fine-tune")
     native = teacher_architecture(config)
@@ -429,27 +398,17 @@ def says_classes(teacher: str) -> bool:
     return path.suffix == ".safetensors" and path.is_file() and bool(read_header(path).get("classes"))
 
 
-def start_from(
-    student: VisionTransformer | Eva, teacher: VisionTransformer | Eva, source: str = "this teacher"
-) -> VisionTransformer | Eva:
+def start_from(student: VisionTransformer | Eva, teacher: VisionTransformer | Eva) -> VisionTransformer | Eva:
     """Give `student` the teacher's weights, except for its new class head and, where it pools otherwise, the
-    norm before that head. source: what the weights are called in a message.
-
-    Raises `ValueError` naming the weights that do not fit.
-    """
+    norm before that head. Raises `ValueError` for weights that do not fit."""
     weights = {name: value for name, value in teacher.state_dict().items() if not name.startswith("head.")}
-    own = student.state_dict()
-    wrong = [
-        f"{name} is {tuple(value.shape)} there, {tuple(own[name].shape)} in the student"
-        for name, value in weights.items()
-        if name in own and own[name].shape != value.shape
-    ]
-    apart = own.keys() ^ weights.keys()
-    wrong += sorted(name for name in apart if name.split(".")[0] not in ("head", "norm", "fc_norm"))
-    if wrong:
-        more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
-        raise ValueError(f"the student cannot start from {source}: {'; '.join(wrong[:3])}{more}")
-    student.load_state_dict(weights, strict=False)
+    try:
+        apart = student.load_state_dict(weights, strict=False)
+    except RuntimeError as error:  # torch names every shape that differs
+        raise ValueError(f"the student cannot start from these weights: {error}") from error
+    names = [*apart.missing_keys, *apart.unexpected_keys]
+    if wrong := [name for name in names if name.split(".")[0] not in ("head", "norm", "fc_norm")]:
+        raise ValueError(f"the student cannot start from these weights: {', '.join(wrong)} differ")
     return student
 
 
@@ -462,9 +421,7 @@ def with_student(model: nn.Module, student: nn.Module) -> nn.Module:
 
 
 def result_of(config: RunConfig, model: nn.Module) -> nn.Module:
-    """What is kept of a trained model: after Distill and AttnDistill the student, after Copy both, after mean
-    maps these with the student, after MAE, distilled or not, and SimMIM the ViT, after MoCo and DINO their
-    `result`."""
+    """What is kept of a trained model: the student, with what it needs of its teacher, or the ViT."""
     if config.method.contrasts:
         return model.result
     if config.method in (Method.MAE, Method.DMAE, Method.SIMMIM):

@@ -35,16 +35,14 @@ class CheckpointError(OSError):
 
 
 class CheckpointManager:
-    """Keeps the checkpoints of one run in `folder`, one folder step-00000123 each, and brings a run back to
-    the newest: the `keeper` of `atlib.train.train`.
+    """Keeps the checkpoints of one run in FOLDER/step-00000123, which all its machines must see, and brings
+    it back to the newest: the `keeper` of `atlib.train.train`.
 
-    every: steps between checkpoints. The newest `last` are kept, and the one with the highest `best_by` among
-    those that were evaluated. config: JSON values that must be the same when the run goes on, but for those
-    named in `free`. All machines of a run must see the folder.
+    every: steps between checkpoints. The newest `last` are kept, and the one with the highest `best_by`.
+    config: JSON values that must be the same when the run goes on, but for those named in `free`.
 
     A checkpoint is written under another name, forced to the disk, described by a manifest with every file's
-    SHA-256, and renamed: at every moment it is there as a whole or not at all. Nothing that is read back can
-    run code: it is safetensors, JSON, or read with `torch.load(weights_only=True)`.
+    SHA-256, and renamed: it is there as a whole or not at all. Nothing that is read back can run code.
     """
 
     def __init__(
@@ -80,8 +78,7 @@ class CheckpointManager:
         return value is not None and value > max(self._scores().values(), default=float("-inf"))
 
     def keep(self, run: Training, metrics: Mapping) -> Path:
-        """Write a checkpoint from which `resume` goes on, and return its path. Every process must call it.
-        Raises `CheckpointError` when it cannot be written."""
+        """Write a checkpoint; every process must call it. Raises `CheckpointError` where it cannot."""
         accelerator, main = run.accelerator, run.accelerator.is_main_process
         path = self.folder / f"step-{run.position.step:08d}"
         temporary = path.with_name(f".{path.name}.tmp")
@@ -123,10 +120,9 @@ class CheckpointManager:
         """Bring a run to the newest whole checkpoint, and return its path; None without one. Every process
         must call it, before the first step.
 
-        Raises `ValueError` naming what has changed when config, what is trained, or the number of processes,
-        is another than when it was written, and `CheckpointError` for a folder that cannot be written to.
-        With another number of processes, where "processes" is in `free`, a run goes on with other bits: each
-        process draws its own random numbers.
+        Raises `ValueError` naming what has changed since, and `CheckpointError` for a folder that cannot be
+        written to. With another number of processes, where "processes" is in `free`, bits differ: each draws
+        its own random numbers.
         """
         accelerator, newest = run.accelerator, None
         self.config = self.config | what_is_trained(run)
@@ -201,13 +197,8 @@ class CheckpointManager:
     @staticmethod
     @contextmanager
     def stop_noticed() -> Iterator[list]:
-        """Within the block SIGTERM, which a cluster sends before it takes a machine away, and the first
-        Ctrl-C end nothing: they are noted in the list that is yielded. A second Ctrl-C is a
-        `KeyboardInterrupt`.
-
-        In a thread that Python delivers no signals to, the signals keep their meaning; so does one that is
-        ignored, as Ctrl-C is in the background of a shell.
-        """
+        """Within it SIGTERM, which a cluster sends before it takes a machine away, and the first Ctrl-C are
+        only noted in the list that is yielded; not in other threads, and not a signal that is ignored."""
         noticed: list = []
         if threading.current_thread() is not threading.main_thread():
             yield noticed

@@ -1,4 +1,4 @@
-"""What is said of values that are not as they must be, and of memory that ran out."""
+"""What is said of values that are not as they must be."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -11,9 +11,3 @@ def check_fields(value: object, rules: Iterable[tuple[Iterable[str], Callable[[A
         for name in names:
             if not fits(field := getattr(value, name)):
                 raise ValueError(f"{type(value).__name__}({name}={field!r}): {name} {says}")
-
-
-def memory_message(error: Exception) -> str:
-    """That memory has run out, with the first sentence of what was said about it."""
-    lines = str(error).strip().splitlines()
-    return "out of memory" + (f" ({lines[0].rstrip('.')[:200]})" if lines else "")

@@ -1,18 +1,16 @@
 """The commands that train: each is a plain function that prints and returns an exit code."""
 
 import argparse
-import sys
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
-from atlib._util import INTERRUPTED, STOPPED, out_of_memory, require_known
-from atlib.train import NonFiniteLoss, Preempted
+from atlib._util import INTERRUPTED, STOPPED, require_known
+from atlib.train import Preempted
 from atrun import recipes
 from atrun.build import known_size, outputs_for, training_images
-from atrun.checks import memory_message
-from atrun.config import COCO, TRUST_DATA, RunConfig, config_path, read_config, settings
-from atrun.configure import TASKS_OF_OUR_OWN, config_diff, configure_again, configured, oddities, teacher_name
+from atrun.config import COCO, TRUST_DATA, RunConfig, read_config, settings
+from atrun.configure import config_diff, configure_again, configured, oddities, teacher_name
 from atrun.data.loading import ON_CORRUPT
 from atrun.log import as_line
 from atrun.method import DERIVED, Method
@@ -47,7 +45,6 @@ SPEEDS = {
     "bf16": {"mixed_precision": "bf16", "compile": "false"},
     "compiled": {"mixed_precision": "bf16", "compile": "true"},
 }
-STRICT = "end at an image that cannot be decoded (default: it is named, counted and left out)"
 EXAMPLES = {
     "train": "train --recipe distill --teacher vit_small_patch14_dinov2 --student small --data DIR --out RUN",
     "pretrain": "pretrain mae --data DIR --out RUN",
@@ -55,8 +52,6 @@ EXAMPLES = {
 
 
 class _Settings(argparse.Action):
-    """Prints the further options of `train` or `pretrain`, each with its type and default, and exits."""
-
     def __call__(self, parser, namespace, values, option_string=None):
         parser.exit(message=f"{textwrap.fill(SETTINGS, 79)}\n\n{help_text(settings())}\n")
 
@@ -65,9 +60,9 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
     """Add a command's options, and what it calls, `run`; `takes_settings` where it takes further `pairs`."""
     if command == "resume":
         parser.add_argument("folder", type=Path, metavar="DIR")
-        corrupt = "from now on: stop at an image that cannot be decoded, or leave it out (default: as before)"
+        corrupt = "of an image that cannot be decoded, from now on (default: as before)"
         parser.add_argument("--on-corrupt", "--on_corrupt", choices=ON_CORRUPT, help=corrupt)
-        others = "go on with another number of processes than before: other random numbers, other bits"
+        others = "go on with another number of processes than before, and so other bits"
         parser.add_argument("--allow-other-processes", action="store_true", help=others)
         parser.add_argument("--trust-data", action="store_true", help=TRUST_DATA)
         parser.set_defaults(run=resume_command)
@@ -77,25 +72,19 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
         parser.add_argument("recipe", metavar="TASK", help=f"one of {', '.join(_tasks())}")
         teacher = "of the tasks that have one: a timm name or a file of weights (default: the recipe's)"
     else:
-        names = (
-            "scratch, fine-tune, copy or distill, derived from teacher and data, or a name of the page of"
-            " recipes, such as copy-vit-large, mae-scratch-vit-base, find-copy"
-        )
+        names = "scratch, fine-tune, copy, distill ..., derived from teacher and data, or a published name"
         which = parser.add_mutually_exclusive_group(required=True)
         which.add_argument("--recipe", help=names)
         again = "a run's config.json, or its folder: the same run again, but for what else is said here"
         which.add_argument("--config", type=Path, metavar="FILE", help=again)
         parser.add_argument("--trust-data", action="store_true", help=TRUST_DATA)
-        student = (
-            "of scratch, copy and distill: tiny, small or half, the teacher's architecture in that size, or a"
-            " timm name; layers and heads are paired by rules that are printed (default: as the teacher)"
-        )
+        student = "of derived recipes: tiny, small, half or a timm name (default: as the teacher)"
         parser.add_argument("--student", metavar="SIZE|NAME", help=student)
         teacher = "a timm name, a file of weights, a run's folder, or untrained (default: the recipe's)"
     parser.add_argument("--teacher", help=teacher)
     data = (
-        "a name of the catalogue (cifar10 ...), a hub id, parquet files or image folders, or a function that"
-        f" makes them, as PACKAGE.MODULE:FUNCTION; {COCO} for a detector, with --data_path FOLDER"
+        "a name of the catalogue (cifar10 ...), a hub id, parquet files, image folders, a function as"
+        f" PACKAGE.MODULE:FUNCTION, or {COCO}, with --data_path FOLDER"
     )
     parser.add_argument("--data", metavar="NAME|PATH", help=data, required=pretraining)
     seed = "decides first weights, order and augmentation (default: 0, or that of --config)"
@@ -104,11 +93,7 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
     parser.add_argument("--out", type=Path, metavar="DIR", help=out)
     speed = "of a step: float32, as published; tf32; bf16; or bf16 and torch.compile (default: the recipe's)"
     parser.add_argument("--speed", choices=SPEEDS, help=speed)
-    parser.add_argument("--strict", action="store_true", help=STRICT)
-    dry_run = (
-        "print model, schedule, memory, time and cost; train nothing, read no weights, decode no image"
-        " (data that are in no catalogue are opened, to count images and classes)"
-    )
+    dry_run = "print model, schedule, memory, time and cost; train nothing, read no weights, decode no image"
     parser.add_argument("--dry-run", action="store_true", help=dry_run)
     parser.add_argument("--settings", action=_Settings, nargs=0, help="list all further options, and exit")
     parser.description = f"For example\n\n  python -m atlib {EXAMPLES[command]}"
@@ -149,7 +134,6 @@ def train_command(arguments: argparse.Namespace) -> int:
     if is_main_process():
         check_folder(out)
     images = training_images(config)
-    note_hours([config], len(images), outputs_for(config, images))
     if changed := config_diff(config, len(images)):
         note(f"changed against the published recipe {config.recipe_name}: {'; '.join(changed)}")
     return _in_folder(out, lambda: start(config, out, images))
@@ -157,24 +141,21 @@ def train_command(arguments: argparse.Namespace) -> int:
 
 def settings_of(arguments: argparse.Namespace) -> dict[str, str]:
     """The further options of a command that trains."""
-    speed = SPEEDS.get(getattr(arguments, "speed", None), {})
-    return speed | pairs(arguments.settings) | ({"on_corrupt": "raise"} if arguments.strict else {})
+    return SPEEDS.get(getattr(arguments, "speed", None), {}) | pairs(arguments.settings)
 
 
 def _tasks() -> tuple[str, ...]:
     """What `pretrain` runs: this project's tasks, and the papers' recipes for them."""
-    return *TASKS_OF_OUR_OWN, *recipes.PRETRAINING
+    return *recipes.TASKS, *recipes.PRETRAINING
 
 
 def resume_command(arguments: argparse.Namespace) -> int:
-    """`resume`: a finished run says so; one without its weights says from what they are made again."""
+    """`resume`: a finished run says so; one without its weights makes them again."""
     folder, config = arguments.folder, read_config(arguments.folder, arguments.trust_data)
     if is_finished(folder, config):
         return _say(f"{folder} is finished: {weights_of(folder)}, {record_path(folder)}")
     if record_path(folder).exists():
-        again = "from the last checkpoint" if any(folder.glob("checkpoints/step-*")) else "from the beginning"
-        missing = ", ".join(map(str, missing_results(folder, config)))
-        note(f"the run is finished, but {missing} is missing: it is made again {again}")
+        note(f"missing: {', '.join(map(str, missing_results(folder, config)))}; the run makes it again")
     asked = {name: getattr(arguments, name) for name in ("on_corrupt", "trust_data", "allow_other_processes")}
     return _in_folder(folder, lambda: resume(folder, **asked))
 
@@ -192,25 +173,16 @@ def dry_run(config: RunConfig) -> int:
     return _say(estimate.as_text(expected, oddities(config.recipe_name), config_diff(config, size[0])))
 
 
-def until_stopped(run: Callable[[], str | None], go_on: Callable[[], str]) -> int:
-    """Print what carrying out a run says; one that was stopped in order says how it goes on."""
+def until_stopped(run: Callable[[], str | None], go_on: str) -> int:
+    """Print what carrying out a run says; of one that was stopped in order, how it goes on."""
     try:
         text = run()
     except Preempted as stopped:
-        note(f"{stopped}\n{go_on()}")
+        note(f"{stopped}\n{go_on}")
         return STOPPED
     except KeyboardInterrupt:
-        note(f"interrupted; {go_on()}")
+        note(f"interrupted; {go_on}")
         return INTERRUPTED
-    except NonFiniteLoss as error:
-        print(f"python -m atlib: {error}", file=sys.stderr)
-        return 1
-    except (MemoryError, RuntimeError) as error:
-        if not out_of_memory(error):
-            raise
-        ways = "--accumulate 4 (the same step, in parts), --checkpoint_activations true or --batch_size"
-        print(f"python -m atlib: {memory_message(error)}. In another folder, use {ways}", file=sys.stderr)
-        return 1
     return 0 if text is None else _say(text)
 
 
@@ -219,12 +191,7 @@ def _in_folder(folder: Path, run: Callable[[], Record | None]) -> int:
         record = run()
         return None if record is None else summary(folder, record)
 
-    def go_on() -> str:
-        if not config_path(folder).exists():
-            return "nothing was written yet"
-        return f"resume with: python -m atlib resume {folder}"
-
-    return until_stopped(text, go_on)
+    return until_stopped(text, f"resume with: python -m atlib resume {folder}")
 
 
 def summary(folder: Path, record: Record) -> str:
@@ -235,17 +202,6 @@ def summary(folder: Path, record: Record) -> str:
     if detector_path(folder).exists():
         weights = f"detector: {detector_path(folder)}{needs}\n{weights}"
     return f"{as_line(record.results)}\n{weights}\nrecord: {record_path(folder)}"
-
-
-def note_hours(configs: Sequence[RunConfig], images: int, outputs: int) -> None:
-    """Say before some runs begin that they will take more than an hour, as far as FLOPs tell."""
-    if not is_main_process():
-        return
-    from atrun.estimate import rough_hours  # a run that resumes counts no FLOPs
-
-    hours = sum(rough_hours(config, images, outputs) for config in configs)
-    if hours > 1:
-        note(f"about {hours:.2g} hours on this machine: --dry-run measures it, --epochs N makes it shorter")
 
 
 def _say(text: str) -> int:

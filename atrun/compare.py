@@ -17,27 +17,20 @@ from atrun.runner import load_result, weights_of
 
 
 class Comparison(NamedTuple):
-    """Two models on the same images."""
+    """Two models on the same images: the shares that each has right; first less second, with its 95 %
+    interval over other images; images that only one has right; p of McNemar's exact test."""
 
-    #: shares of images that are right
     first: float
     second: float
-    #: first less second, with its 95 % interval over other images (paired bootstrap)
     difference: Interval
-    #: images that only the first, and only the second, has right
     only_first: int
     only_second: int
-    #: of McNemar's exact test that the two are equally often right
     p: float
 
 
 def compared(first: Tensor, second: Tensor, labels: Tensor) -> Comparison:
-    """Compare the logits (n, classes) of two models for the same images, with labels (n,).
-
-    Source of the test: McNemar 1947, in its exact, binomial form; of the interval: `paired_bootstrap`. It
-    says how far other images could move the difference, not other training seeds. Raises `ValueError` for
-    NaN, and for labels that a model does not know.
-    """
+    """Compare the logits (n, classes) of two models for the same images, with labels (n,): McNemar's test
+    (1947), in its exact, binomial form, and `paired_bootstrap` over images, not over training seeds."""
     accuracies = [score(logits, labels).accuracy for logits in (first, second)]
     a, b = (logits.argmax(1) == labels for logits in (first, second))
     only = int((a & ~b).sum()), int((~a & b).sum())
@@ -48,9 +41,8 @@ def compared(first: Tensor, second: Tensor, labels: Tensor) -> Comparison:
 def compare_runs(
     first: Path, second: Path, split: str | None = None, averaged: bool = False, trust_data: bool = False
 ) -> Comparison:
-    """Compare what two finished runs have made, on the images that both are evaluated on (`split`: of another
-    split), wherever each reads them; each sees them as it was trained; trust_data: as in
-    `read_config`. Raises `ValueError` for runs on other images, and for other than classifiers."""
+    """Compare what two finished runs have made, on the images that both are evaluated on, wherever each reads
+    them, prepared as each was trained. Raises `ValueError` for runs on other images or without classes."""
     configs = [read_config(folder, trust_data) for folder in (first, second)]
     for folder, config in zip((first, second), configs):
         if not config.classifies:

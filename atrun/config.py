@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -17,19 +17,17 @@ from atlib.recipe import Recipe
 from atlib.vit import VITS, Architecture
 from atrun.checks import check_fields
 from atrun.data.generated import is_generated, require_installed
-from atrun.data.loading import ON_CORRUPT
 from atrun.data.transforms import Augmentation
-from atrun.log import TRACKERS
 from atrun.method import Method, method_of_run
 from atrun.overrides import Setting, read, said_of
 from atrun.untrained import UNTRAINED, check_untrained
 
 COCO = "coco"  # what detectors learn from, in COCO's form
-DETECTORS = ("fcos", "faster-rcnn", "mask-rcnn")  # as in `atfamily.detection.detector.DETECTORS`
-DETECTOR_SIZES = ("vitdet", "small")  # likewise, `SIZES`
+Detectors = Literal["fcos", "faster-rcnn", "mask-rcnn"]  # as in `atfamily.detection.detector.DETECTORS`
+DetectorSizes = Literal["vitdet", "small"]  # likewise, `SIZES`
 TRUST_DATA = "run the function that makes a run's data, though it is of no installed package"
 # What may be another when a run goes on: it does not reach the weights, or (on_corrupt) lets it go on.
-FREE = ("workers", "save_every", "keep", "tracker", "on_corrupt", "maps_every")
+FREE = ("workers", "on_device", "save_every", "keep", "tracker", "on_corrupt", "maps_every")
 # What a run says of its teacher's images, where that does not say it itself.
 TEACHER_SEES = ("teacher_image_size", "teacher_mean", "teacher_std")
 # What has fields of its own, which the command line calls `plan.what`; those of a recipe as they stand.
@@ -68,6 +66,7 @@ PARTS = {
         {Method.DINO},
         _ANY,
     ),
+    "Data that may be held on the device": ("on_device", _METHODS, _WHOLE),
     "Data that are read": ("data_path", _METHODS, {COCO, "rows"}),
     "Data that are read in rows (`atrun.data.photos.open_photos`)": (
         "image_column label_column streaming on_corrupt augmentation",
@@ -94,7 +93,7 @@ def _or_none(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
 
 
 _are_two = _or_none(lambda pair: len(tuple(pair)) == 2 and all(0 < one < math.inf for one in pair))
-# What fields of a run must be, for `check_fields`.
+# What fields of a run must be: their names, whether a value fits, and what is said of one that does not.
 RULES = (
     (("seed",), lambda seed: 0 <= seed < 2**32, "is from 0 to 2**32 - 1"),  # as NumPy's generators ask for
     (("drop_path",), lambda rate: 0 <= rate <= 0.99, "is from 0 to 0.99"),
@@ -106,7 +105,7 @@ RULES = (
         "is 1 or more",
     ),
     (
-        "workers evaluate_every maps_every local_views attention_weight".split(),
+        "workers on_device evaluate_every maps_every local_views attention_weight".split(),
         lambda value: 0 <= value < math.inf,
         "is 0 or more",
     ),
@@ -114,10 +113,6 @@ RULES = (
     (("attention_temperature", "contrast_temperature"), lambda t: 0 < t < math.inf, "is above 0"),
     (("teacher_temperature", "local_scale", "jitter"), _are_two, "is two numbers above 0"),
     (("jitter",), _or_none(lambda scales: scales[0] <= scales[1]), "has the least and the largest scale"),
-    (("detector",), (None, *DETECTORS).__contains__, f"is one of {DETECTORS}"),
-    (("detector_sizes",), DETECTOR_SIZES.__contains__, f"is one of {DETECTOR_SIZES}"),
-    (("on_corrupt",), ON_CORRUPT.__contains__, f"is one of {ON_CORRUPT}"),
-    (("tracker",), (None, *TRACKERS).__contains__, f"is one of {TRACKERS}"),
 )
 
 
@@ -138,18 +133,14 @@ def require_use(names: Iterable[str], method: Method, data: str) -> None:
     for name in names:
         if name in without_use:
             raise ValueError(
-                f"{name} would change nothing of {method} on {data!r}: it belongs to {without_use[name]}"
+                f"{name} would change nothing of {method} on {data!r}: {without_use[name]} has it"
             )
 
 
 @dataclass(frozen=True)
 class RunConfig:
     """A run; checked when it is built, without data and without weights. Fields that only some runs have
-    (`PARTS`) are at their defaults in others.
-
-    Raises `ValueError` for a method without its teacher, a plan that does not fit the model, fields without
-    use, and values that cannot be meant.
-    """
+    (`PARTS`) are at their defaults in others. Raises `ValueError` for what cannot be meant."""
 
     #: the published recipe it started from, for the record
     recipe_name: str
@@ -189,8 +180,8 @@ class RunConfig:
     save_every: int = 500
     #: so many checkpoints stay
     keep: int = 2
-    #: also send the log to tensorboard (in the run's folder), wandb or mlflow
-    tracker: str | None = None
+    #: also send the log there; tensorboard's is in the run's folder
+    tracker: Literal["tensorboard", "wandb", "mlflow"] | None = None
     #: decides first weights, order and augmentation
     seed: int = 0
 
@@ -202,10 +193,10 @@ class RunConfig:
     evaluate_every: int = 0
     #: epochs between pictures of where teacher and student look in six images; 0: none
     maps_every: int = 0
-    #: one of `DETECTORS`
-    detector: str | None = None
-    #: the sizes of its pyramid and heads, one of `DETECTOR_SIZES`
-    detector_sizes: str = "vitdet"
+    #: what is trained on the ViT, of data "coco"
+    detector: Detectors | None = None
+    #: of its pyramid and heads
+    detector_sizes: DetectorSizes = "vitdet"
     #: least and largest scale of large-scale jitter (`atrun.data.coco.CocoObjects`), None for none
     jitter: tuple[float, float] | None = None
 
@@ -258,6 +249,8 @@ class RunConfig:
 
     # --- How images come ---
 
+    #: GiB that training images may take to be held on the device, decoded once; 0: never
+    on_device: float = 2.0
     #: a split, or several as "train+validation"
     training_split: str = "train"
     #: so many images, chosen by the seed; None: all. Of a stream, their number, where nothing else says it
@@ -272,7 +265,7 @@ class RunConfig:
     streaming: bool = False
     #: what to do about an image that cannot be decoded: "skip", say it, count it and go on, also in the
     #: evaluation, or "raise"
-    on_corrupt: str = "skip"
+    on_corrupt: Literal["raise", "skip"] = "skip"
     #: None: images are taken as they are
     augmentation: Augmentation | None = None
 
@@ -360,8 +353,7 @@ class RunConfig:
         teacher: torch.nn.Module | None = None,
         images: Normalisation | None = None,
     ) -> torch.nn.Module:
-        """What trains `vit` on images alone: what hides patches of them, a pair of it and a copy that
-        follows, or one of it and its teacher. images: how they are normalised, where there is a teacher."""
+        """What trains `vit` on images alone. images: how they are normalised, where there is a teacher."""
         # imported here: other runs do not need them
         from atfamily import contrast, distilled_mae, simmim
         from atfamily.attndistill import AttnDistill
@@ -437,10 +429,8 @@ def built_for(model: torch.nn.Module) -> tuple[int, int] | None:
 
 @cache
 def settings() -> dict[str, dict[str, Setting]]:
-    """Every setting of a run by its name on the command line, {title: {name: what is said of it}}: the fields
-    of the run and of its recipe by their names, those of plan and augmentation as `plan.what` and
-    `augmentation.flip`. `model` chooses another model; `model.NAME`, any of its constructor's arguments, is
-    not listed."""
+    """Every setting of a run by its name on the command line, {title: {name: what is said of it}}, but for
+    `model.NAME`, any argument of the model's constructor."""
     of_run = said_of(RunConfig)
     # both are read by their names
     of_run |= {name: of_run[name]._replace(kind=str) for name in ("method", "model")}
@@ -457,20 +447,14 @@ def settings() -> dict[str, dict[str, Setting]]:
 
 
 def read_settings(texts: Mapping[str, str], names: Iterable[str] | None = None) -> dict[str, Any]:
-    """The values of some `settings` (names: of some of them only), {name: value} for {name: text}. Raises as
-    `read` does."""
+    """The values of some `settings` (names: of some of them only), {name: value} for {name: text}."""
     kinds = {name: one.kind for section in settings().values() for name, one in section.items()}
     return read(texts, kinds if names is None else {name: kinds[name] for name in names})
 
 
 def with_settings(values: Mapping[str, Any], changes: Mapping[str, str]) -> RunConfig:
-    """The run of these fields with some `settings`, as texts, in place of theirs; of `values`, what such a
-    run does not have is left out.
-
-    Nothing is checked before all are applied: a model and an image size may be wrong one by one and right
-    together. Raises `ValueError` for unknown names (with the close ones), values of another type, values that
-    cannot be meant, and settings that such a run has no use for.
-    """
+    """The run of these fields with some `settings`, as texts, in place of theirs. Nothing is checked before
+    all are applied: a model and an image size may be wrong one by one and right together."""
     asked = read_settings(changes)
     method, data = method_of_run(asked.get("method", values["method"])), values["data"]
     require_use(changes, method, data)
@@ -516,9 +500,8 @@ def read_config(folder: Path, trust_data: bool = False) -> RunConfig:
 
 
 def read_config_file(path: Path, trust_data: bool = False) -> RunConfig:
-    """The run that a config.json describes. trust_data: its data may be made by any function; otherwise by
-    one of an installed package. Raises `ValueError` for another function, `OSError` naming a file that is
-    damaged."""
+    """The run that a config.json describes; trust_data: its data may be made by any function, else by one of
+    an installed package. Raises `ValueError` for another function, `OSError` for a damaged file."""
     try:
         values = _tuples(json.loads(path.read_text(encoding="utf-8")))
         if values.pop("tensorboard", False):  # of before there were other trackers
@@ -550,10 +533,8 @@ def as_plain(value: object) -> object:
     if isinstance(value, Method):
         return value.value
     if isinstance(value, Architecture):
-        return {
-            "name": value.name,
-            "overrides": {name: as_plain(item) for name, item in value.overrides.items()},
-        }
+        overrides = {name: as_plain(item) for name, item in value.overrides.items()}
+        return {"name": value.name, "overrides": overrides}
     if is_dataclass(value):
         return {field.name: as_plain(getattr(value, field.name)) for field in fields(value)}
     return [as_plain(item) for item in value] if isinstance(value, (tuple, list)) else value

@@ -1,7 +1,6 @@
 """From what was asked on the command line to a checked run, before data or weights are touched."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -9,10 +8,10 @@ from typing import Any
 import timm
 import torch
 
-from atlib import recipe as recipes
 from atlib._util import require_known
 from atlib.vit import PRESETS, Architecture, check_activation, create_vit, weights_file
 from atrun.build import check_fits
+from atrun.checkpoint_manager import differences
 from atrun.config import (
     COCO,
     RunConfig,
@@ -25,39 +24,11 @@ from atrun.config import (
 )
 from atrun.data.catalogue import CATALOGUE, find
 from atrun.data.generated import is_generated, maker
-from atrun.data.transforms import Augmentation
 from atrun.log import require_tracker
-from atrun.method import DERIVED, Method
-from atrun.recipes import FOR_PYTHON, Published, names, published
+from atrun.method import DERIVED
+from atrun.recipes import FOR_PYTHON, TASKS, Published, names, published
 from atrun.runner import result_path
 from atrun.untrained import UNTRAINED
-
-# As the scale "cifar10" pre-trains (`atbook.lab.scales`).
-SMALL_PHOTOGRAPHS = Augmentation(32, crop="padded", padding=4, crop_pct=1.0, mean=(0.5,) * 3, std=(0.25,) * 3)
-_SMALL_VIEWS = replace(SMALL_PHOTOGRAPHS, crop="random-resized", scale=(0.2, 1.0))
-# Of MAE's steps: SimMIM (arXiv 2111.09886, section 4.1: β2 = 0.999, weight decay 0.05), MoCo-v3 (arXiv
-# 2104.02057, section 5: weight decay 0.1) and DINO (arXiv 2104.14294, section 3.2: from 0.04 to 0.4).
-_LABELLESS = recipes.Recipe(steps=2000, lr=1e-3, label_smoothing=0.0)
-# What `pretrain` runs beside the papers' recipes, on small images: fields of a run.
-TASKS_OF_OUR_OWN: dict[str, dict[str, Any]] = {
-    Method.MAE: {"recipe": recipes.MAE, "augmentation": SMALL_PHOTOGRAPHS},
-    Method.SIMMIM: {"recipe": _LABELLESS, "augmentation": SMALL_PHOTOGRAPHS, "mask_ratio": 0.6},
-    Method.MOCO: {
-        "recipe": replace(_LABELLESS, weight_decay=0.1),
-        "augmentation": _SMALL_VIEWS,
-        "hidden_width": 1024,
-        "projection_width": 128,
-    },
-    Method.DINO: {
-        "recipe": replace(_LABELLESS, weight_decay=0.04, weight_decay_end=0.4),
-        "augmentation": _SMALL_VIEWS,
-        "hidden_width": 512,
-        "momentum": 0.996,
-        "outputs": 4096,
-        "bottleneck_width": 128,
-        "local_views": 4,
-    },
-}
 
 
 def configure(
@@ -67,8 +38,7 @@ def configure(
 
     recipe: a published recipe's name, a pre-training task, or one of `DERIVED`, which counts images and
     looks at the teacher; data: a name, a path or a function; changes: some of `settings()`, as texts. Raises
-    `ValueError` or `FileNotFoundError`, with the way out, for everything that can be found wrong without
-    reading data or weights."""
+    `ValueError` or `FileNotFoundError` for what is wrong without reading data or weights."""
     return configured(recipe, data, teacher, changes, seed)[0]
 
 
@@ -83,14 +53,11 @@ def configured(
     data = data_name(data, changes.get("data_path"))
     if recipe in FOR_PYTHON:
         raise ValueError(f"the recipe {recipe!r} is for Python: no command trains its network")
-    require_known("recipe", recipe, (*DERIVED, *TASKS_OF_OUR_OWN, *names()))
-    if teacher is None and recipe in names():
+    require_known("recipe", recipe, (*DERIVED, *TASKS, *names()))
+    if teacher is None and recipe not in DERIVED:
         teacher = published(recipe).teacher
     teacher, rules = None if teacher is None else teacher_name(teacher), ""
-    if recipe in TASKS_OF_OUR_OWN:
-        of_recipe = {"method": Method(recipe), "model": Architecture("cifar"), "teacher": teacher}
-        of_recipe |= TASKS_OF_OUR_OWN[recipe]
-    elif recipe in DERIVED:
+    if recipe in DERIVED:
         from atrun import generic  # other recipes look at no image and read no teacher
 
         derived = generic.derive(recipe, data, teacher, changes, seed)
@@ -120,8 +87,7 @@ def configure_again(
 ) -> RunConfig:
     """The run that `path`, a run's config.json or its folder, describes, with other data, another teacher,
     some other settings or another seed where these are given. Its steps and its rate are as they were, not
-    derived anew; trust_data: as in `read_config`. Raises as `configure` does, `ValueError` for generated data
-    in place of data that are read or the other way round, and `OSError` for a file that describes no run."""
+    derived anew. Raises as `configure` does, and `OSError` for a file that describes no run."""
     path = Path(path)
     file = config_path(path) if path.is_dir() else path
     if not file.exists():
@@ -141,20 +107,18 @@ def configure_again(
 
 def oddities(recipe: str) -> tuple[str, ...]:
     """What is odd about a published recipe; nothing of others."""
-    return () if recipe in (*TASKS_OF_OUR_OWN, *DERIVED) else published(recipe).oddities
+    return () if recipe in DERIVED else published(recipe).oddities
 
 
 def config_diff(config: RunConfig, images: int) -> list[str]:
-    """How a run differs on so many images from the published one, apart from its teacher: "lr 0.001 instead
-    of 0.008", "drop_path 0.1 instead of 0.2"."""
-    if config.recipe_name in (*TASKS_OF_OUR_OWN, *DERIVED):
+    """How a run on so many images differs from the published one, but for its teacher: "recipe.lr was 0.001
+    and is 0.008"."""
+    if config.recipe_name in DERIVED:
         return []
-    then = _as_published(published(config.recipe_name))
-    now = {name: value for name, value in config.flat().items() if name in then}
-    then = {name: then[name] for name in now}  # of generated images, none is augmented
-    now, then = (_parts(both | {"recipe": both["recipe"].on(images)}) for both in (now, then))
-    changed = [name for name in now | then if now.get(name) != then.get(name)]
-    return [f"{name} {_short(now.get(name))} instead of {_short(then.get(name))}" for name in changed]
+    now, then = config.on(images).flat(), _as_published(published(config.recipe_name))
+    then["recipe"] = then["recipe"].on(images)
+    names = now.keys() & then.keys()  # of generated images, none is augmented
+    return differences(*({name: as_plain(values[name]) for name in names} for values in (then, now)))
 
 
 def _as_published(source: Published) -> dict[str, Any]:
@@ -162,26 +126,6 @@ def _as_published(source: Published) -> dict[str, Any]:
     same = {name: getattr(source, name) for name in ("method", "recipe", "plan", "drop_path", "augmentation")}
     model = Architecture(source.model, dict(source.options))
     return {"model": model, **same, **source.pretext, **source.detection}
-
-
-def _parts(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of a run and of what they are made of, by the names that the command line has for them."""
-    found = {}
-    for name, value in values.items():
-        described = as_plain(value)
-        if name == "model":
-            found |= {name: described["name"]}
-            described = described["overrides"]
-        if isinstance(described, dict):
-            before = "" if name == "recipe" else f"{name}."
-            found |= {f"{before}{part}": each for part, each in described.items()}
-        else:
-            found[name] = described
-    return found
-
-
-def _short(value: object) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else "none" if value is None else str(value)
 
 
 def data_name(name_or_path: str, path: str | None = None) -> str:
@@ -206,22 +150,18 @@ def evaluated_split(data: str) -> str:
 
 
 def teacher_name(name: str) -> str:
-    """A teacher's name as it is, a file's path in full, and for a run's folder that of its ViT. Raises where
-    there is none of them."""
+    """A teacher's name as it is, a file's path in full, and for a run's folder that of its ViT."""
     return name if name == UNTRAINED else _weights(name, "teacher")
 
 
 def _weights(name_or_path: str, what: str) -> str:
-    """A timm name as it is, a file's path in full, and for a run's folder that of the ViT that it has made.
-    Raises where there is neither, and for a name without weights or with weights that its model does not fit.
-    what: they are for, in a message."""
+    """A timm name as it is, a file's path in full, and for a run's folder that of its ViT."""
     from atrun.teachers.load import is_file  # its room draws pictures, which needs seconds to import
 
     if is_file(name_or_path):
         path = Path(name_or_path)
         if not path.exists():
-            ways = "`python -m atlib pretrain` makes one, `hf download OWNER/NAME` fetches one"
-            raise FileNotFoundError(f"the {what} {name_or_path} does not exist: {ways}")
+            raise FileNotFoundError(f"the {what} {name_or_path} does not exist: hf download OWNER/NAME")
         if is_run(path):
             run, path = path, result_path(path, read_config(path, trust_data=True).method)
             if not path.exists():

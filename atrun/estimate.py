@@ -103,15 +103,6 @@ def estimate(config: RunConfig, count: int, outputs: int, limit: float = 20.0) -
     return Estimate(config, count, skeleton, groups, when, flops, memory, seconds, timed, on_vit)
 
 
-def rough_hours(config: RunConfig, count: int, outputs: int) -> float:
-    """Hours of a run on `count` training images, from its FLOPs and the speed of a matrix product here; 0
-    where they are not counted. Takes less than a second."""
-    if config.detects:
-        return 0.0
-    flops, recipe = flops_of(config, config.skeleton(outputs)), config.on(count).recipe
-    return (flops or 0) * recipe.batch_size * recipe.steps / (EFFICIENCY * speed() * 3600)
-
-
 def assembled(config: RunConfig, outputs: int) -> nn.Module:
     """The model to train with first weights throughout, its teacher's too."""
     student, teacher = config.architecture(outputs).build_classifier(), None
@@ -232,10 +223,11 @@ def fewest(config: RunConfig, outputs: int) -> int:
     return 1 if isinstance(config.skeleton(outputs), VITS) else 2
 
 
-def free_memory() -> float:
-    """Bytes free on the GPU if there is one, else in this machine; infinite where the system does not say."""
-    if torch.cuda.is_available():
-        return torch.cuda.mem_get_info()[0]
+def free_memory(device: torch.device | None = None) -> float:
+    """Bytes free on a device; None: on the GPU if there is one, else in this machine; infinite where the
+    system does not say."""
+    if torch.cuda.is_available() if device is None else device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
     try:
         lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
         return 1024.0 * int(lines["MemAvailable"].split()[0])

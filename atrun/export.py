@@ -9,7 +9,6 @@ import shutil
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import timm
@@ -31,28 +30,23 @@ TOLERANCE = 1e-4  # of outputs by another engine, which sums in another order, r
 
 
 class Exportable(NamedTuple):
-    """A trained model with what others need to use it."""
+    """A trained model with what others need to use it.
 
-    #: a ViT, or a pair that needs its teacher or its stored maps; in eval mode, on the CPU
+    model: a ViT, or a pair that needs its teacher or its stored maps, in eval mode; classes: their names, in
+    the order of its outputs, None where they are unknown; preparation: of an image, as timm's data config
+    has it; prepared: the same as a run's file says it.
+    """
+
     model: nn.Module
-    #: of the ViT, or of the pair's student
     architecture: Architecture
-    #: the names of its classes, in the order of its outputs; None where they are unknown
     classes: tuple[str, ...] | None
-    #: how an image is prepared for it, by the names of timm's data config: input_size, mean, std,
-    #: interpolation, crop_pct, crop_mode
     preparation: Mapping[str, Any]
-    #: the same as a run's file says it, by this project's names; empty where it is not known
-    prepared: Mapping[str, Any] = MappingProxyType({})
+    prepared: Mapping[str, Any]
 
 
 def open_to_export(path: Path, normalisation: Normalisation | None = None) -> Exportable:
-    """The model in a file that a run has left, with its classes and how images are prepared for it.
-
-    normalisation: of its images, where the file does not say it. Raises `ValueError` where neither says it,
-    or both do, for a detector, and for other names of classes than outputs; `OSError` for a file that atlib
-    did not write.
-    """
+    """The model in a file that a run has left; normalisation: of its images, where the file does not say it.
+    Raises `ValueError` for what cannot be exported, `OSError` for a file that atlib did not write."""
     header = read_header(path)
     if "detector" in header:
         raise ValueError(f"{path} holds a detector: export {path.with_name('student.safetensors')}, its ViT")
@@ -72,13 +66,9 @@ def open_to_export(path: Path, normalisation: Normalisation | None = None) -> Ex
 
 
 def write_timm_folder(model: Exportable, folder: Path) -> Path:
-    """Write a folder that `timm.create_model("local-dir:FOLDER", pretrained=True)` reads: config.json and
-    model.safetensors, which is also a file of atlib's own. Returns the folder.
-
-    Whole or not at all, and after timm was seen to read it: it builds the same weights and the same outputs.
-    Raises `ValueError` for a folder that holds something, for a pair, which is no model of timm's, and for a
-    ViT that timm does not build by a name.
-    """
+    """Write a new folder that `timm.create_model("local-dir:FOLDER", pretrained=True)` reads: config.json and
+    model.safetensors, which is also a file of atlib's own. Nothing is left where timm reads it as another
+    model: `ValueError`, as for a pair."""
     if isinstance(model.model, Pair):
         raise ValueError("this student needs maps for every image: export it to .onnx, or train by distill")
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
@@ -116,17 +106,11 @@ def write_timm_folder(model: Exportable, folder: Path) -> Path:
 
 def write_onnx(model: Exportable, path: Path) -> Path:
     """Write an ONNX file: images (batch, 3, height, width), float32, normalised, to logits (batch, classes),
-    or to features where there is no class head, for any batch. Returns the path.
+    or to features where there is no class head, for any batch; a pair has its teacher, or its stored maps, in
+    it. Metadata, as JSON: "classes" and "preparation" (timm's data config). Nothing is written where onnx's
+    reference evaluator computes something else. Raises `ImportError` without the extra `onnx`."""
+    from onnx.reference import ReferenceEvaluator
 
-    Its metadata say, as JSON, "classes" and "preparation" (timm's data config). A pair has its teacher, or
-    its stored maps, in it. Whole or not at all, and after onnx's reference evaluator was seen to compute what
-    torch does. Raises `ImportError` without the extra `onnx`, and what torch and protobuf raise.
-    """
-    try:
-        import onnxscript  # noqa: F401  what torch exports with
-        from onnx.reference import ReferenceEvaluator
-    except ImportError as error:
-        raise ImportError("ONNX needs onnx and onnxscript: pip install 'attention-transfer[onnx]'") from error
     plain, height, width = _Outputs(model.model), *model.preparation["input_size"][1:]
     output = "logits" if student_of(model.model).num_classes else "features"
     # torch advises on its own inner workings, which no code here can change
@@ -196,8 +180,7 @@ def _timm_call(architecture: Architecture, vit: nn.Module) -> tuple[str, dict[st
     name, overrides = architecture.name, dict(architecture.overrides)
     if isinstance(name, str) and name not in PRESETS:
         return name.partition(".")[0], {**overrides, "num_classes": vit.num_classes}
-    sizes = PRESETS[name] if isinstance(name, str) else name
-    arguments = {**sizes, **overrides}
+    arguments = {**(PRESETS[name] if isinstance(name, str) else name), **overrides}
     arguments.pop("distilled", None)
     distilled = isinstance(vit, VisionTransformerDistilled)
     return "deit_base_distilled_patch16_224" if distilled else "vit_base_patch16_224", arguments
@@ -226,10 +209,7 @@ def _require_same(model: nn.Module, images: Tensor, found: Tensor, tolerance: fl
 def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
     """Add the options of `export`, and what it calls, `run`."""
     parser.add_argument("path", type=Path, metavar="RUN|FILE", help="a finished run, or its weights")
-    out = (
-        "a new folder, which timm.create_model('local-dir:FOLDER', pretrained=True) reads, or a file that"
-        " ends in .onnx"
-    )
+    out = "a new folder, which timm.create_model('local-dir:FOLDER', pretrained=True) reads, or an .onnx"
     parser.add_argument("--out", type=Path, metavar="FOLDER|FILE.onnx", required=True, help=out)
     parser.add_argument("--averaged", action="store_true", help="the run's averaged weights")
     for name in ("mean", "std"):
@@ -243,19 +223,14 @@ def export_command(arguments: argparse.Namespace) -> int:
     out, (mean, std) = arguments.out, (arguments.mean, arguments.std)
     if (mean is None) != (std is None):
         raise ValueError("--mean and --std belong together: give both, or leave both out")
-    if out.suffix.lower() in (".safetensors", ".pt", ".pth", ".bin"):
-        raise ValueError(f"--out {out}: name a folder, which timm reads, or a file that ends in .onnx")
     told = None if mean is None else Normalisation(*(v if len(v) > 1 else v[0] for v in (mean, std)))
     model = open_to_export(weights_of(arguments.path, arguments.averaged), told)
     if told is not None:
         attach(student_of(model.model), told)  # the written file says it too
     try:
-        if out.suffix.lower() == ".onnx":
-            print(write_onnx(model, out))
-        else:
-            print(write_timm_folder(model, out))
-    except ImportError as error:  # what is missing is a package, and the message says which
-        raise ValueError(str(error)) from error
+        print((write_onnx if out.suffix.lower() == ".onnx" else write_timm_folder)(model, out))
+    except ImportError as error:
+        raise ValueError(f"{error}: pip install 'attention-transfer[onnx]'") from error
     if model.classes is None:
         print("no names of classes: neither the file nor its run's folder says them")
     return 0

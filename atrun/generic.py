@@ -3,6 +3,7 @@ and the batch, each value by a rule with its source."""
 
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from statistics import median
 from typing import Any, NamedTuple
@@ -78,9 +79,8 @@ class Material(NamedTuple):
 
 
 class Model(NamedTuple):
-    """What a student is built like. vit: on the meta device (from scratch any classifier); normalisation: of
-    its or its teacher's images, where that is known; whose: "the teacher's", or "the model's" where --model
-    names it; teacher: on the meta device, where there is one to pair with."""
+    """What a student is built like. vit, teacher: on the meta device; whose: "the teacher's", or "the
+    model's" where --model names it; normalisation: of its or its teacher's images, where that is known."""
 
     architecture: Architecture
     vit: torch.nn.Module
@@ -94,9 +94,7 @@ def derive(name: str, data: str, teacher: str | None, changes: Mapping[str, str]
     settings as texts, those that other values hang on are taken into account.
 
     The images are counted, and the sizes of some are looked at; of a teacher in a file the weights are read.
-    A student from scratch is built like its teacher, whose weights are not used. An untrained teacher is
-    built like its student, so that the model must be named. Raises `ValueError` without a teacher and without
-    a model, for a detector's data, and what opening data and teachers raises.
+    A student from scratch is built like its teacher; an untrained teacher like its student.
     """
     method = Method(name)
     if teacher == UNTRAINED and method is Method.FINE_TUNE:
@@ -104,9 +102,6 @@ def derive(name: str, data: str, teacher: str | None, changes: Mapping[str, str]
     if data == COCO:
         raise ValueError(f"the recipe {name!r} classifies images; take a recipe of detection for {data!r}")
     told = read_settings(changes)
-    for setting in ("batch_size", "steps"):
-        if told.get(setting, 1) < 1:
-            raise ValueError(f"--{setting} {told[setting]}: {setting} must be a whole number above 0")
     material = _material(data, told, seed, not method.is_unlabelled)
     model = _model(teacher, told, name)
     of_model = model.architecture.name if isinstance(model.architecture.name, str) else "{...}"
@@ -233,14 +228,12 @@ def _material(data: str, told: Mapping[str, Any], seed: int, labelled: bool = Tr
     how = {name: told.get(name) for name in ("image_column", "label_column")} | {"labelled": labelled}
     photos = open_photos(data, path=told.get("data_path"), split=split, train=True, **how)
     some = range(0, len(photos), max(1, len(photos) // LOOKED_AT))
-    sides, why = [], None
+    sides = []
     for index in some:
-        try:
+        with suppress(CorruptImage):  # the run comes upon it, too, and stops there or leaves it out as asked
             sides.append(min(decode(photos.rows[index][photos.image_column]).size))
-        except CorruptImage as error:  # the run comes upon it, too, and stops there or leaves it out as asked
-            why = why or f"image {index}: {error}"
     if not sides:
-        raise CorruptImage(f"none of the {len(some)} images that were looked at can be decoded ({why})")
+        raise CorruptImage(f"none of the {len(some)} images that were looked at can be decoded")
     return Material(size or len(photos), round(median(sides)), fixed=False)
 
 
@@ -311,8 +304,7 @@ def _sizes(vit: VisionTransformer | Eva) -> Sizes:
 
 def with_student(student: str | None, teacher: str | None, changes: Mapping[str, str]) -> dict[str, str]:
     """The settings with what `--student` stands for, where they do not say it: a timm name is the model, a
-    size is read by `atlib.student.student_sizes`, None is none. Raises `ValueError` for another name and
-    without a teacher."""
+    size is read by `atlib.student.student_sizes`, None is none."""
     if student is None:
         return dict(changes)
     if timm.is_model(student):

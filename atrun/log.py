@@ -13,20 +13,14 @@ from pathlib import Path
 
 from atlib._util import write_atomically
 
-TRACKERS = ("tensorboard", "wandb", "mlflow")
-
 
 class RunLog:
     """Appends entries to FOLDER/log.jsonl and FOLDER/log.txt; call it with one dict per step or epoch, each
-    with its "step".
+    with its "step", which gets "seconds", the training time so far over all starts of the run.
 
-    after: the step a run goes on from. Entries of later steps, and lines that `read_log` leaves out, are
-    dropped first, so that every step is there once, however often the run was killed. Each entry gets
-    "seconds", the training time so far over all starts of the run. tracker: one of `TRACKERS`, by
-    Accelerate's class of that name, which gets the numbers too: "tensorboard" in FOLDER/tensorboard, others
-    in their project atlib, each start of the run as a run there. It begins with the first entry, when
-    Accelerate has begun. also: is called with each entry, after it was written. Raises `OSError` where the
-    folder cannot be written, `ValueError` for a tracker that is not installed.
+    after: the step a run goes on from; entries of later steps are dropped, so that every step is there once.
+    tracker: by Accelerate's class of that name: "tensorboard" in FOLDER/tensorboard,
+    others in their project atlib. also: is called with each entry, after it was written.
     """
 
     def __init__(
@@ -41,14 +35,10 @@ class RunLog:
         self.before = kept[-1]["seconds"] if kept else 0.0
         self.start = time.perf_counter()
         # The text is made from the lines, so the two cannot come to differ.
-        write_atomically(self.lines_path, "".join(_json_line(entry) for entry in kept).encode())
+        write_atomically(self.folder / "log.jsonl", "".join(_json_line(entry) for entry in kept).encode())
         write_atomically(self.folder / "log.txt", "".join(as_line(entry) + "\n" for entry in kept).encode())
         require_tracker(tracker)
         self.after, self.tracks_with, self.tracker = after, tracker, None
-
-    @property
-    def lines_path(self) -> Path:
-        return self.folder / "log.jsonl"
 
     @property
     def seconds(self) -> float:
@@ -56,18 +46,14 @@ class RunLog:
         return self.before + time.perf_counter() - self.start
 
     def __call__(self, entry: dict) -> None:
-        """Append one entry. A number that is not finite is written as text, which JSON has no other way to
-        say."""
+        """Append one entry; a number that is not finite is written as text."""
         entry = {
             name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
             for name, value in entry.items()
         }
         entry["seconds"] = round(self.seconds, 3)
-        for path, line in (
-            (self.lines_path, _json_line(entry)),
-            (self.folder / "log.txt", as_line(entry) + "\n"),
-        ):
-            with open(path, "a", encoding="utf-8") as file:
+        for name, line in (("log.jsonl", _json_line(entry)), ("log.txt", as_line(entry) + "\n")):
+            with open(self.folder / name, "a", encoding="utf-8") as file:
                 file.write(line)
         if self.tracks_with is not None:
             if self.tracker is None:
@@ -79,8 +65,7 @@ class RunLog:
             self.also(entry)
 
     def picture(self, name: str, step: int, png: bytes) -> Path:
-        """Write a picture as FOLDER/NAME/step-00000123.png, whole or not at all, and send it to a tracker
-        that takes pictures. Returns the path."""
+        """Write FOLDER/NAME/step-00000123.png, and send it to a tracker that takes pictures."""
         if hasattr(self.tracker, "log_images"):
             import numpy as np  # nothing else here uses it
             from PIL import Image
@@ -109,8 +94,7 @@ class RunLog:
 
 
 def read_log(folder: str | Path) -> list[dict]:
-    """All entries of a run's log; none where there is no log yet. A last line that a kill cut off is left
-    out, and one that is no entry, with a warning that names it."""
+    """All entries of a run's log; a last line that a kill cut off, and one that is no entry, are left out."""
     path = Path(folder) / "log.jsonl"
     text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
     lines, entries = text.splitlines(keepends=True), []
@@ -128,8 +112,7 @@ def read_log(folder: str | Path) -> list[dict]:
 
 
 def as_line(entry: dict) -> str:
-    """One entry as a line for people: step 20 · epoch 2 · loss 1.234 · ...; what has the same name before a
-    slash stands together: transfer_loss of layer_0 1.2, layer_1 1.1."""
+    """One entry as a line for people: step 20 · loss 1.234 · transfer_loss of layer_0 1.2, layer_1 1.1."""
     said = []
     for whole, group in groupby(entry.items(), lambda item: item[0].rpartition("/")[0]):
         texts = [f"{name.rpartition('/')[2]} {_short(value)}" for name, value in group]

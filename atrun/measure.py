@@ -40,9 +40,9 @@ LOOKED_AT = 16  # images of two sets, evenly spread, whose pixels tell the sets 
 
 
 class ModelOnTest(NamedTuple):
-    """A model and what it is tested on. path: its file; images: prepared as it wants them; targets: their
-    classes, or the sets of right ones; on: data and split in words; classes: those of the data among the
-    model's, of a set under a shift, None where all are; shifted: whether it is one; note: said at the end."""
+    """A model and what it is tested on. images: prepared as it wants them; targets: their classes, or the
+    sets of right ones; on: data and split in words; classes: of a set under a shift, those of the data among
+    the model's, None where all are; note: said at the end."""
 
     path: Path
     model: nn.Module
@@ -61,9 +61,8 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
     parser.add_argument("--data", metavar="NAME|PATH", help="default: what the run was trained on")
     parser.add_argument("--split", help="default: the one that the run evaluates on")
     shifted = (
-        "in place of data: a test set under a shift, with its own classes among the model's: cifar10.1,"
-        " imagenetv2, imagenet-a, imagenet-r, imagenet-sketch or imagenet-real; --data_path FOLDER says where"
-        " its files are (default: from the hub)"
+        "in place of data: cifar10.1, imagenetv2, imagenet-a, imagenet-r, imagenet-sketch or imagenet-real,"
+        " from the hub or --data_path FOLDER"
     )
     parser.add_argument("--shifted", metavar="NAME", help=shifted)
     averaged = "the averaged weights, where the recipe has them"
@@ -77,8 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
 
 
 def evaluate_command(arguments: argparse.Namespace) -> int:
-    """`evaluate`: finished runs, or files of weights, on the runs' own data, on others or on a shifted set;
-    of several models also their ensemble."""
+    """`evaluate`: runs or files of weights, on their own data, on others or on a shifted set."""
     shifted = arguments.shifted
     if shifted is not None and (arguments.data, arguments.split) != (None, None):
         raise ValueError(f"--shifted {shifted} is data of its own: leave --data and --split out")
@@ -99,8 +97,7 @@ def evaluate_command(arguments: argparse.Namespace) -> int:
 
 
 def _file_of(path: Path, arguments: argparse.Namespace) -> tuple[Path, RunConfig | None]:
-    """The weights of a run's folder or a file, and the config of their run, where they lie in one's folder.
-    Raises `ValueError` or `OSError` where there are none that can be evaluated as asked."""
+    """The weights of a run's folder or a file, and the config of their run, where they lie in its folder."""
     weights, folder = weights_of(path, arguments.averaged), path if path.is_dir() else path.parent
     elsewhere = arguments.data is not None or arguments.shifted is not None
     if not path.is_dir() and not is_run(folder):
@@ -109,10 +106,7 @@ def _file_of(path: Path, arguments: argparse.Namespace) -> tuple[Path, RunConfig
         return weights, None
     config = read_config(folder, arguments.trust_data or elsewhere)
     if config.method.pretrains:
-        raise ValueError(
-            f"{folder} holds a ViT without a class head: `train --recipe fine-tune --teacher {folder}` gives"
-            " it one"
-        )
+        raise ValueError(f"{folder} is without a class head: train --recipe fine-tune --teacher {folder}")
     return weights, config
 
 
@@ -150,8 +144,7 @@ def _tested_anew(path: Path, config: RunConfig, split: str, images) -> str:
         return ""
     return (
         f"\n{config.data}, {split}: other images than when the run ended ({before['images']:,} then,"
-        f" {now['images']:,} now). Where they are held out of its training images, the model has learned most"
-        " of them: evaluate it on others, with --data and --split"
+        f" {now['images']:,} now); the model may have learned from some"
     )
 
 
@@ -175,15 +168,8 @@ def _on_coco(path: Path, config: RunConfig | None, arguments: argparse.Namespace
     """`evaluate` of a whole detector, on its run's folder of images or on another."""
     from atfamily.detection.files import load_detector
 
-    if arguments.data not in (None, COCO):
-        raise ValueError(
-            f"--data {arguments.data}: {path} holds a detector: --data_path FOLDER of COCO's form"
-        )
-    for name in reading:
-        if name not in ("data_path", "workers"):
-            raise ValueError(f"--{name} would change nothing: images of {COCO!r} have no such choice")
-    if not path.exists():
-        raise FileNotFoundError(f"{path} does not exist: `python -m atlib resume {path.parent}` writes it")
+    if arguments.data not in (None, COCO) or reading.keys() - {"data_path", "workers"}:
+        raise ValueError(f"{path} holds a detector, which takes --data_path FOLDER of COCO's form alone")
     detector, classes, _ = load_detector(path)
     folder, split = None, evaluated_split(COCO)
     if config is not None:
@@ -202,16 +188,11 @@ def _on_coco(path: Path, config: RunConfig | None, arguments: argparse.Namespace
 def shifted_test(
     path: Path, model: nn.Module, name: str, augmentation: Augmentation | None, note: str, reading: dict
 ) -> ModelOnTest:
-    """The test of a model on one of `SHIFTED`. reading: of the settings of how data are read, `data_path`,
-    `workers` and `on_corrupt`.
-
-    Raises `ValueError` for a model that does not know the classes that the set's are among, for a setting
-    without use, and what `open_shifted` raises."""
+    """The test of a model on one of `SHIFTED`; reading: `data_path`, `workers` and `on_corrupt`."""
     from atrun.data.natural_shifts import SHIFTED, open_shifted  # reads timm's lists of classes
 
-    for column in ("image_column", "label_column"):
-        if column in reading:
-            raise ValueError(f"--{column} would change nothing: {name} has columns of its own")
+    if columns := reading.keys() & {"image_column", "label_column"}:
+        raise ValueError(f"--{min(columns)} would change nothing: {name} has columns of its own")
     opened = open_shifted(
         name,
         reading.get("data_path"),
@@ -230,11 +211,9 @@ def shifted_test(
 
 
 def same_images(first: Any, second: Any) -> bool:
-    """Whether two sets hold the same images in the same order, wherever they are read and however a model
-    wants them prepared: as many, and the same pixels as they are stored, in `LOOKED_AT` of them.
-
-    Names and labels do not tell: two folders of other images may have equal labels, and a copy of a folder
-    has another path."""
+    """Whether two sets hold the same images in the same order: as many, and the same stored pixels in
+    `LOOKED_AT` of them. Names and labels do not tell: a copy of a folder has another path, and two folders of
+    other images may have equal labels."""
 
     def stored(images: Any, index: int) -> tuple[Sequence[int], bytes]:  # before it is prepared for a model
         if isinstance(images, Images):
@@ -259,17 +238,12 @@ def decoded(images: Any) -> list[int]:
 
 def measured_lines(tests: Sequence[ModelOnTest]) -> list[str]:
     """What `evaluate` prints: a line for each model, and one for the ensemble of several, the mean of their
-    class probabilities (arXiv 2411.09702, figure of ensembles).
-
-    Raises `ValueError` where several are not tested on the same images or know other classes."""
+    class probabilities (arXiv 2411.09702, figure of ensembles)."""
     logits, lines, first = [], [], tests[0]
     for test in tests:
         alike = test is first or same_images(test.images, first.images)
         if not alike or not torch.equal(test.targets, first.targets):
-            raise ValueError(
-                f"{test.path} is tested on {test.on}, and {first.path} on {first.on}: an ensemble is of the"
-                " same images"
-            )
+            raise ValueError(f"no ensemble: {test.path} is tested on {test.on}, {first.path} on {first.on}")
         logits.append(predict(test.model.to("cuda" if torch.cuda.is_available() else "cpu"), test.images))
         test.model.to("cpu")
         lines.append(f"{test.path} on {test.on}: {_figures(test, logits[-1])}{test.note}")

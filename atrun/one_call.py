@@ -21,8 +21,8 @@ from atlib.pair import Normalisation, config_of
 from atlib.student import built_with
 from atlib.vit import Architecture
 from atrun import generic
-from atrun.build import held_out, image_size, outputs_for, says_classes, training_images
-from atrun.commands import STRICT, dry_run, note_hours, settings_of, summary, until_stopped
+from atrun.build import held_out, image_size, says_classes, training_images
+from atrun.commands import dry_run, settings_of, summary, until_stopped
 from atrun.config import RunConfig, config_path, read_config
 from atrun.configure import configured, data_name, teacher_name
 from atrun.data.folders import pictures_below
@@ -39,9 +39,8 @@ METHODS = tuple(name.value for name in DERIVED if not name.is_unlabelled)
 
 
 class Trained(NamedTuple):
-    """What `transfer` has made. student: in eval mode, after Copy with its teacher; record: of the run;
-    report: what it says at its end; folder: the run's, with a page of it, report.html; right: which images of
-    its evaluation the student has right, (n,) of truths, None without labels."""
+    """What `transfer` has made. student: in eval mode, after Copy with its teacher; report: what the run says
+    at its end; folder: the run's; right: (n,) of truths, of its evaluation's images, None without labels."""
 
     student: nn.Module
     record: Record
@@ -106,21 +105,17 @@ def transfer(
 ) -> Trained:
     """Train a student of a teacher on photographs: `python -m atlib transfer`, with its rules and files.
 
-    teacher: a timm name, a file, or a model: a ViT of timm or torchvision or one of transformers, which is
-    written beside `out`; data: a folder, or
-    a name of the catalogue; a flat folder of images without classes trains by the transfer loss alone.
+    teacher: a timm name, a file, or a ViT of timm, torchvision or transformers, which is written beside
+    `out`; data: a folder, or a name of the catalogue; a flat folder trains by the transfer loss alone.
     student: "tiny", "small", "half", a timm name, or None for the teacher's size. method: one of `METHODS`.
-    out: the run's folder, in which an interrupted run goes on. settings: as on the command line,
-    {"epochs": "20"}. Raises what `configure` and `start` raise, `ValueError` for a folder with another run.
+    out: the run's folder, in which an interrupted run goes on. settings: {"epochs": "20"}.
     """
     out, method = Path(out), _method_on(method, data)
     given, settings = _written(teacher, out, settings)
     asked = _asked(given, str(data), student, method, settings, seed)
     config, rules = configured(*asked)
     note(rules)
-    images = training_images(config)
-    note_hours([config], len(images), outputs_for(config, images))
-    return _carried_out(asked, config, rules, out, images)
+    return _carried_out(asked, config, rules, out)
 
 
 def compare_methods(
@@ -134,11 +129,9 @@ def compare_methods(
     settings: Mapping[str, str] = {},
 ) -> Table:
     """`transfer` by each of some methods with each seed, in OUT/METHOD-SEED, and how the students differ on
-    the same images; the table is OUT/table.json and OUT/report.html too. What is finished there is not
-    repeated.
+    the same images, in OUT/table.json and OUT/report.html too. What is finished is not repeated.
 
-    Logits need a teacher of the data's classes: another one is first fine-tuned, in OUT/teacher, for them
-    alone. Raises as `transfer` does, `ValueError` for data without labels.
+    Logits need a teacher of the data's classes: another one is first fine-tuned, in OUT/teacher.
     """
     out = Path(out)
     if is_flat(data) or not methods or seeds < 1:
@@ -158,8 +151,6 @@ def compare_methods(
             runs[out / f"{method}-{seed}"] = _asked(of, str(data), student, method, settings, seed)
     configs, rules = zip(*(configured(*asked) for asked in runs.values()))
     note("\n".join(dict.fromkeys(rules)))
-    images = training_images(configs[0])
-    note_hours(configs, len(images), outputs_for(configs[0], images))
     seconds, right = {}, {}
     for (folder, asked), *derived in zip(runs.items(), configs, rules):
         trained = _carried_out(asked, *derived, folder)
@@ -218,7 +209,7 @@ def _written(
     teacher: str | Path | nn.Module, out: Path, settings: Mapping[str, str]
 ) -> tuple[str, Mapping[str, str]]:
     """A teacher by its name or path, a live one as a file or folder beside the run's folder; and the settings
-    with what such a file does not say. Raises `ValueError` for a model that no library can write."""
+    with what such a file does not say."""
     if isinstance(teacher, (str, Path)):
         return str(teacher), settings
     sizes = sizes_of(teacher)
@@ -254,9 +245,9 @@ def _asked(
     return Asked(method, data_name(data, settings.get("data_path")), teacher, settings, seed)
 
 
-def _carried_out(asked: Asked, config: RunConfig, rules: str, folder: Path, images=None) -> Trained:
+def _carried_out(asked: Asked, config: RunConfig, rules: str, folder: Path) -> Trained:
     """The run in its folder, begun, gone on with, or only read, where it is finished; and its page."""
-    images = training_images(config) if images is None else images
+    images = training_images(config)
     if not config_path(folder).exists():
         record = start(config, folder, images)
     elif read_config(folder, trust_data=True).fingerprint() != config.on(len(images)).fingerprint():
@@ -301,7 +292,6 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
     parser.add_argument("--seeds", type=int, default=1, help="runs of each method (default: 1)")
     out = "the run's folder; of several runs, which are OUT/METHOD-SEED, that of their table"
     parser.add_argument("--out", type=Path, metavar="DIR", help=out)
-    parser.add_argument("--strict", action="store_true", help=STRICT)
     dry = "print the student, the pairs of layers and the cost of each method; train nothing"
     parser.add_argument("--dry-run", action="store_true", help=dry)
     parser.epilog = (
@@ -326,7 +316,7 @@ def transfer_command(arguments: argparse.Namespace) -> int:
         table = compare_methods(*of, arguments.methods, student, seeds=arguments.seeds, **asked).text()
         return f"{table}\ntable: {arguments.out / 'table.json'}\nreport: {arguments.out / 'report.html'}"
 
-    return until_stopped(run, lambda: "the same command goes on")
+    return until_stopped(run, "the same command goes on")
 
 
 def _dry_run(arguments: argparse.Namespace, student: str | None) -> int:

@@ -60,7 +60,7 @@ def read(texts: Mapping[str, str], kinds: Mapping[str, Any]) -> dict[str, Any]:
         try:
             values[name] = parser.parse_args([f"--{name}={text}"])[name]
         except argparse.ArgumentError as error:
-            needed = kind.__name__ if isinstance(kind, type) else kind
+            needed = kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", "")
             raise ValueError(f"--{name} {text}: it must be {needed}") from error
     return values
 

@@ -27,18 +27,15 @@ BATCH = 64
 
 
 class Prediction(NamedTuple):
-    """What a model says of an image."""
+    """What a model says of an image: its most likely class, and the probability of each, in their order."""
 
     file: str
-    #: the most likely class
     name: str
-    #: of every class, in the order of the model's outputs
     probabilities: list[float]
 
 
 def image_files(paths: Sequence[Path]) -> list[Path]:
-    """Files as they are named, and all images below folders, in order, as training finds them. Raises
-    `FileNotFoundError` for what is not there, and for a folder without an image."""
+    """Files as they are named, and all images below folders, in order, as training finds them."""
     found: list[Path] = []
     for path in paths:
         if not path.exists():
@@ -53,10 +50,8 @@ def image_files(paths: Sequence[Path]) -> list[Path]:
 def predictions(path: Path, files: Sequence[Path], on_corrupt: str = "raise") -> list[Prediction]:
     """What the model in a file of weights says of image files, prepared as the file says.
 
-    on_corrupt: what to do about an image that cannot be decoded, "raise", or "skip", which warns and leaves
-    it out. Raises `ValueError` for a file that does not say how images are prepared, or has other classes
-    than outputs, for such an image, for images of which none can be decoded, and for a model that says NaN,
-    and `OSError` for a file that cannot be read."""
+    on_corrupt: of an image that cannot be decoded, "raise", or "skip", which warns and leaves it out. Raises
+    `ValueError`, `OSError` for a file that cannot be read."""
     require_known("on_corrupt", on_corrupt, ON_CORRUPT)
     _, augmentation = preparation_of(path)
     if augmentation is None:

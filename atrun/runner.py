@@ -18,6 +18,7 @@ from torch import nn
 
 from atfamily.stored_maps import load_stored_maps, save_stored_maps
 from atlib.checkpoint import load_bundle, load_vit, read_header, save_bundle, save_vit
+from atlib.data import Images
 from atlib.evaluate import evaluate_together
 from atlib.pair import student_of
 from atlib.processes import require_together
@@ -43,12 +44,11 @@ def check_folder(folder: Path) -> None:
 
 
 def start(config: RunConfig, folder: Path, images=None, log: Callable[[dict], None] | None = None) -> Record:
-    """Carry out a new run in `folder` (`images`: its training images, where they are open already) and return
-    its record. log: is called with each entry of the run's log, after it was written.
+    """Carry out a new run in `folder` and return its record. images: to train on, where they are open; log:
+    is called with each entry of the run's log, after it was written.
 
-    Of several processes only the first writes. The config is written before the first step, so that a run
-    that is killed can go on; where data, teacher or model do not fit together nothing is written. Raises
-    `ValueError` for a folder with another run, and `Preempted` after SIGTERM or Ctrl-C, when all is saved.
+    Of several processes only the first writes. Nothing is written where data, teacher or model do not fit.
+    Raises `ValueError` for a folder with another run, `Preempted` after SIGTERM or Ctrl-C, when all is saved.
     """
     require_tracker(config.tracker)
     require_together()
@@ -77,13 +77,10 @@ def resume(
     allow_other_processes: bool = False,
 ) -> Record:
     """Go on with the run in `folder` from its newest good checkpoint, or from the beginning without one, and
-    return its record.
+    return its record. A finished run is not touched; one whose weights were deleted writes them again.
 
-    A finished run is not touched; one whose weights were deleted writes them again. on_corrupt: from now on,
-    and in its config ("raise" or "skip"). log: as in `start`; trust_data: as in `read_config`;
-    allow_other_processes: with another number of them than before, and so other bits. Raises `OSError` for a
-    folder without a run or with a damaged record, and `ValueError` where its config or its teacher's file was
-    changed.
+    on_corrupt: from now on; allow_other_processes: than before, and so other bits. Raises `OSError` for a
+    folder without a run or with a damaged record, `ValueError` where its config or teacher was changed.
     """
     require_together()
     before = config = read_config(folder, trust_data)
@@ -129,7 +126,7 @@ def missing_results(folder: Path, config: RunConfig) -> list[Path]:
 
 
 def record_path(folder: Path) -> Path:
-    """Where a finished run has its record: it is written last, after the weights."""
+    """Of a finished run: it is written last, after the weights."""
     return Path(folder) / "record.json"
 
 
@@ -139,8 +136,7 @@ def result_path(folder: Path, method: str) -> Path:
 
 
 def averaged_path(folder: Path) -> Path:
-    """Where a finished run has its averaged weights, where its recipe has them; of a detector, the whole of
-    it."""
+    """Of a finished run, where its recipe averages: the weights; of a detector, the whole of it."""
     return Path(folder) / "averaged.safetensors"
 
 
@@ -150,9 +146,7 @@ def detector_path(folder: Path) -> Path:
 
 
 def weights_of(run_or_file: Path, averaged: bool = False) -> Path:
-    """The file of weights that is meant by a run's folder or by itself: of a run what it was for, a ViT or a
-    detector. Raises `ValueError` for averaged weights of a file or of a run without them; `OSError` for what
-    is not there, and for a folder without a run."""
+    """The file of weights that is meant by a run's folder, or by itself."""
     if not run_or_file.exists():
         raise FileNotFoundError(f"{run_or_file} does not exist: name a run's folder or a file of weights")
     config = None if run_or_file.is_file() else read_config(run_or_file, trust_data=True)  # data stay closed
@@ -190,8 +184,7 @@ def load_result(path: Path) -> nn.Module:
 
 
 def _make_ready(config: RunConfig, images, folder: Path) -> tuple[Any | None, Built]:
-    """What the run is tested on (None: nothing) and what it trains: find out now, not hours later, that
-    training lacks the evaluation's classes."""
+    """What the run is tested on (None: nothing) and what it trains, checked before hours are spent."""
     tested_on = held_out(config) if not config.method.pretrains else None
     if config.method.reads_logits and tuple(read_header(config.teacher)["classes"]) != tuple(images.classes):
         raise ValueError(f"{config.teacher} was trained on other classes than {config.data} has")
@@ -207,8 +200,8 @@ def _make_ready(config: RunConfig, images, folder: Path) -> tuple[Any | None, Bu
 
 
 def _check_classes(config: RunConfig, images, tested_on, outputs: int) -> None:
-    """Raise `ValueError` for classes that the evaluation has and the training images or the model lack: none
-    of them could be learned. A part of the images, chosen by the seed, may lack some."""
+    """Raise `ValueError` for classes of the evaluation that the training images or the model lack. A part of
+    the images, chosen by the seed, may lack some."""
     trained_on, what = config.training_split, f"{config.data} {config.evaluation_split}"
     classes = tuple(images.classes), tuple(tested_on.classes)
     if all(classes) and classes[0] != classes[1]:
@@ -236,8 +229,7 @@ def _carry_out(
     also: Callable[[dict], None] | None,
     may_differ: tuple[str, ...] = (),
 ) -> Record | None:
-    """Train, keep the result, write the record. The record of the first process; the others have none.
-    may_differ: from what the run was started with."""
+    """Train, keep the result, write the record, which the first process returns."""
     averaged = copy.deepcopy(student_of(built.model)) if config.recipe.ema is not None else None
     same, detects = config.fingerprint(), config.detects
     prepared = prepared_as(config, images) | tested_as(config, tested_on)
@@ -272,6 +264,7 @@ def _carry_out(
         newest = keeper.latest()
         after = 0 if newest is None else int(newest.name.removeprefix("step-"))
         log = RunLog(folder, after, config.tracker, also)
+    images = on_device(config, images)
     with nullcontext() if log is None else closing(log):
         history = train(
             built.model,
@@ -303,6 +296,30 @@ def _carry_out(
     return record
 
 
+def on_device(config: RunConfig, images):
+    """The training images held on the device that trains, where they fit and can be augmented there: batches
+    of the same bits. Others, and all with on_device=0, as they are."""
+    from atrun.data.held import held
+    from atrun.data.photos import Photos
+    from atrun.estimate import free_memory
+
+    place = torch.device("cpu")
+    if torch.cuda.is_available():
+        place = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+    most = min(config.on_device * 2**30, free_memory(place) / 2)
+    moved = None
+    if type(images) is Images and images.pixels.nbytes <= most and place.type == "cuda":
+        moved = images.to(place)
+    # a shorter run does not ask for all of them
+    elif type(images) is Photos and config.recipe.steps * config.recipe.batch_size >= len(images):
+        moved = held(images, place, most, config.workers)
+    if moved is None:
+        return images
+    size = f"{moved.pixels.nbytes / 2**20:.3g} MiB"
+    note(f"the training images are held on {place} ({size}), decoded once: --on_device 0 reads them anew")
+    return moved
+
+
 def precision(detector: nn.Module, images) -> dict[str, float]:
     """COCO's figures of a detector, as `atfamily.detection.evaluate.evaluate_detector` gives them."""
     from atfamily.detection.evaluate import evaluate_detector
@@ -313,8 +330,7 @@ def precision(detector: nn.Module, images) -> dict[str, float]:
 def _maps_drawer(
     config: RunConfig, images: Any, log: RunLog | None
 ) -> Callable[[nn.Module, dict], None] | None:
-    """What draws, after every so many passes, where teacher and student look in the same six images; None
-    where no picture is asked for."""
+    """What draws, after every so many passes, where teacher and student look; None where it is not asked."""
     every = config.maps_every
     if every == 0:
         return None
@@ -333,8 +349,7 @@ def _maps_drawer(
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Within it no other run writes in this folder, and what a killed one has half written is gone. Only the
-    first process asks. Raises `ValueError` where another has it."""
+    """Within it no other run writes in this folder, and what a killed one has half written is gone."""
     if not is_main_process():
         yield
         return
@@ -354,8 +369,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def prepared_as(config: RunConfig, images) -> dict[str, Any]:
-    """What a file says beside the weights: how images are prepared and normalised for them, so that an
-    evaluation elsewhere sees the same, and, of a classifier, the names of its classes."""
+    """What a file says beside the weights: how images are prepared and normalised, and its classes."""
     normalisation = getattr(images, "normalisation", None)
     says = {} if config.detects else {"augmentation": config.describe().get("augmentation")}
     if config.classifies:
@@ -364,9 +378,8 @@ def prepared_as(config: RunConfig, images) -> dict[str, Any]:
 
 
 def tested_as(config: RunConfig, images) -> dict[str, Any]:
-    """Which images a classifier is tested on, as its file says it: by their split, their number, and a digest
-    of their labels. An evaluation in the run's folder can tell by it whether they are the same; of those that
-    are held out of the training images, others would be images that the model has learned."""
+    """Which images a classifier is tested on, as its file says it, so that a later evaluation can tell
+    whether it has the same: others may be images that the model has learned."""
     if not config.classifies:
         return {}
     labels = hashlib.sha256(images.targets.long().cpu().numpy().tobytes()).hexdigest()
@@ -381,8 +394,7 @@ def _save(
     images,
     prepared: Mapping[str, Any],
 ) -> None:
-    """Keep the trained model and its average; of a detector the ViT, which other runs can start from and
-    learn from, and the whole."""
+    """Keep the trained model and its average; of a detector the ViT and the whole."""
 
     def save(path: Path, model: nn.Module) -> None:
         if config.method is Method.COPY:

@@ -1,8 +1,10 @@
 """What happens to a photograph on its way into a batch, as one frozen value; operations are timm's."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import lru_cache
 
+import torch
 from PIL import Image, ImageOps
 from timm.data import create_transform
 from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
@@ -11,6 +13,7 @@ from torch import Tensor
 from torchvision import transforms
 
 from atlib._util import require_known
+from atlib.data import Augment, cut_out
 from atlib.loading import rng_put_back, seed_generators
 from atlib.pair import Normalisation
 
@@ -129,3 +132,31 @@ def _evaluation(augmentation: Augmentation) -> transforms.Compose:
     return create_transform(
         a.image_size, interpolation=a.interpolation, mean=a.mean, std=a.std, crop_pct=a.crop_pct
     )
+
+
+def in_two(augmentation: Augmentation) -> tuple[Callable[[Image.Image], Image.Image], Augment] | None:
+    """`Augmentation.train` as what is the same for an image in every pass, and what is drawn, for a batch of
+    bytes wherever it is: the same pixels for the same seeds. None where more is drawn than a flip and where a
+    square lies, as Pillow changes sizes and colours otherwise than a GPU does."""
+    a = augmentation
+    colours = a.rand_augment, a.three_augment, a.color_jitter, a.random_erasing
+    if a.crop == "random-resized" or any(colours):
+        return None
+    crop, _, _ = _training(a).transforms
+    shorter, square, _ = crop.transforms
+    is_padded, size = a.crop == "padded", (a.image_size, a.image_size)
+    padding = a.padding if is_padded else 0
+
+    def augment(images: Tensor, seeds: Tensor) -> Tensor:
+        room = [side + 2 * padding - a.image_size + 1 for side in images.shape[-2:]]
+        room = [] if room == [1, 1] else room  # torchvision then draws no place
+        drawn = []
+        with rng_put_back():
+            for seed in seeds.tolist():
+                seed_generators(seed)
+                place = [torch.randint(0, most, (1,)).item() for most in room]
+                drawn.append([*(place or (0, 0)), torch.rand(1).item() < a.flip])
+        top, left, mirrored = torch.tensor(drawn, device=images.device).T
+        return cut_out(images, top - padding, left - padding, mirrored.bool(), size)
+
+    return (shorter if is_padded else transforms.Compose([shorter, square])), augment

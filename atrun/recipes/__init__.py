@@ -20,30 +20,25 @@ from atrun.method import Method
 
 @dataclass(frozen=True)
 class Published:
-    """A recipe as its source prints it, with its length in epochs and its rate per 256 images."""
+    """A recipe as its source prints it, with its length in epochs and its rate per 256 images.
+
+    source: paper with table or section; model: a timm name, a preset, or its authors' name; options: of the
+    model's constructor; teacher: a timm name, None where a run must name one; drop_path: of the last block;
+    pretext, detection: fields of a run; oddities: what looks like a slip, and where we depart.
+    """
 
     name: str
-    #: paper with table or section, and the command where the authors print one
     source: str
-    #: a timm name or a preset, or, of a network that neither has, its authors' name
     model: str
     method: Method
     recipe: Recipe
-    #: None: images are not changed, except that a detector's are jittered
     augmentation: Augmentation | None = None
-    #: further arguments of the model's constructor
     options: Mapping = field(default_factory=dict)
-    #: the timm name whose weights the method starts from or learns from; None where a run must name one
     teacher: str | None = None
-    #: what is transferred; None where nothing is
     plan: Plan | None = None
-    #: rate of stochastic depth in the last block
     drop_path: float = 0.0
-    #: of pre-training without labels: fields of a run
     pretext: Mapping = field(default_factory=dict)
-    #: of a detector: the run's `detector`, `detector_sizes` and `jitter`
     detection: Mapping = field(default_factory=dict)
-    #: what a reader would take for a slip, and where we depart
     oddities: tuple[str, ...] = ()
 
 
@@ -75,12 +70,9 @@ def _merged(below: Mapping, above: Mapping) -> dict[str, Any]:
 
 @cache
 def published(name: str) -> Published:
-    """A recipe by name: a paper's, or "SCALE-METHOD" as this project chose it, such as "find-copy".
-
-    It is built when it is first asked for. Raises `ValueError` for an unknown name, with the close ones."""
-    require_known("recipe", name, (*names(), *FOR_PYTHON))
-    values = shared(name)
-    values.pop("for_python", None)
+    """A recipe by name: a paper's, or "SCALE-METHOD" as this project chose it, such as "find-copy"."""
+    require_known("recipe", name, (*names(), *TASKS, *FOR_PYTHON))
+    values = {key: value for key, value in shared(name).items() if key not in ("for_python", "task")}
     oddities = (*values.pop("oddities", ()), *values.pop("also", ()))
     if (after := values.pop("after", None)) is not None:
         oddities += (
@@ -97,10 +89,12 @@ def published(name: str) -> Published:
 
 def names() -> tuple[str, ...]:
     """The names of all recipes that `python -m atlib` runs: the papers' and ours. Nothing is built."""
-    return tuple(name for name in _TABLES if not name.startswith("_") and name not in FOR_PYTHON)
+    return tuple(name for name in _TABLES if name[0] != "_" and name not in (*FOR_PYTHON, *TASKS))
 
 
 # Those whose network the command line does not know: `atlib.train.train` takes their recipe.
 FOR_PYTHON = tuple(name for name in _TABLES if name[0] != "_" and "for_python" in shared(name))
+# What `pretrain` runs beside the papers' recipes, on small photographs.
+TASKS = tuple(name for name in _TABLES if name[0] != "_" and "task" in shared(name))
 # What `pretrain` runs of them.
 PRETRAINING = tuple(name for name in names() if Method(shared(name)["method"]).pretrains)

@@ -78,11 +78,10 @@ def test_pairings_equal_the_longhand(pairing, heads):
     )
 
 
-@pytest.mark.parametrize("sizes", [[5], [1] * 5, [3, 2]], ids=str)
-def test_streaming_is_the_same_for_any_batches(sizes):
+def test_streaming_is_the_same_for_any_batches():
     maps_a, maps_b = random_maps(H=2), random_maps(H=3)
     streaming = StreamingDivergence()
-    for some_a, some_b in zip(maps_a.split(sizes), maps_b.split(sizes)):
+    for some_a, some_b in zip(maps_a.split([3, 2]), maps_b.split([3, 2])):
         streaming.update(some_a, some_b)
     assert streaming.matrix().shape == (2, 3)
     np.testing.assert_allclose(streaming.matrix(), longhand_matrix(maps_a, maps_b), rtol=1e-9)

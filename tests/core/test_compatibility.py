@@ -3,79 +3,73 @@
 import pytest
 import torch
 
-from atlib import AttentionTransfer, Plan, create_student
+from atlib import AttentionTransfer, Plan
 from atlib.compatibility import pair_up
 from tests.helpers import random_images
 
-HOW = ["copy", "distill"]
-
-
-def pair_of(small_vit, plan, teacher=None, **options):
-    return AttentionTransfer(
-        small_vit(seed=1, **(options | (teacher or {}))), small_vit(seed=2, **options), plan
-    )
-
-
-def refusal(small_vit, plan, teacher=None, **options):
-    """What is said when this pair is built."""
-    with pytest.raises(ValueError) as caught:
-        pair_of(small_vit, plan, teacher, **options)
-    return str(caught.value)
-
-
-# --- what differs, the remedy that is named, and that the remedy works
-
-
-# what is named, the teacher's other size, and the option that lifts the refusal; q, k and v have none
-REMEDIES = {
-    "depth: teacher 4, student 3": ({"depth": 4}, {"layers": {0: 3}}),
-    "heads: teacher 4, student 3": ({"num_heads": 4}, {"unequal_heads": "aggregate"}),
-    "head width: teacher 12, student 8": ({"embed_dim": 36}, {}),
-    "patch grid: teacher (8, 8), student (4, 4)": ({"patch_size": 4}, {"unequal_grid": "resample"}),
-    "prefix tokens: teacher 3, student 1": ({"reg_tokens": 2}, {"unequal_prefix": "drop"}),
+AVERAGE = {"global_pool": "avg"}
+NO_CLASS = AVERAGE | {"class_token": False, "reg_tokens": 1}
+REGISTERS = {"reg_tokens": 2}
+DISTILL, COPY = Plan(how="distill"), Plan()
+# The teacher, the student; plans that are refused, and plans that are not.
+PAIRS = {
+    "depth": ({"depth": 4}, {}, [COPY, Plan(what="q")], [Plan(layers={0: 3}), Plan(what="v", layers={0: 3})]),
+    "heads": ({"num_heads": 4}, {}, [COPY, Plan(what="k")], [Plan(unequal_heads="aggregate")]),
+    "head width": ({"embed_dim": 36}, {}, [Plan(what="q"), Plan(what="v", how="distill")], [COPY, DISTILL]),
+    "patch grid": ({"patch_size": 4}, {}, [COPY, Plan(what="q")], [Plan(unequal_grid="resample")]),
+    "finer image": ({"img_size": 64}, {}, [COPY], [Plan(unequal_grid="resample")]),
+    "as many patches": ({"img_size": 64, "patch_size": 16}, {}, [], [COPY, DISTILL]),
+    "registers": (REGISTERS, {}, [COPY, DISTILL, Plan(what="q")], [Plan(unequal_prefix="drop")]),
+    "tokens of its own": (
+        {},
+        REGISTERS,
+        [COPY, Plan(unequal_prefix="drop")],  # a copied map says where each of the student's tokens looks
+        [Plan(unequal_prefix="own"), Plan(how="distill", unequal_prefix="drop")],
+    ),
+    "a class token is no register": (
+        NO_CLASS,
+        AVERAGE,
+        [Plan(mismatched=True), Plan(rows="class", unequal_prefix="own", mismatched=True)],
+        [Plan(how="distill", unequal_prefix="drop", mismatched=True)],
+    ),
+    "nor a distillation token": (
+        {"distilled": True},
+        {"reg_tokens": 1},
+        [Plan(mismatched=True)],
+        [Plan(how="distill", unequal_prefix="drop", mismatched=True)],
+    ),
+    **{
+        name: (options, {}, [COPY, DISTILL], [Plan(mismatched=True)])
+        for name, options in {
+            "layer scale": {"init_values": 0.1},
+            "query-key norm": {"qk_norm": True},
+            "pre-norm": {"pre_norm": True},
+            "activation": {"act_layer": torch.nn.ReLU},
+            "pooling": {"global_pool": "avg"},
+        }.items()
+    },
 }
 
 
-@pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("named", REMEDIES)
-def test_every_difference_has_its_remedy(small_vit, named, how):
-    teacher, remedy = REMEDIES[named]
-    if remedy:
-        said = refusal(small_vit, Plan(how=how), teacher)
-        assert [other for other in REMEDIES if other in said] == [named]
-    for what in "qkv":
-        assert named in refusal(small_vit, Plan(what=what, how=how), teacher) or "layers" in remedy
-    output = pair_of(small_vit, Plan(how=how, **remedy), teacher)(random_images(2, 3, 32, 32))
-    assert output.logits.isfinite().all() and output.transfer_loss.isfinite()
+@pytest.mark.parametrize("name", PAIRS)
+def test_what_differs_and_what_is_done_about_it(small_vit, name):
+    of_teacher, of_student, refused, fitting = PAIRS[name]
+    teacher, student = small_vit(seed=1, **of_teacher), small_vit(seed=2, **of_student)
+    for plan in refused:
+        with pytest.raises(ValueError):
+            pair_up(teacher, student, plan)
+    for plan in fitting:
+        output = AttentionTransfer(teacher, student, plan)(random_images(2, 3, 32, 32))
+        assert output.logits.isfinite().all() and (output.transfer_loss > 0) == (plan.how == "distill")
 
 
-def test_images_of_another_size_need_the_same_patches(small_vit):
-    """The teacher's are resized: what must agree is the grid, here 8 x 8 and 4 x 4."""
-    assert "patch grid" in refusal(small_vit, Plan(), {"img_size": 64})
-    for plan, sizes in (
-        (Plan(), {"img_size": 64, "patch_size": 16}),
-        (Plan(unequal_grid="resample"), {"img_size": 64}),
-    ):
-        pair = pair_of(small_vit, plan, sizes)
-        logits, _ = pair.eval()(torch.randn(2, 3, 32, 32))
-        assert pair.for_teacher(torch.randn(2, 3, 32, 32)).shape[-2:] == (64, 64) and logits.isfinite().all()
-
-
-def test_a_copying_student_has_no_tokens_that_its_teacher_lacks(small_vit):
-    assert "prefix" in refusal(small_vit, Plan(unequal_prefix="drop"), {"reg_tokens": 0}, reg_tokens=2)
-    pair_of(small_vit, Plan(how="distill", unequal_prefix="drop"), {"reg_tokens": 0}, reg_tokens=2)
-    assert "'own'" in refusal(small_vit, Plan(), {"reg_tokens": 0}, reg_tokens=2)
-    assert "'own'" not in refusal(small_vit, Plan(), {"reg_tokens": 2}), "the student has none of its own"
-
-
-@pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("lacks", ["teacher", "student"])
-def test_a_class_tokens_row_needs_class_tokens(small_vit, how, lacks):
-    without = {"class_token": False, "global_pool": "avg", "reg_tokens": 1}
-    options = {"teacher": {"global_pool": "avg"}, "student": {"global_pool": "avg"}, lacks: without}
-    plan = Plan(how=how, rows="class", unequal_prefix="own", mismatched=True)
-    with pytest.raises(ValueError):
-        pair_up(small_vit(seed=1, **options["teacher"]), small_vit(seed=2, **options["student"]), plan)
+def test_of_another_token_none_is_common(small_vit):
+    plan = Plan(how="distill", unequal_prefix="drop", mismatched=True)
+    for teacher, student, common in ((NO_CLASS, AVERAGE, 0), ({"distilled": True}, {"reg_tokens": 1}, 1)):
+        found = pair_up(small_vit(**teacher), small_vit(**student), plan)
+        assert found.common_prefix == common
+        first = 1 if student is AVERAGE else 2
+        assert found.student_tokens == (*range(common), *range(first, first + 16))
 
 
 def test_which_rows_and_which_tokens_are_its_own(small_vit):
@@ -94,43 +88,6 @@ def test_which_rows_and_which_tokens_are_its_own(small_vit):
     assert found(plain, unequal_prefix="own", rows="class") == ((), (0,))
 
 
-def test_a_class_token_is_no_register(small_vit):
-    """As many prefix tokens, of another kind: not the same tokens."""
-    teacher = {"class_token": False, "global_pool": "avg", "reg_tokens": 1}
-    student = {"class_token": True, "global_pool": "avg", "reg_tokens": 0}
-    assert "(0, 0, 1)), student 1" in refusal(small_vit, Plan(mismatched=True), teacher, **student)
-    pair = pair_of(small_vit, Plan(how="distill", mismatched=True, unequal_prefix="drop"), teacher, **student)
-    assert (
-        pair.pairing.common_prefix == 0
-        and pair.pairing.teacher_tokens == pair.pairing.student_tokens == tuple(range(1, 17))
-    )
-
-
-# --- native components
-
-
-COMPONENTS = {
-    "layer_scale": ({"init_values": 0.1}, ("attention and MLP", "none")),
-    "qk_norm": ({"qk_norm": True}, (True, False)),
-    "pre_norm": ({"pre_norm": True}, (True, False)),
-    "activation": ({"act_layer": torch.nn.ReLU}, ("ReLU", "GELU")),
-    "pooling": ({"global_pool": "avg"}, ("avg, norm after it", "token")),
-}
-
-
-@pytest.mark.parametrize("name", COMPONENTS)
-def test_mismatched_components_are_asked_for(small_vit, name):
-    options, both = COMPONENTS[name]
-    assert name in refusal(small_vit, Plan(), options)
-    assert pair_of(small_vit, Plan(mismatched=True), options).mismatched == {name: both}
-    teacher = small_vit(seed=1, **options)
-    native = AttentionTransfer(teacher, create_student(teacher, 7), Plan(how="distill"))
-    assert native.mismatched == {} and native(random_images(2, 3, 32, 32)).logits.shape == (2, 7)
-
-
-# --- what a pairing says
-
-
 def test_what_a_pairing_says(small_vit):
     teacher, student = small_vit(depth=5, reg_tokens=2, patch_size=4, num_heads=4), small_vit()
     plan = Plan(layers={2: 0, 0: 4}, unequal_heads="average", unequal_grid="resample", unequal_prefix="drop")
@@ -139,22 +96,3 @@ def test_what_a_pairing_says(small_vit):
     assert found.components == {"registers": (2, 0)}
     assert (found.teacher_grid, found.student_grid, found.common_prefix) == ((8, 8), (4, 4), 1)
     assert found.teacher_tokens == (0, *range(3, 67)) and found.student_tokens is None
-
-
-def test_a_distillation_token_is_no_register(small_vit):
-    """Both ViTs have two prefix tokens, of different roles."""
-    from timm.models.deit import VisionTransformerDistilled
-
-    torch.manual_seed(0)
-    teacher = VisionTransformerDistilled(
-        img_size=32, patch_size=8, embed_dim=48, depth=3, num_heads=3, num_classes=5, weight_init=""
-    )
-    student = small_vit(seed=2, reg_tokens=1)
-    with pytest.raises(ValueError):
-        AttentionTransfer(teacher, student, Plan(mismatched=True))
-    pair = AttentionTransfer(teacher, student, Plan(how="distill", unequal_prefix="drop", mismatched=True))
-    assert (
-        pair.pairing.common_prefix == 1
-        and len(pair.pairing.teacher_tokens) == len(pair.pairing.student_tokens) == 17
-    )
-    assert pair(torch.randn(2, 3, 32, 32)).transfer_loss > 0

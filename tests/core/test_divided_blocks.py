@@ -26,52 +26,45 @@ def mesh(tmp_path):
     distributed.destroy_process_group()
 
 
-def divided(vit, mesh):
+def divided(vit, mesh, root=False):
+    vit = copy.deepcopy(vit)
     for block in vit.blocks:
         fully_shard(block, mesh=mesh)
-    return vit
+    return fully_shard(vit, mesh=mesh) if root else vit
 
 
-def whole(weights):
-    return {
-        key: value.full_tensor() if hasattr(value, "full_tensor") else value for key, value in weights.items()
-    }
-
-
-def gradients(vit):
-    return whole({key: weight.grad for key, weight in vit.named_parameters() if weight.grad is not None})
+def assert_gradients(vit, plain):
+    for (name, weight), expected in zip(vit.named_parameters(), plain.parameters()):
+        found = weight.grad.full_tensor() if hasattr(weight.grad, "full_tensor") else weight.grad
+        torch.testing.assert_close(found, expected.grad, rtol=1e-4, atol=1e-5, msg=name)
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("root", [False, True])
 def test_the_walk_and_its_gradients_are_those_of_the_whole_model(mesh, root, checkpointing):
     plain = randomise(create_vit(SMALL_VIT))
-    vit = divided(copy.deepcopy(plain), mesh)
-    vit = fully_shard(vit, mesh=mesh) if root else vit
+    vit = divided(plain, mesh, root)
     vit.set_grad_checkpointing(checkpointing)
-    expected, found = walk(plain, IMAGES), walk(vit, IMAGES)
-    torch.testing.assert_close(found.logits, expected.logits)
-    torch.testing.assert_close(found.layers[1].map, expected.layers[1].map)
-    for seen in (expected, found):
+    walks = [walk(plain, IMAGES), walk(vit, IMAGES)]
+    torch.testing.assert_close(walks[1].logits, walks[0].logits)
+    torch.testing.assert_close(walks[1].layers[1].map, walks[0].layers[1].map)
+    for seen in walks:
         (seen.logits.square().sum() + seen.layers[1].map.square().sum()).backward()
-    torch.testing.assert_close(gradients(vit), gradients(plain), rtol=1e-4, atol=1e-6)
-    assert "forward" not in vars(vit.blocks[0]) and "forward" not in vars(vit)
+    assert_gradients(vit, plain)
 
 
 @pytest.mark.parametrize("how", ["copy", "distill"])
 def test_a_pair_steps_as_the_whole_one(mesh, how):
-    teacher, plain = randomise(create_vit(SMALL_VIT)), randomise(create_vit(SMALL_VIT), seed=1)
-    student = divided(copy.deepcopy(plain), mesh)
-    # the teacher's blocks may be divided too
+    """The teacher's blocks may be divided too."""
+    models = [randomise(create_vit(SMALL_VIT), seed) for seed in (0, 1)]
     pairs = (
-        AttentionTransfer(copy.deepcopy(teacher), plain, Plan(how=how)),
-        AttentionTransfer(divided(teacher, mesh), student, Plan(how=how)),
+        AttentionTransfer(*models, Plan(how=how)),
+        AttentionTransfer(*(divided(vit, mesh) for vit in models), Plan(how=how)),
     )
     losses = []
     for pair in pairs:
         logits, transfer_loss = pair(IMAGES)
-        loss = logits.square().sum() + transfer_loss
-        loss.backward()
-        losses.append(loss.item())
-    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
-    torch.testing.assert_close(gradients(student), gradients(plain), rtol=1e-4, atol=1e-5)
+        losses.append(logits.square().sum() + transfer_loss)
+        losses[-1].backward()
+    assert losses[0].item() == pytest.approx(losses[1].item(), rel=1e-5)
+    assert_gradients(pairs[1].student, pairs[0].student)

@@ -9,13 +9,10 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from atlib import AttentionTransfer, Plan, create_vit
-from atlib.baselines import MeanMapCopy
-from atlib.checkpoint import load_bundle, save_bundle
+from atlib import AttentionTransfer, Plan
 from atlib.plan import AVERAGES
-from atlib.vit import Architecture
 from tests import longhand
-from tests.helpers import SMALL_VIT, mine, random_images, randomise
+from tests.helpers import mine, random_images
 
 LABELS = torch.tensor([0, 3, 1])
 LAMBDA = 3.0
@@ -87,8 +84,7 @@ def straight(layers):
 
 
 @all_modes
-@pytest.mark.parametrize("layers", [None, range(2), [0]], ids=str)
-@pytest.mark.parametrize("options", [CLASS_TOKEN, AVERAGE], ids=["class token", "average"])
+@pytest.mark.parametrize("layers, options", [(None, CLASS_TOKEN), ([0], AVERAGE)], ids=str)
 def test_all_eight_modes(small_vit, what, how, layers, options):
     pair = pair_of(small_vit, Plan(what=what, how=how, layers=layers), **options)
     assert_equal(pair, straight(range(3) if layers is None else layers))
@@ -96,7 +92,7 @@ def test_all_eight_modes(small_vit, what, how, layers, options):
 
 
 @all_modes
-@pytest.mark.parametrize("pairs", [{0: 3, 2: 0}, {1: 4}, {0: 1, 1: 1, 2: 4}], ids=str)
+@pytest.mark.parametrize("pairs", [{0: 3, 2: 0}, {0: 1, 1: 1, 2: 4}], ids=str)
 def test_layers_paired_between_different_depths(small_vit, what, how, pairs):
     assert_equal(pair_of(small_vit, Plan(what=what, how=how, layers=pairs), teacher={"depth": 5}), pairs)
 
@@ -130,39 +126,6 @@ def test_averages(small_vit, how, over, heads):
     assert pair.path == "dense"
 
 
-ONE_IMAGE = {
-    "whole": Plan(),
-    "resampled": Plan(unequal_grid="resample"),
-    **{f"mean over {over}": Plan(average=over) for over in AVERAGES},
-}
-
-
-def sorted_by_class(number=24, classes=4):
-    """Images of one class look alike, and stand together: (images, a shuffled order)."""
-    kinds = torch.arange(number) // (number // classes)
-    images = random_images(classes, 3, 32, 32)[kinds] + 0.1 * random_images(number, 3, 32, 32, seed=1)
-    return images, torch.randperm(number, generator=torch.Generator().manual_seed(0))
-
-
-@pytest.mark.parametrize("kind", [*ONE_IMAGE, "mean over examples"])
-def test_an_image_is_answered_the_same_in_every_batch(small_vit, kind):
-    """Alone, in batches sorted by class, and in shuffled ones."""
-    images, order = sorted_by_class()
-    if kind == "mean over examples":
-        pair = MeanMapCopy(small_vit(seed=1), small_vit(seed=2), images)
-    else:
-        other = {"patch_size": 4} if kind == "resampled" else {}
-        pair = pair_of(small_vit, ONE_IMAGE[kind], other, dtype=torch.float32)
-    pair.eval()
-    with torch.no_grad():
-        alone = torch.cat([pair(image[None]).logits for image in images])
-        in_order = torch.cat([pair(some).logits for some in images.split(6)])
-        shuffled = torch.cat([pair(images[some]).logits for some in order.split(6)])
-    torch.testing.assert_close(in_order, alone, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(shuffled, alone[order], rtol=1e-5, atol=1e-5)
-    assert (alone - alone[:1]).abs().max() > 1e-2, "it does answer images"
-
-
 def merged_heads(how, remedy):
     """What happens to the teacher's and to the student's maps; a copied single head goes to all three of the
     student's."""
@@ -178,7 +141,7 @@ def merged_heads(how, remedy):
 @pytest.mark.parametrize("how", ["copy", "distill"])
 @pytest.mark.parametrize("remedy", ["aggregate", "average"])
 @pytest.mark.parametrize(
-    "teacher", [{"num_heads": 4}, {"num_heads": 1}, {"num_heads": 6, "embed_dim": 36, "depth": 4}], ids=str
+    "teacher", [{"num_heads": 1}, {"num_heads": 6, "embed_dim": 36, "depth": 4}], ids=str
 )
 def test_another_number_of_heads(small_vit, how, remedy, teacher):
     pairs = {0: 3, 1: 1} if "depth" in teacher else straight(range(3))
@@ -220,40 +183,26 @@ def test_a_learned_mapping_of_heads(small_vit):
 
 
 @pytest.mark.parametrize("how", ["copy", "distill"])
-@pytest.mark.parametrize("options", [CLASS_TOKEN, AVERAGE], ids=["class token", "average"])
-@pytest.mark.parametrize("teacher_patch, grid", [(4, 8), (16, 2)], ids=["finer teacher", "coarser teacher"])
-def test_another_patch_grid(small_vit, how, options, teacher_patch, grid):
-    pair = pair_of(
-        small_vit,
-        Plan(how=how, unequal_grid="resample", layers=[0, 2]),
-        teacher={"patch_size": teacher_patch},
-        **options,
-    )
+@pytest.mark.parametrize(
+    "teacher_patch, grid, options", [(4, 8, CLASS_TOKEN), (16, 2, AVERAGE)], ids=["finer", "coarser"]
+)
+def test_another_patch_grid(small_vit, how, teacher_patch, grid, options):
+    plan = Plan(how=how, unequal_grid="resample", layers=[0, 2])
+    pair = pair_of(small_vit, plan, teacher={"patch_size": teacher_patch}, **options)
     prefix = 0 if "class_token" in options else 1
-    assert_equal(
-        pair,
-        straight([0, 2]),
-        teacher_patch=teacher_patch,
-        target=lambda maps: [longhand.on_grid(p, grid, 4, prefix) for p in maps],
-    )
+
+    def target(maps):
+        return [longhand.on_grid(p, grid, 4, prefix) for p in maps]
+
+    assert_equal(pair, straight([0, 2]), teacher_patch=teacher_patch, target=target)
     assert pair.path == "dense"
 
 
-@pytest.mark.parametrize("registers", [(0, 2), (1, 3)], ids=str)
-def test_registers_of_a_distilled_student_are_dropped(small_vit, registers):
-    pair = pair_of(
-        small_vit,
-        Plan(how="distill", unequal_prefix="drop"),
-        teacher={"reg_tokens": registers[0]},
-        reg_tokens=registers[1],
-    )
-    of_teacher, of_student = (range(1, 1 + count) for count in registers)
-    assert_equal(
-        pair,
-        straight(range(3)),
-        target=lambda maps: [longhand.without(p, of_teacher) for p in maps],
-        own=lambda maps: [longhand.without(p, of_student) for p in maps],
-    )
+def test_registers_of_a_distilled_student_are_dropped(small_vit):
+    plan = Plan(how="distill", unequal_prefix="drop")
+    pair = pair_of(small_vit, plan, teacher={"reg_tokens": 1}, reg_tokens=3)
+    target, own = (lambda maps, n=n: [longhand.without(p, range(1, 1 + n)) for p in maps] for n in (1, 3))
+    assert_equal(pair, straight(range(3)), target=target, own=own)
 
 
 # --- maps of which some rows or columns are the student's own
@@ -274,96 +223,40 @@ PARTLY = {
 }
 
 
-def partly_expected(pair, images, rows, extra, chosen=None):
-    """Logits, loss and gradients where some rows and columns are the student's own: maps are written out, row
-    by row."""
-    teacher, weights = pair.teacher.state_dict(), leaves(pair)
-    number = 0 if pair.teacher.reg_token is None else pair.teacher.reg_token.shape[1]
-    same_kinds = not extra and pair.pairing.teacher_tokens is None
-    with torch.no_grad():
-        maps = [layer["map"] for layer in longhand.layers(teacher, images, 3)[1]]
-        maps = maps if same_kinds else [longhand.without(p, range(1, 1 + number)) for p in maps]
-    heads = range(3) if chosen is None else chosen
-    layers = range(3) if pair.plan.layers is None else pair.plan.layers
-    if pair.plan.how == "copy":
-        replace = {
-            layer: {
-                ("map", h): lambda own, p=maps[layer][:, h]: longhand.partly(p, own, rows, extra)
-                for h in heads
-            }
-            for layer in layers
-        }
-        logits, loss = longhand.layers(weights, images, 3, replace=replace)[0], torch.zeros(())
-    else:
-        logits, seen = longhand.layers(weights, images, 3)
-        loss = 0.0
-        for layer in layers:
-            of_heads = []
-            for h in heads:
-                own = seen[layer]["map"][:, h]
-                target = longhand.partly(maps[layer][:, h], own.detach(), rows, extra)
-                of_heads += [-(target[:, i] * own[:, i].log()).sum(-1).mean() for i in rows]
-            loss = loss + sum(of_heads) / len(of_heads)
-    return stepped(weights, logits, loss)
-
-
-def assert_partly(pair, rows, extra, chosen=None):
-    found = measured(pair, images_of())
-    assert largest_difference(found, partly_expected(pair, images_of(), rows, extra, chosen)) <= 1e-10
-    assert (found["loss"] > 0) == (pair.plan.how == "distill") and pair.path == "dense"
-    alone = longhand.layers(pair.student.state_dict(), images_of(), 3)[0]
-    assert ((found["logits"] - alone).abs().max() > 1e-3) == (pair.plan.how == "copy")
-    return found
-
-
 @pytest.mark.parametrize("how", ["copy", "distill"])
 @pytest.mark.parametrize("kind", PARTLY)
 def test_rows_and_columns_of_the_students_own(small_vit, how, kind):
-    plan, teacher, student, rows, extra = PARTLY[kind]
+    """Maps are written out, row by row."""
+    plan, of_teacher, of_student, rows, extra = PARTLY[kind]
     plan = dataclasses.replace(plan, how=how)
-    pair = AttentionTransfer(small_vit(seed=1, **teacher), small_vit(seed=2, **student), plan)
-    found = assert_partly(pair.double().train(), rows, extra)
+    pair = AttentionTransfer(small_vit(seed=1, **of_teacher), small_vit(seed=2, **of_student), plan)
+    found, weights = measured(pair.double().train(), images_of()), leaves(pair)
+    with torch.no_grad():
+        maps = [layer["map"] for layer in longhand.layers(pair.teacher.state_dict(), images_of(), 3)[1]]
+    if extra or pair.pairing.teacher_tokens is not None:
+        maps = [longhand.without(p, range(1, 1 + of_teacher.get("reg_tokens", 0))) for p in maps]
+
+    def partly(p, own):
+        return longhand.partly(p, own, rows, extra)
+
+    logits, seen = longhand.layers(weights, images_of(), 3)
+    alone, loss = logits.detach(), torch.zeros(())
+    if how == "copy":
+        replace = {
+            layer: {("map", h): lambda own, p=p[:, h]: partly(p, own) for h in range(3)}
+            for layer, p in enumerate(maps)
+        }
+        logits = longhand.layers(weights, images_of(), 3, replace=replace)[0]
+    else:
+        for p, layer in zip(maps, seen):
+            heads = [(partly(p[:, h], own.detach()), own) for h, own in enumerate(layer["map"].unbind(1))]
+            loss = loss + sum(-(t[:, i] * own[:, i].log()).sum(-1) for t, own in heads for i in rows).mean()
+        loss = loss / (3 * len(rows))
+    assert largest_difference(found, stepped(weights, logits, loss)) <= 1e-10 and pair.path == "dense"
+    assert (found["loss"] > 0) == (how == "distill")
+    assert ((found["logits"] - alone).abs().max() > 1e-3) == (how == "copy")
     q_and_k = found["blocks.0.attn.qkv.weight"][:48]
     assert (q_and_k != 0).any(), "what is its own has a gradient, also where the rest is copied"
-
-
-def test_to_distill_tokens_of_its_own_are_a_weight_and_a_constant(small_vit):
-    """(1 - s) times the row's cross-entropy without these tokens, plus the entropy of (s, 1 - s)."""
-    own, drop = (
-        pair_of(
-            small_vit, Plan(how="distill", layers=[1], unequal_prefix=each), {"reg_tokens": 0}, reg_tokens=1
-        )
-        for each in ("own", "drop")
-    )
-    p = longhand.layers(own.student.state_dict(), images_of(), 3)[1][1]["map"]
-    target = longhand.layers(own.teacher.state_dict(), images_of(), 3)[1][1]["map"]
-    s = p[:, :, [0, *range(2, 18)], 1]
-    rows = -(target * longhand.without(p, [1]).log()).sum(-1)
-    entropy = -(s * s.log() + (1 - s) * (1 - s).log())
-    assert measured(drop, images_of())["loss"].item() == pytest.approx(rows.mean().item(), rel=1e-12)
-    expected = ((1 - s) * rows + entropy).mean().item()
-    assert measured(own, images_of())["loss"].item() == pytest.approx(expected, rel=1e-12)
-
-
-@pytest.mark.parametrize("how", ["copy", "distill"])
-def test_rows_on_another_patch_grid(small_vit, how):
-    """The class token's row of the resampled map, of which all rows are transferred elsewhere."""
-    plan = Plan(how=how, unequal_grid="resample", layers=[0])
-    of_all, of_class = (
-        pair_of(small_vit, dataclasses.replace(plan, rows=rows), {"patch_size": 4})
-        for rows in (None, "class")
-    )
-    (p,) = of_class.teacher_maps(of_class.teacher_layers(images_of()))
-    assert torch.equal(p, of_all.teacher_maps(of_all.teacher_layers(images_of()))[0])
-    if how == "copy":
-        maps = [each.walk(images_of()).layers[0].map for each in (of_all, of_class)]
-        assert torch.equal(maps[0][:, :, 0], maps[1][:, :, 0])
-        own = longhand.layers(of_class.student.state_dict(), images_of(), 3)[1][0]["map"]
-        assert (maps[1][:, :, 1:] - own[:, :, 1:]).abs().max() <= 1e-12
-    else:
-        own = longhand.layers(of_class.student.state_dict(), images_of(), 3)[1][0]["map"]
-        expected = -(p[:, :, 0] * own[:, :, 0].log()).sum(-1).mean().item()
-        assert measured(of_class, images_of())["loss"].item() == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("how", ["copy", "distill"])
@@ -407,8 +300,7 @@ def poison(attn, parts):
     with torch.no_grad():
         for part in parts:
             third = slice("qkv".index(part) * 24, ("qkv".index(part) + 1) * 24)
-            attn.qkv.weight[third] = torch.nan
-            attn.qkv.bias[third] = torch.nan
+            attn.qkv.weight[third] = attn.qkv.bias[third] = torch.nan
 
 
 @pytest.mark.parametrize("what, unused", [("map", "qk"), ("q", "q"), ("k", "k"), ("v", "v")])
@@ -441,36 +333,6 @@ def test_the_teacher_runs_in_inference_mode_and_the_autocast_dtype(small_vit, wh
         assert all(x.dtype == torch.bfloat16 for x in kept)
 
 
-# --- pairs that are kept, mixed, matched
-
-
-BUNDLES = {
-    "layers and heads": (Plan(layers={0: 3, 2: 1}, heads={2: [0, 2]}), {"depth": 4}),
-    "merged heads": (Plan(unequal_heads="aggregate", layers=[1]), {"num_heads": 4}),
-    "grid, prefix, average": (
-        Plan(unequal_grid="resample", unequal_prefix="drop", average="queries"),
-        {"patch_size": 4, "reg_tokens": 1},
-    ),
-    "mismatched": (Plan(what="q", mismatched=True), {"init_values": 0.1}),
-}
-
-
-@pytest.mark.parametrize("name", BUNDLES)
-def test_a_bundle_keeps_the_plan(small_vit, tmp_path, name):
-    plan, teacher = BUNDLES[name]
-    pair = pair_of(small_vit, plan, teacher, dtype=torch.float32).eval()
-    named = [Architecture("vit_tiny_patch16_224", SMALL_VIT | change) for change in ({}, teacher)]
-    found = load_bundle(save_bundle(tmp_path / "bundle.safetensors", pair, *named))
-    assert (
-        found.plan == plan
-        and found.path == pair.path
-        and found.mismatched == pair.mismatched
-        and found.pairing == pair.pairing
-    )
-    images = images_of(torch.float32)
-    torch.testing.assert_close(found(images).logits, pair(images).logits)
-
-
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))])
 def test_a_copy_of_a_pair_learns_its_own_mapping_of_heads(small_vit, copied):
     pair = learned(small_vit)
@@ -482,27 +344,3 @@ def test_a_copy_of_a_pair_learns_its_own_mapping_of_heads(small_vit, copied):
     with torch.no_grad():
         again.head_mapping[0].zero_()
     assert again(images).transfer_loss.item() != before == pair(images).transfer_loss.item()
-
-
-def test_a_copied_student_may_be_of_another_kind_than_its_teacher():
-    """A teacher with rotary positions: its maps are those after rotation, and a copying student needs no
-    rotation of its own."""
-    teacher = randomise(
-        create_vit(
-            "vit_small_patch16_dinov3", img_size=64, embed_dim=24, depth=2, num_heads=3, num_classes=0
-        ),
-        1,
-    ).eval()
-    student = randomise(create_vit(SMALL_VIT | {"img_size": 64, "patch_size": 16, "depth": 2}), 2).eval()
-    pair = AttentionTransfer(teacher.double(), student.double(), Plan(unequal_prefix="drop", mismatched=True))
-    images = random_images(2, 3, 64, 64, dtype=torch.float64)
-    rotated = []
-    for block in teacher.blocks:  # what timm itself hands to its fused kernel
-        block.attn.fused_attn = False
-        block.attn.attn_drop.register_forward_hook(lambda module, inputs, output: rotated.append(inputs[0]))
-    with torch.no_grad():
-        teacher(images)
-    maps = [longhand.without(p, range(1, 1 + teacher.num_prefix_tokens - 1)) for p in rotated]
-    replace = {layer: {("map", head): p[:, head] for head in range(3)} for layer, p in enumerate(maps)}
-    logits = longhand.layers(student.state_dict(), images, 3, patch=16, replace=replace)[0]
-    assert len(maps) == 2 and (pair(images).logits - logits).abs().max() <= 1e-10

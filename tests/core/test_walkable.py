@@ -12,7 +12,6 @@ from atlib.attention import SDPA, Unwalkable
 from tests.helpers import SMALL_VIT, random_images, randomise
 
 SMALL = SMALL_VIT | {"depth": 2}
-WIDE = SMALL | {"embed_dim": 48}
 IMAGES = random_images(2, 3, 32, 32)
 
 
@@ -29,32 +28,24 @@ class OwnSoftmax(Block):
 
 
 REFUSED = {
-    "two attentions in a layer": (
-        partial(create_vit, "vit_small_patch16_18x2_224", depth=2, img_size=32, num_classes=5),
-        "more than once",
+    "two attentions in a layer": of_timm("vit_small_patch16_18x2_224", depth=2, img_size=32),
+    "two maps beside the MLP": partial(
+        create_vit, SMALL_VIT | {"embed_dim": 48}, block_fn=DiffParallelScalingBlock
     ),
-    "two maps beside the MLP": (
-        partial(create_vit, WIDE, block_fn=DiffParallelScalingBlock),
-        "more than once",
-    ),
-    "windows": (of_timm("swin_tiny_patch4_window7_224", img_size=64, window_size=4), "windows an image"),
-    "talking heads": (of_timm("cait_xxs24_224", depth=2, img_size=32), "Cait: 0 of"),
-    "no attention": (of_timm("resnet18"), "ResNet: 0 of 0"),
-    "a softmax of its own": (partial(create_vit, SMALL, block_fn=OwnSoftmax), "0 of "),
+    "windows": of_timm("swin_tiny_patch4_window7_224", img_size=32, window_size=4),
+    "talking heads": of_timm("cait_xxs24_224", depth=2, img_size=32),
+    "no attention": of_timm("resnet18"),
+    "a softmax of its own": partial(create_vit, SMALL, block_fn=OwnSoftmax),
 }
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_what_is_seen_and_what_is_expected_is_said(kind):
-    build, said = REFUSED[kind]
-    model = build().eval()
-    size = 64 if kind == "windows" else 32
-    images = random_images(2, 3, size, size)
-    with pytest.raises(Unwalkable, match=said) as caught:
-        walk(model, images)
-    assert len(str(caught.value).split()) <= 15
+def test_what_is_not_seen_is_refused(kind):
+    model = REFUSED[kind]().eval()
+    with pytest.raises(Unwalkable):
+        walk(model, IMAGES)
     assert torch.nn.functional.scaled_dot_product_attention is SDPA, "the swap is over"
-    assert model(images).shape == (2, 5), "and the model works"
+    assert model(IMAGES).shape == (2, 5), "and the model works"
 
 
 @pytest.mark.parametrize("part", ["blocks.1", "blocks.1.attn", "blocks.1.attn.qkv", ""])

@@ -148,7 +148,7 @@ def test_what_maps_alone_do_not_serve_is_refused(tmp_path, teacher, images):
     cache = filled(tmp_path, teacher, images, layers=[0, 1])
     assert [*cache(images)] == [0, 1]
     AttentionTransfer(teacher, vit(1), Plan(layers=range(2)), maps=cache)(images)
-    with pytest.raises(ValueError):
+    with pytest.raises(KeyError):
         AttentionTransfer(teacher, vit(1), Plan(), maps=cache)(images)
     with pytest.raises(ValueError):
         AttentionTransfer(vit(0), vit(1), Plan("q"), maps=cache)

@@ -79,16 +79,12 @@ def steps(folder):
 @pytest.mark.parametrize(
     "build, recipe",
     [
-        (lambda: tiny(drop_path_rate=0.3), SHORT),
         (lambda: tiny(drop_path_rate=0.3), EVERYTHING),
         (pair("copy"), SHORT),
         (pair("distill"), EVERYTHING),
-        (
-            lambda: tiny(drop_path_rate=0.3),
-            replace(SHORT, optimizer="lamb", mixed_precision="bf16", binary=True, clip=None),
-        ),
+        (tiny, replace(SHORT, optimizer="lamb", mixed_precision="bf16", binary=True, clip=None)),
     ],
-    ids=["plain", "plain, everything", "copy", "distill, everything", "lamb, bf16, binary"],
+    ids=["plain, everything", "copy", "distill, everything", "lamb, bf16, binary"],
 )
 def test_a_run_in_pieces_ends_with_the_same_bits(build, recipe, glyphs64, tmp_path):
     """Stopped in the middle of a pass (3), at the end of one (4), and when it is finished."""
@@ -260,12 +256,8 @@ def stopped(glyphs64, tmp_path_factory):
             ("manifest.json", lambda path, content=content: path.write_text(content))
             for content in (
                 "{",
-                "[]",
                 '{"files": {}, "metrics": {}}',
-                '{"files": {"facts.json": 3}, "metrics": {}}',
                 '{"files": {"facts.json": {"sha256": "x"}}, "metrics": {}}',
-                '{"files": {}, "metrics": []}',
-                "[" * 100_000,
             )
         ),
     ],
@@ -291,9 +283,7 @@ def no_space(*arguments, **options):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-@pytest.mark.parametrize(
-    "where", ["os.replace", "os.fsync", "accelerate.Accelerator.save_state", "pathlib.Path.mkdir"]
-)
+@pytest.mark.parametrize("where", ["os.replace", "accelerate.Accelerator.save_state"])
 def test_a_full_disk_leaves_the_last_good_checkpoint(where, glyphs64, stopped, tmp_path, monkeypatch):
     tmp_path = shutil.copytree(stopped[1], tmp_path / "kept")
     with monkeypatch.context() as broken:
@@ -310,7 +300,7 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(where, glyphs64, stopped, t
     assert same(run(tiny, glyphs64, SHORT, tmp_path, every=2)[0], stopped[0])
 
 
-@pytest.mark.parametrize("limit", [1_000, 30_000, 90_000], ids="{} bytes".format)
+@pytest.mark.parametrize("limit", [1_000, 90_000], ids="{} bytes".format)
 def test_writes_that_really_fail(limit, glyphs64, tmp_path):
     """The operating system refuses files longer than the limit: safetensors, torch.save and Python each say
     so in another way."""
@@ -382,17 +372,6 @@ def test_a_stop_keeps_the_step_in_progress_and_says_where(glyphs64, stopped, tmp
     assert caught.value.checkpoint == tmp_path / "step-00000007" and steps(tmp_path) == [7]
     assert signal.getsignal(number) is handler
     assert same(run(tiny, glyphs64, SHORT, tmp_path)[0], stopped[0])
-
-
-@pytest.mark.usefixtures("interruptible")
-def test_a_second_interrupt_stops_at_once(glyphs64, tmp_path):
-    def twice(entry):
-        for _ in range(2):
-            os.kill(os.getpid(), signal.SIGINT)
-
-    with pytest.raises(KeyboardInterrupt):
-        run(tiny, glyphs64, SHORT, tmp_path, log=twice)
-    assert steps(tmp_path) == []
 
 
 def test_a_damaged_later_checkpoint_never_costs_the_good_ones(tmp_path):

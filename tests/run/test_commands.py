@@ -10,7 +10,6 @@ from dataclasses import replace
 import datasets
 import numpy as np
 import pytest
-import timm
 import torch
 from safetensors.torch import load_file
 
@@ -127,8 +126,8 @@ def logged(folder):
 
 
 @pytest.mark.slow
-# before the first checkpoint, at the end of a pass, at a checkpoint, after the last step
-@pytest.mark.parametrize("step", [1, 3, 4, 5])
+# before the first checkpoint, at a checkpoint, after the last step
+@pytest.mark.parametrize("step", [1, 4, 5])
 def test_killed_at_a_step_it_goes_on_to_the_same_bits(stopped, step):
     folder, ended = stopped
     whole, out = folder / "whole", folder / f"killed-{step}"
@@ -168,17 +167,6 @@ def test_two_processes_do_not_train_in_one_folder(stopped):
     assert same(weights(folder / "twice"), weights(folder / "whole"))
 
 
-@pytest.mark.slow
-def test_generated_images_are_never_corrupt(stopped, tmp_path, capsys):
-    assert command.main(["resume", str(stopped[0] / "whole"), "--on-corrupt", "skip"]) == 0, "it is finished"
-    out = tmp_path / "unfinished"
-    shutil.copytree(stopped[0] / "whole", out)
-    (out / "record.json").unlink()
-    assert command.main(["resume", str(out), "--on-corrupt", "skip"]) == 2
-    assert "on_corrupt would change nothing" in capsys.readouterr().err
-    assert read_config(out) == read_config(stopped[0] / "whole"), "its config is as it was"
-
-
 def at_step(step, what, monkeypatch):
     """Raise `what`, or be sent that signal, as soon as that step is logged."""
     plain = runner.RunLog.__call__
@@ -203,100 +191,26 @@ def test_an_interrupted_run_says_how_it_goes_on(tmp_path, capsys, monkeypatch):
     assert f"python -m atlib resume {out}\n" in err and "Traceback" not in err
     assert command.main(["resume", str(out)]) == 0
     assert same(weights(out), weights(tmp_path / "whole"))
-    monkeypatch.setattr(
-        commands, "training_images", lambda config: (_ for _ in ()).throw(KeyboardInterrupt())
-    )
-    assert command.main(asked("find-scratch", tmp_path / "other")) == 130
-    assert capsys.readouterr().err.endswith(": interrupted\n"), "nothing is there to go on with"
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nmore"),
-        MemoryError(),
-        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
-    ],
-    ids=["cuda", "python", "cpu"],
-)
-def test_out_of_memory_says_what_takes_less(tmp_path, capsys, error):
-    def run():
-        raise error
-
-    assert commands.until_stopped(run, str) == 1
-    (line,) = capsys.readouterr().err.splitlines()
-    ways_out = ("out of memory", "--accumulate", "--checkpoint_activations true", "--batch_size")
-    assert all(part in line for part in (str(error).split(".")[0], *ways_out))
-
-
-def test_what_is_an_error_of_ours_is_not_hidden(tmp_path):
-    def run():
-        raise RuntimeError("a shape is wrong")
-
-    with pytest.raises(RuntimeError, match="a shape is wrong"):
-        commands.until_stopped(run, str)
-
-
-@pytest.mark.parametrize("checkpoints", [True, False], ids=["with checkpoints", "without"])
-def test_a_finished_run_without_its_weights_writes_them_again(tmp_path, capsys, checkpoints):
+def test_a_finished_run_without_its_weights_writes_them_again(tmp_path, capsys):
+    """Both files from the last checkpoint; without checkpoints the average by training again."""
     out = tmp_path / "run"
     assert command.main(asked("find-scratch", out, ema=0.5)) == 0
     files = [out / "student.safetensors", out / "averaged.safetensors"]
     before, results = [load_file(path) for path in files], read_record(out / "record.json").results
-    for number in (2, 1):  # both, and only the average
-        for path in files[-number:]:
+    for lost in (files, files[1:]):
+        for path in lost:
             path.unlink()
-        if not checkpoints:
-            shutil.rmtree(out / "checkpoints", ignore_errors=True)
-        capsys.readouterr()
         assert command.main(["evaluate", str(out), "--averaged"]) == 2
-        assert f"{files[1]} does not exist: `python -m atlib resume {out}`" in capsys.readouterr().err
         assert command.main(["resume", str(out)]) == 0
-        said = "from the last checkpoint" if checkpoints else "from the beginning"
-        assert str(files[-number]) in (err := capsys.readouterr().err) and said in err
         assert all(same(load_file(path), weights) for path, weights in zip(files, before))
         assert read_record(out / "record.json").results == results
-    assert command.main(["resume", str(out)]) == 0 and "is finished" in capsys.readouterr().out
-
-
-def test_a_damaged_record_is_named_with_the_way_out(tmp_path, capsys):
-    out = tmp_path / "run"
-    assert command.main(asked("find-scratch", out)) == 0
-    results = read_record(out / "record.json").results
-    (out / "record.json").write_text("junk")
-    capsys.readouterr()
-    assert command.main(["resume", str(out)]) == 2 and (out / "record.json").read_text() == "junk"
-    assert re.search(rf"record.json .*`python -m atlib resume {out}`", capsys.readouterr().err)
-    (out / "record.json").rename(tmp_path / "damaged.json")
-    assert command.main(["resume", str(out)]) == 0 and read_record(out / "record.json").results == results
-
-
-def test_a_damaged_checkpoint_is_a_sentence_said_once(tmp_path, capsys):
-    out = tmp_path / "run"
-    assert command.main(asked("find-scratch", out)) == 0
-    (out / "record.json").unlink()
-    newest = sorted((out / "checkpoints").iterdir())[-1]
-    (newest / "manifest.json").unlink()
-    lines = (out / "log.jsonl").read_text().splitlines(keepends=True)
-    (out / "log.jsonl").write_text("".join([lines[0], "nonsense\n", *lines[1:]]))
-    capsys.readouterr()
-    assert command.main(["resume", str(out)]) == 0
-    err = capsys.readouterr().err
-    assert err.count("damaged (") == err.count(f"{newest} is damaged (") == 1 and "UserWarning" not in err
-    assert err.count("log.jsonl, line 2") == 1 and logged(out) == [1, 2, 3, 4, 5]
-
-
-def test_what_was_changed_against_the_recipe_is_said_when_training_starts(tmp_path, capsys):
-    assert command.main(asked("find-scratch", tmp_path / "run")) == 0
-    (line,) = [each for each in capsys.readouterr().err.splitlines() if "recipe find-scratch: " in each]
-    assert re.search(r"steps 5 .* \d+; batch_size 8 .* 128; lr 0.00025 .* 0.004", line)
-
-
-WEIGHTS = [f"{name}.safetensors" for name in ("student", "teacher", "averaged")]
+        shutil.rmtree(out / "checkpoints")
 
 
 @pytest.mark.parametrize(
-    "left", ["checkpoints/step-00000003/facts.json", "record.json", *WEIGHTS, "log.jsonl"]
+    "left", ["checkpoints/step-00000003/facts.json", "record.json", "teacher.safetensors", "log.jsonl"]
 )
 def test_what_is_left_of_a_run_without_its_config_is_not_written_over(tmp_path, left):
     (tmp_path / left).parent.mkdir(parents=True, exist_ok=True)
@@ -326,11 +240,6 @@ def test_pretraining_makes_a_teacher(tmp_path, capsys):
     assert command.main(asked("find-copy", tmp_path / "after", "--teacher", teacher)) == 0
     again = asked("find-copy", tmp_path / "again", "--teacher", str(tmp_path / "mae"), "--dry-run")
     assert command.main(again) == 0 and f"{tmp_path}/mae/teacher.safetensors" in capsys.readouterr().out
-    (tmp_path / "unfinished").mkdir()
-    (tmp_path / "unfinished" / "config.json").write_bytes((tmp_path / "mae" / "config.json").read_bytes())
-    assert command.main(asked("find-copy", tmp_path / "no", "--teacher", str(tmp_path / "unfinished"))) == 2
-    assert f"atlib resume {tmp_path}/unfinished`" in capsys.readouterr().err
-    capsys.readouterr()
     assert command.main(["evaluate", str(tmp_path / "mae")]) == 2
     assert "without a class head" in capsys.readouterr().err
     assert command.main(["teacher", teacher]) == 0 and "17" in capsys.readouterr().out
@@ -367,13 +276,10 @@ BUILT_IN = "train --recipe find-scratch --data atbook.worlds:marked_glyphs"
     "wrong, named",
     [
         ("train --recipe find-copi --data atbook.worlds:marked_glyphs --out OUT", "'find-copi'.*'find-copy'"),
-        (BUILT_IN, "--out DIR"),
         (f"{BUILT_IN} --out OUT --lr", "--lr has no value"),
         ("pretrain mea --data cifar10 --out OUT", "'mea'.*'mae'"),
-        ("pretrain mae --data cifar10 --mixup 0.8 --out OUT", "mixup .*mae"),
         ("resume OUT", "OUT"),
         ("evaluate OUT", "OUT"),
-        ("evaluate missing.safetensors --data atbook.worlds:marked_glyphs", "missing.safetensors"),
         ("evaluate HERE --averaged --data atbook.worlds:marked_glyphs", "--averaged"),
     ],
 )
@@ -386,39 +292,6 @@ def test_wrong_requests_end_with_2_and_write_nothing(tmp_path, capsys, monkeypat
     assert out == "" and err.startswith("python -m atlib: ") and "Traceback" not in err
     assert re.search(named.replace("OUT", places["OUT"]), err)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_weights_that_cannot_be_downloaded_are_a_message(tmp_path, capsys, monkeypatch):
-    real = timm.create_model
-
-    def offline(name, **options):
-        if options.get("pretrained"):
-            raise OSError("no network in this test")
-        return real(name, **options)
-
-    monkeypatch.setattr(timm, "create_model", offline)
-    name = "vit_tiny_patch16_224.augreg_in21k"
-    fits = ("--model", "vit_tiny_patch16_224", "--model.img_size", "32", "--plan.unequal_grid", "resample")
-    assert command.main(asked("find-copy", tmp_path / "run", "--teacher", name, *fits)) == 2
-    assert "could not be downloaded" in capsys.readouterr().err and not (tmp_path / "run").exists()
-
-
-def test_what_would_mend_a_pair_is_said_as_options(tmp_path, capsys):
-    architecture = Architecture("glyphs", {"num_classes": 0, "num_heads": 2})
-    teacher = save_vit(tmp_path / "two-heads.safetensors", architecture.build(), architecture)
-    assert command.main(asked("find-copy", tmp_path / "run", "--teacher", str(teacher))) == 2
-    said = capsys.readouterr().err
-    assert "teacher 2, student 4" in said and said.rstrip().endswith(
-        "--model.num_heads, --plan.unequal_heads)"
-    )
-    unequal = ("--teacher", str(teacher), "--plan.unequal_heads", "average", "--dry-run")
-    assert command.main(asked("find-copy", tmp_path / "run", *unequal)) == 0
-
-
-def test_a_loss_that_is_not_finite_names_step_and_checkpoint(tmp_path, capsys):
-    wild = {"lr": 1e30, "warmup": 0, "clip": "none", "save_every": 1}
-    assert command.main(asked("find-scratch", tmp_path / "run", **wild)) == 1
-    assert re.search(rf"step \d+ .*{tmp_path}/run/checkpoints/step-", capsys.readouterr().err)
 
 
 @pytest.fixture
@@ -464,8 +337,11 @@ def test_a_corrupt_image_of_the_evaluation_does_not_end_a_run_for_good(tmp_path,
         shutil.copy(folder_of_images / "train" / kind / f"{number:02}.png", held / kind)
     (folder_of_images / "train" / "dog" / "99.png").rename(held / "dog" / "99.png")
     out, whole = tmp_path / "run", tmp_path / "whole"
-    assert command.main([*photographs.asked(folder_of_images, out, "save_every=2"), "--strict"]) == 2
-    assert "`python -m atlib resume DIR --on-corrupt skip`" in capsys.readouterr().err
+    assert (
+        command.main([*photographs.asked(folder_of_images, out, "save_every=2"), "--on-corrupt", "raise"])
+        == 2
+    )
+    assert "--on-corrupt skip" in capsys.readouterr().err
     started = read_config(out)
     assert command.main(["resume", str(out)]) == 2
     assert read_config(out) == started and not (out / "record.json").exists()
@@ -507,18 +383,3 @@ def test_a_stream_is_trained_on_stopped_and_gone_on_with(tmp_path, capsys, monke
     capsys.readouterr()
     assert command.main(request("part", "data_size=10")) == 2
     assert "21 images, not 10" in capsys.readouterr().err and not (tmp_path / "part").exists()
-
-
-def test_another_teacher_in_the_same_place_is_refused(tmp_path, teacher, capsys, monkeypatch):
-    path, out = teacher[0], tmp_path / "run"
-    architecture = Architecture("glyphs", {"num_classes": 192})
-    with monkeypatch.context() as changed:
-        at_step(3, signal.SIGTERM, changed)
-        assert command.main(asked("find-distill", out, "--teacher", str(path))) == 75
-    good = path.read_bytes()
-    save_vit(path, randomise(architecture.build(), seed=9), architecture)
-    capsys.readouterr()
-    assert command.main(["resume", str(out)]) == 2
-    assert "teacher's sha256" in capsys.readouterr().err
-    path.write_bytes(good)
-    assert command.main(["resume", str(out)]) == 0

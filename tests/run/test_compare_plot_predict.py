@@ -84,11 +84,6 @@ def test_mcnemar_by_hand():
     assert high == pytest.approx(6 / 40 + spread, abs=0.03)
 
 
-def test_equal_models_are_no_different():
-    found = compared(logits_of([True, False]), logits_of([True, False]), torch.zeros(2, dtype=torch.long))
-    assert found.p == 1.0 and tuple(found.difference) == (0.0, 0.0, 0.0)
-
-
 def test_runs_are_compared_on_the_images_that_they_were_evaluated_on(runs, capsys):
     found = compare_runs(runs / "distill", runs / "scratch")
     for accuracy, name in ((found.first, "distill"), (found.second, "scratch")):
@@ -102,23 +97,13 @@ def test_runs_are_compared_on_the_images_that_they_were_evaluated_on(runs, capsy
     assert itself.first == read_record(runs / "read" / "record.json").results["average_validation_accuracy"]
 
 
-CLASSIFYING = ("evaluation_split", "evaluate_every", "maps_every")  # what a run of pre-training lacks
-
-
 def test_runs_on_other_images_are_refused(runs, tmp_path, capsys):
     code, _, wrong = said(capsys, "compare", runs / "distill", runs / "read")
     assert code == 2 and "different images" in wrong
-    for changes, named in (({"evaluation_split": "validation"}, "--split"), ({"method": "mae"}, "mae")):
-        other = tmp_path / str(len([*tmp_path.iterdir()]))
-        other.mkdir()
-        config = json.loads((runs / "scratch" / "config.json").read_text())
-        if "method" in changes:
-            config = {key: config[key] for key in config if key not in CLASSIFYING}
-        (other / "config.json").write_text(json.dumps(config | changes))
-        code, _, wrong = said(capsys, "compare", runs / "distill", other)
-        assert code == 2 and named in wrong
-    code, _, wrong = said(capsys, "compare", runs / "distill", runs / "scratch", "--averaged")
-    assert code == 2 and "no averaged weights" in wrong
+    config = json.loads((runs / "scratch" / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"evaluation_split": "validation"}))
+    code, _, wrong = said(capsys, "compare", runs / "distill", tmp_path)
+    assert code == 2 and "--split" in wrong
 
 
 def test_runs_on_one_folder_and_its_copy_are_compared_and_on_another_refused(runs, tmp_path, capsys):
@@ -166,22 +151,11 @@ def test_the_curves_are_those_of_the_logs(runs):
         assert points == [[one["epoch"], one[field]] for one in passes[name] if field in one]
 
 
-def test_runs_of_one_name_are_told_apart(runs, tmp_path):
-    (tmp_path / "scratch").symlink_to(runs / "distill")
-    panel = plot.curves([runs / "scratch", tmp_path / "scratch"]).axes[0]
-    labels = [line.get_label() for line in panel.lines]
-    assert labels == [str(runs / "scratch"), str(tmp_path / "scratch")]
-
-
 def test_a_picture_is_written_or_refused(runs, tmp_path, capsys):
     out = tmp_path / "curves.png"
     code, printed, _ = said(capsys, "plot", runs / "scratch", runs / "read", "--out", out)
     assert code == 0 and printed.strip() == str(out)
     assert np.asarray(Image.open(out).convert("L")).std() > 5, "a picture of one colour shows nothing"
-    code, _, wrong = said(capsys, "plot", runs / "scratch", "--out", tmp_path / "curves.pdf")
-    assert code == 2 and ".png" in wrong and not (tmp_path / "curves.pdf").exists()
-    code, _, wrong = said(capsys, "plot", tmp_path, "--out", out)
-    assert code == 2 and str(tmp_path) in wrong
 
 
 # --- predict ---
@@ -243,12 +217,6 @@ def test_a_student_that_python_has_saved(runs, tmp_path, capsys):
     assert shares == pytest.approx(by_hand(run / "student.safetensors", photographs), abs=2e-3)
 
 
-def test_a_file_has_no_averaged_weights(runs, capsys):
-    weights = runs / "read" / "student.safetensors"
-    code, _, wrong = said(capsys, "predict", weights, "a.png", "--averaged")
-    assert code == 2 and "--averaged" in wrong and str(weights) in wrong
-
-
 def test_a_model_that_says_nan_says_no_class(runs, tmp_path, capsys):
     tensors, header = read_tensors(runs / "read" / "student.safetensors")
     tensors["head.bias"][0] = np.nan
@@ -273,22 +241,12 @@ def test_a_picture_is_turned_as_the_camera_says(runs, tmp_path):
 def test_pictures_that_cannot_be_read(runs, tmp_path, capsys):
     good, bad, out = tmp_path / "good.png", tmp_path / "bad.jpg", tmp_path / "classes.csv"
     picture(3).save(good)
-    for content in (cut_jpeg(1), b"no picture", b""):
-        bad.write_bytes(content)
-        code, _, wrong = said(capsys, "predict", runs / "read", good, bad, "--out", out)
-        assert code == 2 and str(bad) in wrong and not out.exists()
+    bad.write_bytes(cut_jpeg(1))
+    code, _, wrong = said(capsys, "predict", runs / "read", good, bad, "--out", out)
+    assert code == 2 and str(bad) in wrong and not out.exists()
     alone = said(capsys, "predict", runs / "read", good)[1]
     code, printed, warned = said(capsys, "predict", runs / "read", bad, good, "--on-corrupt", "skip")
     assert code == 0 and printed == alone and f"{bad} cannot be read" in warned and "left out" in warned
-    code, _, wrong = said(capsys, "predict", runs / "read", bad, "--on-corrupt", "skip")
-    assert code == 2 and "none of 1 files" in wrong
-    for paths, named in (([tmp_path / "nothing.png"], "nothing.png"), ([runs / "scratch"], "no image")):
-        code, _, wrong = said(capsys, "predict", runs / "read", *paths)
-        assert code == 2 and named in wrong
-    code, _, wrong = said(capsys, "predict", runs / "read", good, "--out", tmp_path / "classes.txt")
-    assert code == 2 and ".csv or .json" in wrong
-    code, _, wrong = said(capsys, "predict", runs / "scratch", good)
-    assert code == 2 and "does not say how image files are prepared" in wrong
 
 
 # --- the same run again ---
@@ -306,37 +264,3 @@ def test_a_run_again_is_the_same_run(runs, tmp_path, capsys):
     assert not same(*weights)
     again = configure_again(tmp_path / "other", seed=0)
     assert again == read_config(runs / "distill"), "a seed of 0 is said, too"
-
-
-def test_what_else_is_said_replaces_what_the_file_says(runs, tmp_path):
-    config = read_config(runs / "distill")
-    changed = configure_again(runs / "distill", changes={"lr": "1e-4", "plan.layers": "[0]"}, seed=3)
-    assert (changed.recipe.lr, changed.plan.layers, changed.seed) == (1e-4, (0,), 3)
-    assert changed.recipe.steps == config.recipe.steps
-    moved = configure_again(runs / "read", str(runs / "photographs"))
-    assert moved == read_config(runs / "read")
-    assert configure_again(runs / "distill", teacher="untrained").teacher == "untrained"
-
-
-@pytest.mark.parametrize(
-    "more, named",
-    [
-        (["--data", "cifar10"], "--recipe"),
-        (["--lrr", "1"], "--lrr"),
-        (["--teacher", "nothing.safetensors"], "nothing.safetensors"),
-        (["--teacher", "vit_small_patch16_224.dino"], "depth: teacher 12, student 4"),
-    ],
-)
-def test_what_cannot_be_again(runs, tmp_path, capsys, more, named):
-    code, _, wrong = said(capsys, "train", "--config", runs / "distill", "--out", tmp_path / "run", *more)
-    assert code == 2 and named in wrong and not (tmp_path / "run").exists()
-
-
-def test_a_config_that_is_not_there_and_one_that_is_damaged(runs, tmp_path, capsys):
-    code, _, wrong = said(capsys, "train", "--config", tmp_path, "--out", tmp_path / "run")
-    assert code == 2 and str(tmp_path / "config.json") in wrong
-    (tmp_path / "config.json").write_text('{"method": "distill"')
-    code, _, wrong = said(capsys, "train", "--config", tmp_path, "--out", tmp_path / "run")
-    assert code == 2 and "config.json" in wrong
-    with pytest.raises(SystemExit):
-        command.main(["train", "--config", str(runs / "scratch"), "--recipe", "scratch", "--out", "run"])

@@ -9,7 +9,6 @@ import pytest
 from atlib.plan import Plan
 from atlib.recipe import Recipe
 from atlib.vit import Architecture
-from atrun.build import training_images
 from atrun.config import RunConfig, read_config, write_config
 from atrun.configure import config_diff, configure, data_name
 from atrun.data.transforms import Augmentation
@@ -55,19 +54,10 @@ def asked(recipe, *changes, data="atbook.worlds:marked_glyphs", **options):
             keep=3,
             seed=11,
         ),
-        RunConfig(
-            recipe_name="distill",
-            method="distill",
-            model=Architecture("glyphs"),
-            data="atbook.worlds:marked_glyphs",
-            recipe=Recipe(),
-            teacher="t",
-            plan=Plan(how="distill", layers=range(3), heads=(0, 2)),
-        ),
         configure("vitdet-scratch-vit-base", "coco", changes={"detector": "fcos"}),
         configure("mae", "cifar10", changes={"mask_ratio": "0.5", "training_split": "train+validation"}),
     ],
-    ids=["small", "everything", "lists", "detection", "masked auto-encoding"],
+    ids=["small", "everything", "detection", "masked auto-encoding"],
 )
 def test_json_and_back(tmp_path, config):
     write_config(tmp_path, config)
@@ -84,49 +74,21 @@ def test_changes_reach_run_recipe_parts_and_model():
     assert len(config.skeleton(8).blocks) == 2
 
 
-def test_two_changes_that_are_right_only_together():
-    recipe, size, data = "mae-scratch-vit-base", "augmentation.image_size=64", "imagenet-1k"
-    config = configure(**asked(recipe, size, "model=vit_tiny_patch16_224", data=data))
-    assert config.skeleton(10).patch_embed.img_size == (64, 64) and config.skeleton(10).embed_dim == 192
-    with pytest.raises(ValueError, match="224, 224.*augmentation.* 64"):
-        configure(**asked(recipe, size, "model.img_size=224", data=data))
-
-
-def test_changes_that_mend_the_published_run_only_together():
-    """A ViT-L of 224 pixels cannot be trained on the built-in world; with another model it is another run,
-    and the published one need not fit."""
-    config = configure(
-        **asked("copy-vit-large", "model=glyphs", "model.global_pool=token", "steps=3", teacher=__file__)
-    )
-    assert config.skeleton(8).patch_embed.img_size == (32, 32)
-    assert config.recipe.steps == 3 and config.plan.how == "copy"
-    published = configure(**asked("copy-vit-large", teacher=__file__))
-    with pytest.raises(ValueError, match="atbook.worlds:marked_glyphs train .*32 x 32.*224 x 224"):
-        training_images(published)
-
-
 def test_what_a_run_changed_against_its_published_recipe():
-    def changed(*changes, recipe="distill-vit-large", data="imagenet-1k"):
-        return config_diff(configure(**asked(recipe, *changes, data=data)), 10_240)
+    def changed(*changes):
+        return config_diff(configure(**asked("distill-vit-large", *changes, data="imagenet-1k")), 10_240)
 
-    assert (
-        changed() == []
-        and changed("workers=3") == []
-        and changed("steps=5", recipe="mae", data="atbook.worlds:marked_glyphs") == []
-    )
+    assert changed("workers=3") == []
     assert changed("batch_size=256") == [
-        "steps 8000 instead of 1000",
-        "batch_size 256 instead of 2048",
-        "lr 0.0001 instead of 0.0008",
+        "recipe.batch_size was 2048 and is 256",
+        "recipe.lr was 0.0008 and is 0.0001",
+        "recipe.steps was 1000 and is 8000",
     ]
-    assert changed("batch_size=256", "lr=8e-4", "steps=1000") == ["batch_size 256 instead of 2048"]
-    assert changed("steps=2000") == ["steps 2000 instead of 1000"], "the warm-up keeps its share"
     assert changed("plan.layers=[0, 1]", "augmentation.flip=0", "drop_path=0.1") == [
-        "plan.layers [0, 1] instead of " + str(list(range(18))),
-        "drop_path 0.1 instead of 0.2",
-        "augmentation.flip 0 instead of 0.5",
+        "augmentation.flip was 0.5 and is 0.0",
+        "drop_path was 0.2 and is 0.1",
+        f"plan.layers was {list(range(18))} and is [0, 1]",
     ]
-    assert changed("betas=[0.9, 0.999]") == ["betas [0.9, 0.999] instead of [0.9, 0.95]"]
 
 
 def test_a_published_recipe_is_what_is_run():
@@ -151,23 +113,6 @@ def test_changes_in_epochs_reach_the_steps():
     assert (mae.steps, mae.lr, mae.warmup) == (6, 2.5e-4, 0.1), "also where the recipe is in steps"
 
 
-def test_a_run_has_the_settings_of_its_method_and_data():
-    for name, value in {"mask_ratio": 0.5, "on_corrupt": "raise", "jitter": (0.5, 2.0)}.items():
-        assert name not in GLYPHS.describe()
-        with pytest.raises(ValueError, match=name):
-            replace(GLYPHS, **{name: value})
-    with pytest.raises(ValueError, match="'coco'"):
-        configure("mae", "coco")
-
-
-def test_settings_where_they_have_a_use():
-    assert configure(**asked("mae", "mask_ratio=0.5", "decoder_width=32")).mask_ratio == 0.5
-    weighted = configure(**asked("find-distill", "transfer_weight=1", "evaluate_every=2", teacher=__file__))
-    assert weighted.recipe.transfer_weight == 1
-    changes = ("streaming=true", "on_corrupt=skip")
-    assert configure(**asked("distill-vit-large", *changes, data="imagenet-1k")).streaming
-
-
 def test_paths_are_kept_in_full_for_another_working_folder(tmp_path, monkeypatch):
     (tmp_path / "images").mkdir()
     (tmp_path / "teacher.pth").touch()
@@ -178,7 +123,7 @@ def test_paths_are_kept_in_full_for_another_working_folder(tmp_path, monkeypatch
 
 
 def test_what_must_not_change_when_a_run_goes_on():
-    free = {"workers": 3, "save_every": 7, "keep": 9, "tracker": "mlflow"}
+    free = {"workers": 3, "on_device": 0.0, "save_every": 7, "keep": 9, "tracker": "mlflow"}
     fixed = {"seed": 1, "recipe": Recipe(lr=1.0), "drop_path": 0.1, "data_size": 5}
     for name, value in (free | fixed).items():
         changed = replace(GLYPHS, **{name: value})
@@ -188,7 +133,7 @@ def test_what_must_not_change_when_a_run_goes_on():
     assert replace(photographs, streaming=True).fingerprint() != photographs.fingerprint()
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"recipe_name": "x"}', '{"mode": 1}'])
+@pytest.mark.parametrize("content", ["{", "[]", '{"recipe_name": "x"}'])
 def test_a_damaged_config_is_named_and_left(tmp_path, content):
     (tmp_path / "config.json").write_text(content)
     with pytest.raises(OSError, match=str(tmp_path / "config.json")):
@@ -201,16 +146,3 @@ def test_a_config_of_before_there_were_other_trackers(tmp_path):
     for asked_for, tracker in ((False, None), (True, "tensorboard")):
         (tmp_path / "config.json").write_text(json.dumps(described | {"tensorboard": asked_for}))
         assert read_config(tmp_path) == replace(GLYPHS, tracker=tracker)
-
-
-def test_a_config_with_the_names_of_an_earlier_version_says_so(tmp_path):
-    described = GLYPHS.describe()
-    described |= {"heads": None, "head_sizes": None}
-    (tmp_path / "config.json").write_text(json.dumps(described))
-    with pytest.raises(OSError, match="config.json"):
-        read_config(tmp_path)
-
-
-def test_a_folder_without_a_run(tmp_path):
-    with pytest.raises(FileNotFoundError, match=f"{tmp_path} .*python -m atlib train"):
-        read_config(tmp_path)

@@ -40,8 +40,3 @@ def test_students_are_trained_under_each_control(runs, capsys):
         assert command.main(["controls", str(runs / method), "--train", "--seeds", "1"]) == 0
         table = capsys.readouterr().out.strip().splitlines()
         assert [line.split("|")[1].strip() for line in table[2:]] == names
-
-
-def test_a_run_that_keeps_no_teacher_must_be_trained_anew(runs, capsys):
-    assert command.main(["controls", str(runs / "distill")]) == 2
-    assert "--train" in capsys.readouterr().err

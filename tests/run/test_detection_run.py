@@ -2,9 +2,9 @@
 leave, that they go on after being stopped, what they refuse."""
 
 import json
-import re
 import shutil
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 import torch
@@ -21,7 +21,6 @@ from atlib.train import train
 from atlib.vit import Architecture
 from atrun import __main__ as command
 from atrun import config as of_runs
-from atrun import estimate as dry_run
 from atrun import runner
 from atrun.config import read_config
 from atrun.configure import configure
@@ -102,27 +101,14 @@ def test_a_run_is_the_library_by_hand_and_evaluate_repeats_its_precision(coco, w
         f"box AP {100 * found['box_AP']:.1f}" in printed
         and f"mask AP {100 * found['mask_AP']:.1f}" in printed
     )
-    assert command.main(["evaluate", str(whole), "--split", "train2017"]) == 0
-    assert "train2017" in (printed := capsys.readouterr().out) and "of 6 images" in printed
 
 
-def test_a_file_alone_is_evaluated_on_a_named_folder(coco, whole, tmp_path, capsys):
-    alone = shutil.copy(whole / "detector.safetensors", tmp_path / "detector.safetensors")
-    assert command.main(["evaluate", str(alone), "--data", "coco", "--data_path", str(coco)]) == 0
-    assert "val2017: box AP " in capsys.readouterr().out
-    assert command.main(["evaluate", str(alone), "--data", "coco"]) == 2
-    assert "data_path" in capsys.readouterr().err
-    assert command.main(["evaluate", str(whole / "student.safetensors")]) == 2
-    assert "detector.safetensors" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("step", [1, 2])  # within a pass, and at its end
-def test_stopped_at_a_step_it_goes_on_to_the_same_bits(coco, whole, tmp_path, monkeypatch, step):
+def test_stopped_within_a_pass_it_goes_on_to_the_same_bits(coco, whole, tmp_path, monkeypatch):
     out, plain = tmp_path / "run", runner.RunLog.__call__
 
     def stop(self, entry):
         plain(self, entry)
-        if entry["step"] == step and entry["event"] == "step":
+        if entry["step"] == 1 and entry["event"] == "step":
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
@@ -133,8 +119,6 @@ def test_stopped_at_a_step_it_goes_on_to_the_same_bits(coco, whole, tmp_path, mo
     ends = [load_detector(each / "detector.safetensors").detector for each in (out, whole)]
     assert same(ends[0].state_dict(), ends[1].state_dict())
     assert read_record(out / "record.json").results == read_record(whole / "record.json").results
-    (out / "detector.safetensors").unlink()
-    assert command.main(["resume", str(out)]) == 0 and (out / "detector.safetensors").exists()
 
 
 def test_copy_keeps_its_teacher_and_distill_and_fine_tuning_do_not(coco, teacher, tmp_path, capsys):
@@ -166,14 +150,6 @@ def test_copy_keeps_its_teacher_and_distill_and_fine_tuning_do_not(coco, teacher
     assert "averaged.safetensors on coco" in (said := capsys.readouterr().out) and "mask" not in said
 
 
-def test_some_of_the_images_and_another_seed(coco, tmp_path):
-    for seed in (0, 1):
-        request = asked(coco, tmp_path / str(seed), "--seed", str(seed), data_size=2, steps=1)
-        assert command.main(request) == 0
-    losses = [read_record(tmp_path / str(seed) / "record.json").results["loss"] for seed in (0, 1)]
-    assert losses[0] != losses[1]
-
-
 def broken(coco, folder, change):
     """A copy of the folder whose annotations were changed."""
     shutil.copytree(coco, folder)
@@ -184,20 +160,7 @@ def broken(coco, folder, change):
     return folder
 
 
-def assert_said(pattern, capsys):
-    said = " ".join(capsys.readouterr().err.split())
-    assert re.search(pattern, said), said
-
-
-def test_what_is_missing_is_named(coco, tmp_path, capsys):
-    assert command.main(asked(None, tmp_path / "run")) == 2
-    assert_said("data_path.*train2017.*instances_train2017.json", capsys)
-    assert command.main(asked(tmp_path / "nowhere", tmp_path / "run")) == 2
-    assert_said("nowhere/train2017", capsys)
-    half = shutil.copytree(coco, tmp_path / "half")
-    (half / "annotations" / "instances_val2017.json").unlink()
-    assert command.main(asked(half, tmp_path / "run")) == 2
-    assert_said("instances_val2017.json", capsys)
+def test_categories_are_matched_by_their_ids(coco, tmp_path, capsys):
     other = broken(coco, tmp_path / "other", lambda read: read["categories"].reverse())
     assert command.main(asked(other, tmp_path / "ok", steps=1)) == 0, (
         "the order of ids counts, not the file's"
@@ -206,30 +169,13 @@ def test_what_is_missing_is_named(coco, tmp_path, capsys):
         coco, tmp_path / "fewer", lambda read: read["categories"].append({"id": 99, "name": "bird"})
     )
     assert command.main(asked(fewer, tmp_path / "run")) == 2
-    assert_said("'bird'", capsys)
+    assert "'bird'" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 
 def test_names_are_those_of_the_detectors():
-    assert set(of_runs.DETECTORS) == set(DETECTORS) and set(of_runs.DETECTOR_SIZES) == set(SIZES)
-
-
-@pytest.fixture
-def soon(monkeypatch):
-    """Dry runs that measure for half a second."""
-    monkeypatch.setattr(dry_run, "estimate", lambda *arguments: estimate(*arguments, limit=0.5))
-
-
-def test_a_dry_run_counts_parameters_steps_and_memory_without_data(soon, capsys):
-    """On COCO's published number of images, 118,287; weights are counted on the built detector."""
-    assert command.main([*asked(None, "nowhere", steps=5), "--dry-run"]) == 0
-    printed = capsys.readouterr().out
-    of_coco = mask_rcnn(MODEL.build(), 80)
-    vit = sum(each.numel() for each in of_coco.backbone.parameters())
-    rest = sum(each.numel() for each in of_coco.parameters()) - vit
-    assert "118,287 training images" in printed and f"{rest:,} parameters in pyramid and heads" in printed
-    assert "GiB on one device for 4 images" in printed and " s a step" in printed
-    assert f"{vit:,} parameters" in printed and "29,572 an epoch" in printed
+    assert set(get_args(of_runs.Detectors)) == set(DETECTORS)
+    assert set(get_args(of_runs.DetectorSizes)) == set(SIZES)
 
 
 def test_the_published_detector_by_its_numbers(monkeypatch):
@@ -273,8 +219,3 @@ def test_two_layers_more_cost_a_detector_what_they_cost_a_classifier(method, aga
         formula.append(formula_of(shape_of(deeper.skeleton(80)), depth))
     product = 4 * 2 * 65 * 65 * 16  # of four heads, 65 tokens
     assert counted[1] - counted[0] == formula[1] - formula[0] + 2 * again * product
-
-
-def test_a_folder_that_is_there_is_counted(coco, soon, capsys):
-    assert command.main([*asked(coco, "nowhere", steps=1), "--dry-run"]) == 0
-    assert "6 training images" in capsys.readouterr().out

@@ -49,7 +49,6 @@ def test_a_run_with_a_token(tmp_path, monkeypatch):
     kept.unlink()
     assert command.main(["resume", str(out)]) == 0
     assert same(trained.state_dict(), load_vit(kept).state_dict())
-    assert command.main(["evaluate", str(out), "--data", str(photographs), "--split", "validation"]) == 0
     assert command.main(["export", str(out), "--out", str(tmp_path / "timm")]) == 0
     exported = timm.create_model(f"local-dir:{tmp_path / 'timm'}", pretrained=True).eval()
     with torch.no_grad():

@@ -2,8 +2,6 @@
 
 import json
 import math
-import sys
-import types
 
 import pytest
 from accelerate import PartialState
@@ -31,13 +29,6 @@ def test_entries_are_appended_as_lines_and_as_text(tmp_path):
     assert text[0].startswith("event step · step 1 · loss 0.1235 · lr 0.001 · seconds ") and len(text) == 2
 
 
-def test_it_is_on_the_disk_after_each_call(tmp_path):
-    log = RunLog(tmp_path)
-    for step in range(1, 4):
-        log({"step": step})
-        assert steps(tmp_path) == list(range(1, step + 1)), "a run that is killed now must not lose this line"
-
-
 def test_going_on_drops_what_came_after_the_checkpoint_and_the_line_that_was_cut(tmp_path):
     log = RunLog(tmp_path)
     for step in (1, 2, 3, 4):
@@ -50,13 +41,6 @@ def test_going_on_drops_what_came_after_the_checkpoint_and_the_line_that_was_cut
     again({"step": 3, "loss": 3.0})
     assert steps(tmp_path) == [1, 2, 3]
     assert (tmp_path / "log.txt").read_text().splitlines()[-1].startswith("step 3 · loss 3")
-
-
-def test_a_whole_line_without_its_end_is_cut_too(tmp_path):
-    (tmp_path / "log.jsonl").write_text('{"step": 1, "seconds": 1.0}\n{"step": 2, "seconds": 2.0}')
-    assert steps(tmp_path) == [1], "its end may be missing: another line appended to it would be unreadable"
-    RunLog(tmp_path, after=2)({"step": 2})
-    assert steps(tmp_path) == [1, 2]
 
 
 def test_seconds_go_on_where_they_were(tmp_path, monkeypatch):
@@ -83,7 +67,7 @@ def test_numbers_that_json_does_not_have(tmp_path):
     assert (entry["grad_norm"], entry["loss"]) == ("inf", "nan")
 
 
-@pytest.mark.parametrize("nonsense", ["nonsense", '{"step": "x", "seconds": 1.0}', "[]", '{"step": 1}', "{"])
+@pytest.mark.parametrize("nonsense", ["nonsense", '{"step": "x", "seconds": 1.0}', "[]"])
 def test_a_line_that_is_no_entry_is_named_and_left_out(tmp_path, nonsense):
     whole = [json.dumps({"step": step, "seconds": float(step)}) for step in (1, 2, 3)]
     (tmp_path / "log.jsonl").write_text("\n".join([whole[0], nonsense, *whole[1:], ""]))
@@ -109,34 +93,3 @@ def test_tensorboard_gets_numbers_by_step_and_pictures(tmp_path):
     losses = [(event.step, event.value) for event in shown.Scalars("loss")]
     assert losses == [(1, 1.0), (2, 2.0), (3, 3.25), (4, 4.25)]
     assert set(shown.Tags()["scalars"]) == {"loss", "seconds"} and "maps" in shown.Tags()["images"][0]
-
-
-@pytest.mark.parametrize("name", ["wandb", "mlflow"])
-def test_other_trackers_get_the_same(tmp_path, monkeypatch, name):
-    """By Accelerate's class, whose package is a stand-in here."""
-    got = []
-    package = types.ModuleType(name)
-    package.init = lambda **options: types.SimpleNamespace(
-        log=lambda values, step, **more: got.append((values, step)), finish=lambda: got.append("finished")
-    )
-    package.search_experiments = lambda filter_string: []
-    package.create_experiment = lambda **options: "0"
-    package.start_run = lambda **options: None
-    package.log_metrics = lambda values, step, **more: got.append((values, step))
-    package.end_run = lambda: got.append("finished")
-    monkeypatch.setitem(sys.modules, name, package)
-    monkeypatch.setattr(run_log, "find_spec", lambda name: object())
-    PartialState(cpu=True)
-    log = RunLog(tmp_path, tracker=name)
-    log({"event": "step", "step": 5, "loss": 1.5})
-    log.close()
-    (values, step), finished = got
-    assert step == 5 and values["loss"] == 1.5 and values.keys() == {"loss", "seconds"}
-    assert finished == "finished"
-
-
-@pytest.mark.parametrize("name", run_log.TRACKERS)
-def test_a_tracker_that_is_not_there(tmp_path, monkeypatch, name):
-    monkeypatch.setattr(run_log, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=f"pip install {name}"):
-        RunLog(tmp_path, tracker=name)

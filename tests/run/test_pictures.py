@@ -11,7 +11,7 @@ from atlib import AttentionTransfer, Plan, create_vit, walk
 from atrun import pictures
 from atrun.config import RunConfig
 from atrun.configure import configure
-from atrun.pictures import as_png, maps_picture, some_of
+from atrun.pictures import as_png, maps_picture
 from atrun.runner import resume, start
 from tests.helpers import random_images, randomise, tiny
 from tests.stopped_runs import few_held_out as few_held_out  # a fixture
@@ -68,11 +68,6 @@ def test_every_kind_of_pair_has_a_picture(model):
     model.train()
     figure = maps_picture(model, random_images(2, 3, 32, 32))
     assert model.training and as_png(figure).startswith(b"\x89PNG")
-
-
-def test_the_images_are_spread_over_the_set_and_are_the_same_always(glyphs64):
-    torch.testing.assert_close(some_of(glyphs64, 4), glyphs64.take([0, 16, 32, 48])[0])
-    assert len(some_of(glyphs64.select([1, 2]))) == 2
 
 
 def config(**changes) -> RunConfig:

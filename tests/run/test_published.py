@@ -31,12 +31,7 @@ COPY, DISTILL = published("copy-vit-large"), published("distill-vit-large")
 
 
 @pytest.mark.parametrize(
-    "name, parts",
-    [
-        ("mae-pretrain-vit-base", (49, 512, 8, 16)),
-        ("mae-pretrain-vit-large", (49, 512, 8, 16)),
-        ("mae-lite-pretrain", (49, 96, 1, 3)),
-    ],
+    "name, parts", [("mae-pretrain-vit-base", (49, 512, 8, 16)), ("mae-lite-pretrain", (49, 96, 1, 3))]
 )
 def test_the_decoder_is_the_published_one(name, parts):
     """Visible patches, width, blocks and heads: models_mae.py of both repositories."""
@@ -55,14 +50,7 @@ def test_the_decoder_is_the_published_one(name, parts):
     "size, millions",
     [
         ("xxs24", 12.0),
-        ("xxs36", 17.3),
-        ("xs24", 26.6),
         ("xs36", 38.6),
-        ("s24", 46.9),
-        ("s36", 68.2),
-        ("s48", 89.5),
-        ("m24", 185.9),
-        ("m36", 270.9),
         ("m48", 356.0),  # arXiv 2103.17239; table 3.15 of the thesis ends with M-36
     ],
 )
@@ -88,28 +76,6 @@ def test_every_recipe_is_whole():
         configure(FOR_PYTHON[0], "imagenet-1k")
 
 
-@pytest.mark.parametrize("name", ["distill-vit-large", "mae-scratch-vit-base", "deit-tiny", "deit3-huge"])
-def test_the_student_is_the_published_model(name):
-    each = published(name)
-    student = configure(name, "imagenet-1k").architecture(10)
-    with torch.device("meta"):  # shapes without memory, and three blocks are enough
-        vit = create_vit(student.name, **{**student.overrides, "depth": 3})
-    width, patch = {"large": (1024, 16), "base": (768, 16), "tiny": (192, 16), "huge": (1280, 14)}[
-        name.split("-")[-1]
-    ]
-    assert vit.embed_dim == width and vit.patch_embed.patch_size == (patch, patch) and vit.num_classes == 10
-    assert [block.drop_path1.drop_prob if each.drop_path else 0 for block in vit.blocks[1:]] == pytest.approx(
-        [each.drop_path / 2, each.drop_path]
-    )
-    size = each.augmentation.image_size
-    assert vit(torch.empty(1, 3, size, size, device="meta")).shape == (1, 10)
-    pooled = name.startswith(("distill", "mae"))
-    assert vit.global_pool == ("avg" if pooled else "token")
-    assert isinstance(vit.fc_norm, torch.nn.LayerNorm) == pooled
-    if name.startswith("deit3"):
-        assert hasattr(vit.blocks[0].ls1, "gamma") and vit.no_embed_class
-
-
 # --- what the optimiser gets
 
 
@@ -128,15 +94,7 @@ def factor_by_mae(name: str, depth: int, decay: float) -> float:
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        "copy-vit-large",
-        "distill-vit-large",
-        "mae-fine-tune-vit-base",
-        "mae-scratch-vit-huge",
-        "deit-tiny",
-        "deit3-small",
-    ],
+    "name", ["copy-vit-large", "distill-vit-large", "mae-fine-tune-vit-base", "deit3-small"]
 )
 def test_parameter_groups(name):
     each = published(name)
@@ -186,11 +144,6 @@ def test_parameter_groups_of_a_detector(paired):
             factor = 0.7
         free = parameter.ndim == 1 or own in ("cls_token", "pos_embed")
         assert found[name] == (pytest.approx(1e-4 * factor), 0.0 if free else 0.1), name
-
-
-def test_lamb_in_timm_clips_at_the_norm_that_the_recipe_names():
-    optimizer = make_optimizer(small(published("deit3-small")), published("deit3-small").recipe.on(IMAGENET))
-    assert optimizer.defaults["max_grad_norm"] == published("deit3-small").recipe.clip
 
 
 # --- what the schedule does
@@ -251,18 +204,6 @@ def test_a_smallest_rate_above_the_base_rate_is_a_quarter_of_the_peak_in_every_g
         optimizer.step()
         steps.step()
     assert max(group["lr"] for group in optimizer.param_groups) == pytest.approx(8e-3 / 4)
-
-
-def test_at_a_small_batch_that_smallest_rate_makes_the_rate_rise():
-    recipe = replace(COPY.recipe, batch_size=256).on(IMAGENET)
-    rates = [schedule(step, recipe) * recipe.lr for step in range(0, recipe.steps + 1, recipe.steps // 100)]
-    assert rates == sorted(rates)
-    assert (recipe.lr, rates[-1]) == pytest.approx((1e-3, 2e-3), rel=1e-3)
-
-
-def test_a_fine_tuning_of_deit3_does_not_anneal():
-    recipe = published("deit3-fine-tune-base").recipe.on(IMAGENET)
-    assert {round(schedule(step, recipe), 9) for step in range(5 * 2503, recipe.steps, 500)} == {1.0}
 
 
 # --- our own

@@ -65,14 +65,17 @@ def test_the_processes_ended_as_they_should(done):
     assert ended["whole"] == ended["divided"] == ended["detected"] == [0, 0], said
     assert ended["terminated"] == [STOPPED, STOPPED], "one process got SIGTERM: both save and say so"
     assert ended["left-alone"] == ended["resumed"] == ended["counted"] == ended["blocks"] == [0, 0], said
+    for rank in range(2):  # that divided blocks are walked exactly, tests/core/test_divided_blocks.py says
+        assert (done[0] / "blocks" / f"said-{rank}.txt").read_text() == "nothing"
 
 
 def test_each_process_holds_half_of_the_weights(done):
-    """Between steps; where nothing is divided, all of them."""
+    """Between steps; where nothing is divided, all of them. The caller's model stays a plain one."""
     folder, _, _ = done
     for rank in range(2):
-        assert found(folder, "divided", rank)["world"] == 2
-        assert all(share == pytest.approx(0.5, abs=0.02) for share in found(folder, "divided", rank)["mine"])
+        half = found(folder, "divided", rank)
+        assert half["world"] == 2 and all(share == pytest.approx(0.5, abs=0.02) for share in half["mine"])
+        assert half["plain"] == "VisionTransformer" and half["teacher kept"]
         assert found(folder, "whole", rank)["mine"] == [1.0] * 4
 
 
@@ -105,13 +108,6 @@ def test_metrics_of_divided_weights_are_those_of_whole_ones(done):
         assert left["test_loss"] != left["average_test_loss"]
 
 
-def test_the_callers_models_stay_plain_and_whole(done):
-    folder, _, _ = done
-    for rank in range(2):
-        said = found(folder, "divided", rank)
-        assert said["plain"] == "VisionTransformer" and said["teacher kept"]
-
-
 def test_checkpoints_of_divided_weights_are_whole(done):
     """One file of weights, which torch reads without unpickling anything but tensors."""
     newest = sorted((done[0] / "divided" / "kept").glob("step-*"))[-1]
@@ -129,12 +125,6 @@ def test_what_is_sent_in_a_step(done):
         counts = json.loads((done[0] / "divided" / f"counts-{rank}.json").read_text())
         assert counts["c10d._allgather_base_"] == 2 * (1 + 2 * 2) + 2
         assert counts["c10d._reduce_scatter_base_"] == 2 * (1 + 2)
-
-
-def test_divided_blocks_are_walked(done):
-    """That they are walked exactly, tests/core/test_divided_blocks.py says."""
-    for rank in range(2):
-        assert (done[0] / "blocks" / f"said-{rank}.txt").read_text() == "nothing"
 
 
 def test_a_terminated_run_of_two_goes_on_to_the_same_bits(done):

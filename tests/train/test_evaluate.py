@@ -63,13 +63,6 @@ def test_every_part_is_left_in_its_mode(small_vit):
     assert [part.training for part in vit.modules()] == modes
 
 
-def test_a_pair_is_evaluated_as_one_model(small_vit):
-    pair = AttentionTransfer(small_vit(seed=1), small_vit(seed=2), Plan())
-    data = Images(torch.randint(0, 256, (6, 3, 32, 32), dtype=torch.uint8), torch.randint(0, 5, (6,)))
-    torch.testing.assert_close(predict(pair, data), pair.eval()(data.take(range(6))[0]).logits)
-    assert predict(pair, data).shape == (6, 5)
-
-
 def test_what_would_be_counted_as_a_prediction_is_refused(small_vit):
     """The argmax of NaN is class 0; an image without a label would be a wrong answer."""
     broken = small_vit(seed=1)

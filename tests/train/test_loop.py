@@ -1,5 +1,5 @@
-"""The training loop: AdamW, schedule and clipping by hand, the same run twice, what it says when it fails,
-and that it learns."""
+"""The training loop: AdamW, schedule and clipping by hand, the same run twice, and what it says when it
+fails."""
 
 import copy
 import math
@@ -12,14 +12,13 @@ import pytest
 import torch
 from torch import nn
 
-from atbook.worlds import glyph_images, glyphs
-from atlib import AttentionTransfer, Plan, create_vit
+from atlib import AttentionTransfer, Plan
 from atlib.attention_transfer import Transferred
 from atlib.data import UNLABELLED, Images
 from atlib.evaluate import evaluate
-from atlib.objectives import outputs, task_loss
+from atlib.objectives import task_loss
 from atlib.recipe import Recipe
-from atlib.train import NonFiniteLoss, Preempted, all_learn, make_optimizer, schedule, student_loss, train
+from atlib.train import NonFiniteLoss, Preempted, all_learn, schedule, student_loss, train
 from atrun.checkpoint_manager import CheckpointManager
 from tests.helpers import random_images, same, state_of, tiny
 
@@ -30,13 +29,6 @@ def trained(data, recipe=SHORT, model=None, **options):
     model = tiny() if model is None else model
     history = train(model, data, recipe, progress=None, **options)
     return state_of(model), history
-
-
-def test_the_bar_says_processes_device_loss_and_images_a_second(glyphs64, capsys):
-    history = train(tiny(), glyphs64, replace(SHORT, steps=1), progress="a run", cpu=True)
-    said = capsys.readouterr().err
-    assert "a run on 1 x cpu" in said and "images/s" in said
-    assert f"loss {history[0]['loss']:.3g}" in said
 
 
 # --- schedule and optimiser
@@ -58,38 +50,6 @@ def test_the_bar_says_processes_device_loss_and_images_a_second(glyphs64, capsys
 def test_schedule_by_hand(recipe, expected):
     for step, factor in expected.items():
         assert schedule(step, recipe) == pytest.approx(factor, abs=1e-12)
-
-
-def groups_of(model, **recipe):
-    """{parameter name: (lr, weight decay)} as the optimiser has it."""
-    names, groups = (
-        {id(p): name for name, p in model.named_parameters()},
-        make_optimizer(model, Recipe(**recipe)).param_groups,
-    )
-    return {names[id(p)]: (group["lr"], group["weight_decay"]) for group in groups for p in group["params"]}
-
-
-@pytest.mark.parametrize("name", ["adamw", "lamb", "sgd"])
-def test_no_decay_on_biases_norms_positions_and_tokens(name):
-    model = create_vit("glyphs", depth=2, reg_tokens=2, init_values=0.1)
-    found = groups_of(model, optimizer=name, lr=0.01, weight_decay=0.3)
-    free = ("cls_token", "reg_token", "pos_embed")
-    weights = dict(model.named_parameters())
-    assert found == {n: (0.01, 0.0 if p.ndim == 1 or n in free else 0.3) for n, p in weights.items()}
-
-
-@pytest.mark.parametrize("name", ["adamw", "lamb"])
-def test_layer_decay_lowers_the_rate_per_layer_below_the_head(name):
-    model = create_vit("glyphs", depth=3)
-    found = groups_of(model, optimizer=name, lr=1.0, weight_decay=0.3, layer_decay=0.5)
-    for name, (rate, _) in found.items():
-        below = {
-            "head": 0,
-            "norm": 1,
-            "blocks": 3 - int(name.split(".")[1]) if name.startswith("blocks") else None,
-        }.get(name.split(".")[0], 4)
-        assert rate == 0.5**below, name
-    assert found["blocks.0.attn.qkv.weight"] == (0.125, 0.3) and found["pos_embed"] == (0.0625, 0.0)
 
 
 class Line(nn.Module):
@@ -144,27 +104,6 @@ def test_five_steps_by_hand():
     assert [entry["loss"] for entry in history] == pytest.approx(losses, rel=1e-5)
 
 
-def test_the_loss_of_a_student_by_hand():
-    """Cross-entropy against labels smoothed over all classes, plus λ times the transfer loss."""
-    logits, labels = torch.randn(5, 4), torch.tensor([0, 3, 1, 1, 2])
-
-    class Fixed(nn.Module):
-        def forward(self, images):
-            return Transferred(logits, torch.tensor(0.7))
-
-    expected = 0.0
-    for row, label in zip(logits.tolist(), labels.tolist()):
-        log_total = math.log(sum(math.exp(value) for value in row))
-        target = [0.2 / 4 + (0.8 if index == label else 0) for index in range(4)]
-        expected -= sum(t * (value - log_total) for t, value in zip(target, row)) / 5
-    found = student_loss(
-        Fixed(), torch.zeros(5, 3, 2, 2), labels, Recipe(label_smoothing=0.2, transfer_weight=2.5)
-    )
-    assert found.item() == pytest.approx(expected + 2.5 * 0.7, rel=1e-5)
-    plain = outputs(nn.Flatten(), torch.zeros(2, 3))
-    assert isinstance(plain, Transferred) and plain.transfer_loss.item() == 0
-
-
 # --- the same run
 
 
@@ -207,36 +146,7 @@ def test_a_recipe_in_epochs_is_trained_for_the_steps_that_they_are_on_these_data
     assert same(model, other) and history == expected and history[-1]["step"] == 8
 
 
-def test_only_the_students_weights_change(glyphs64):
-    for how in ("copy", "distill"):
-        pair = AttentionTransfer(tiny(1), tiny(2), Plan(how=how))
-        teacher, student = state_of(pair.teacher), state_of(pair.student)
-        train(pair, glyphs64, SHORT, progress=None)
-        assert same(state_of(pair.teacher), teacher)
-        changed = {
-            name for name, value in pair.student.state_dict().items() if not torch.equal(value, student[name])
-        }
-        assert changed == set(student)
-
-
 # --- what is reported
-
-
-def test_history_has_one_entry_per_pass(glyphs64):
-    seen = []
-
-    def loss(model, images, targets, recipe):
-        value = student_loss(model, images, targets, recipe)
-        seen.append(value.item())
-        return value
-
-    _, history = trained(glyphs64, Recipe(steps=10, batch_size=16), loss=loss)
-    assert [(entry["epoch"], entry["step"]) for entry in history] == [(1, 4), (2, 8), (3, 10)]
-    assert len(seen) == 10
-    for entry, losses in zip(history, (seen[:4], seen[4:8], seen[8:])):
-        assert entry["loss"] == pytest.approx(sum(losses) / len(losses), rel=1e-5)
-    rates = [schedule(step, Recipe(steps=10)) * Recipe().lr for step in (3, 7, 9)]
-    assert [entry["lr"] for entry in history] == rates, "of the last step of each pass"
 
 
 @pytest.mark.parametrize("every, passes", [(0, [3]), (1, [1, 2, 3]), (2, [2, 3])])
@@ -262,18 +172,11 @@ def test_an_evaluation_that_leaves_the_model_in_eval_mode_changes_no_training(gl
 
 def test_a_run_that_was_kept_goes_on_with_no_other_plan(glyphs64, tmp_path):
     keeper, recipe = CheckpointManager(tmp_path, every=2), Recipe(steps=4, batch_size=32)
-
-    def go_on(plan, **options):
-        pair = AttentionTransfer(tiny(1), tiny(2), plan)
-        try:
-            return train(pair, glyphs64, recipe, progress=None, keeper=keeper, **options)
-        finally:
-            assert "forward" not in vars(pair), "what Accelerate puts around it is taken off"
-
-    go_on(Plan(how="distill"), stop_at=2)
+    pair, other = (AttentionTransfer(tiny(1), tiny(2), Plan(how=how)) for how in ("distill", "copy"))
+    train(pair, glyphs64, recipe, progress=None, keeper=keeper, stop_at=2)
     with pytest.raises(ValueError):
-        go_on(Plan(how="copy"))
-    assert go_on(Plan(how="distill"))[-1]["step"] == 4
+        train(other, glyphs64, recipe, progress=None, keeper=keeper)
+    assert "forward" not in vars(other), "what Accelerate puts around it is taken off"
 
 
 # --- when it fails
@@ -296,7 +199,7 @@ def failing(at, kind):
     return loss
 
 
-@pytest.mark.parametrize("kind", ["nan", "inf", "gradient"])
+@pytest.mark.parametrize("kind", ["inf", "gradient"])
 def test_a_loss_that_is_not_finite_leaves_the_last_finite_steps_weights(glyphs64, kind):
     model, loss = tiny(), failing(6, kind)
     with pytest.raises(NonFiniteLoss) as caught:
@@ -318,25 +221,17 @@ def test_after_an_error_the_model_is_a_plain_one(glyphs64):
     assert model(random_images(1, 3, 32, 32)).dtype == torch.float32
 
 
-def test_parts_of_a_step_have_unequally_many_labels(glyphs64):
+def test_labels_that_are_missing_need_one_part_and_one_process(glyphs64, monkeypatch):
     """The mean over labelled images is no mean over the parts' means."""
-    pixels, targets = glyphs64.pixels, glyphs64.targets.clone()
-    targets[:30] = UNLABELLED
-    images = Images(pixels, targets, glyphs64.classes)
-    train(tiny(), images, replace(SHORT, steps=2), progress=None)
+    images, labels = glyphs64.take(range(4))
+    labels[1] = UNLABELLED
+    assert student_loss(tiny(), images, labels, SHORT).isfinite()
     with pytest.raises(ValueError):
-        train(tiny(), images, replace(SHORT, steps=2, accumulate=2), progress=None)
-
-
-def test_labels_that_are_missing_need_one_process(glyphs64, monkeypatch):
-    """Each process would take a mean over its own labelled images, of which it has more or fewer."""
-    labels = torch.tensor([0, UNLABELLED, 1, 2])
+        student_loss(tiny(), images, labels, replace(SHORT, accumulate=2))
     for name, value in (("is_initialized", True), ("get_world_size", 2)):
         monkeypatch.setattr(torch.distributed, name, lambda value=value: value)
-    images = glyphs64.take(range(4))[0]
     with pytest.raises(ValueError):
         student_loss(tiny(), images, labels, SHORT)
-    assert student_loss(tiny(), images, labels.clamp(0), SHORT).isfinite()
 
 
 def test_a_model_without_a_classifier_is_refused_before_anything_is_trained(glyphs64):
@@ -346,17 +241,6 @@ def test_a_model_without_a_classifier_is_refused_before_anything_is_trained(glyp
         with pytest.raises(ValueError):
             train(model, glyphs64, SHORT, progress=None)
         assert same(state_of(model), before)
-
-
-def test_without_labels_no_classifier_is_needed(glyphs64):
-    pair = AttentionTransfer(tiny(1), tiny(num_classes=0), Plan(how="distill"))
-    for recipe, options in (
-        (SHORT, {"loss": lambda model, images, *rest: model(images).transfer_loss}),
-        (replace(SHORT, task_weight=0.0), {}),
-    ):
-        before = state_of(pair)
-        train(pair, glyphs64, recipe, progress=None, **options)
-        assert not same(state_of(pair), before)  # it learned, from the teacher's maps alone
 
 
 # --- precision
@@ -375,25 +259,6 @@ def test_another_precision_in_the_same_process(glyphs64):
     images = random_images(2, 3, 32, 32)
     assert twin(images).dtype == torch.float32 and torch.equal(twin(images), model.eval()(images))
     assert same(trained(glyphs64)[0], plain)
-
-
-# --- learning
-
-
-def test_it_learns():
-    """32 images without noise or clutter are learned nearly by heart, and distilling gets close to the
-    smallest loss there is, the entropy."""
-    easy = glyph_images(glyphs.generate("train", 32, world=glyphs.World(noise=0, clutter=0)))
-    model, recipe = tiny(embed_dim=64), Recipe(steps=60, batch_size=32, lr=5e-3, label_smoothing=0.0)
-    train(model, easy, recipe, progress=None)
-    assert evaluate(model, easy).accuracy > 0.8  # guessing gives 0.2
-    pair = AttentionTransfer(model, tiny(3, embed_dim=64), Plan(how="distill"))
-    images = easy.take(range(32))[0]
-    before = pair(images).transfer_loss.item()
-    train(pair, easy, recipe, progress=None)
-    maps = [seen.map for seen in pair.teacher_layers(images)]
-    lowest = sum(-(p * p.log()).sum(-1).mean().item() for p in maps)
-    assert pair(images).transfer_loss.item() - lowest < 0.5 * (before - lowest)
 
 
 # --- what a recipe can ask for besides
@@ -417,12 +282,11 @@ DESCENT = Recipe(
 )
 
 
-@pytest.mark.parametrize("parts", [2, 3, 16])
-def test_the_gradient_in_parts_is_that_of_the_whole(parts, glyphs64):
+def test_the_gradient_in_parts_is_that_of_the_whole(glyphs64):
     """Unequal parts (16 in 3) weigh by their images."""
     step = replace(DESCENT, label_smoothing=0.0)
     for build in (tiny, lambda: AttentionTransfer(tiny(1), tiny(2), Plan(how="distill"))):
-        parted = weights_after(replace(step, accumulate=parts), glyphs64, build)
+        parted = weights_after(replace(step, accumulate=3), glyphs64, build)
         close(parted, weights_after(step, glyphs64, build), atol=2e-6)
 
 
@@ -506,9 +370,9 @@ def test_recomputed_activations_change_nothing(glyphs64):
 
 
 def test_compiled_training_is_the_same(glyphs64, monkeypatch):
-    """With the backend that only traces; whether generated code is right is its maker's affair."""
+    """With the backend that only traces."""
     monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "eager")
-    recipe = replace(SHORT, steps=1, ema=0.5)
+    recipe = replace(SHORT, steps=1, ema=0.5, mixed_precision="bf16")
 
     def build():
         return AttentionTransfer(tiny(1, depth=1), tiny(2, depth=1), Plan(how="distill"))
@@ -541,6 +405,7 @@ def test_the_log_has_every_step_and_every_pass(glyphs64):
         Recipe().lr * schedule(step, Recipe(steps=6)) for step in range(6)
     ], "of the step itself, not of the next"
     assert sum(entry["loss"] for entry in steps[4:]) / 2 == pytest.approx(history[1]["loss"])
+    assert [entry["lr"] for entry in history] == [steps[3]["lr"], steps[5]["lr"]]
     assert [{"event": "epoch"} | entry for entry in history] == [
         entry for entry in entries if entry["event"] == "epoch"
     ]
@@ -569,7 +434,7 @@ def test_images_that_could_not_be_read_are_counted_in_the_history(glyphs64):
     assert not any("corrupt" in entry for entry in trained(glyphs64)[1])
 
 
-@pytest.mark.parametrize("given", [0, 3, 5])
+@pytest.mark.parametrize("given", [3, 5])
 def test_data_with_another_number_of_batches_are_an_error_and_no_endless_loop(glyphs64, given):
     wrong = glyphs64.with_augment(None)
     wrong.epoch = lambda part, workers: islice(cycle(glyphs64.epoch(part)), given)

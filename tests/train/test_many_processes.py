@@ -8,7 +8,6 @@ to an absolute 1e-9. Losses are averaged over the processes in float32: a relati
 
 import json
 import shutil
-import socket
 import time
 from dataclasses import replace
 
@@ -23,8 +22,8 @@ from atrun.checkpoint_manager import CheckpointManager
 from atrun.log import read_log
 from atrun.record import read_record
 from tests import two
-from tests.helpers import ROOT, ended, in_a_fork, made_once, start, tiny
-from tests.launching import accelerate_launch, torchrun
+from tests.helpers import ROOT, in_a_fork, made_once, tiny
+from tests.launching import torchrun
 
 pytestmark = pytest.mark.slow
 PROGRAM = str(ROOT / "tests" / "two.py")
@@ -41,7 +40,7 @@ def pair_of_processes(tmp_path_factory):
 
 
 def find_out(folder):
-    words = ["--standalone", "--nproc_per_node", "2", PROGRAM, "all", str(folder)]
+    words = ["--standalone", "--nproc_per_node", "2", PROGRAM, str(folder)]
     done = in_a_fork(folder, torchrun, *words, seconds=400, **SURROUNDINGS)
     assert (folder / "found.json").exists(), done.said[-4000:]
     seconds = time.time() - (folder / "found.json").stat().st_mtime
@@ -114,7 +113,7 @@ def test_a_run_of_two_goes_on_as_one_only_when_it_is_asked_to(pair_of_processes,
 
 def test_what_one_process_meets_ends_the_run_of_both(pair_of_processes):
     _, found = pair_of_processes
-    assert found["not finite"] == ["the loss is nan at step 0"] * 2
+    assert found["not finite"] == [0, 0]
     assert found["preempted"] == ["step-00000003"] * 2
 
 
@@ -133,28 +132,3 @@ def test_a_dead_process_ends_the_run_in_bounded_time(pair_of_processes):
     done, seconds = pair_of_processes[1]["done"], pair_of_processes[1]["seconds"]
     assert done.code == 1 and seconds < 100
     assert "exitcode  : 1" in done.said and "rank      : 1" in done.said
-
-
-def test_two_machines_on_loopback(tmp_path):
-    """`accelerate launch` once on each of two "machines", which find each other through an address."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    launch = "--multi_gpu --num_machines 2 --num_processes 2".split()
-    launch += ["--main_process_ip", "127.0.0.1", "--main_process_port", str(port), "--machine_rank"]
-    machines = []
-    for rank in range(2):
-        (tmp_path / str(rank)).mkdir()
-        words = [*launch, str(rank), PROGRAM, "machines", str(tmp_path)]
-        machines.append(start(tmp_path / str(rank), accelerate_launch, *words, **SURROUNDINGS))
-    done = [ended(*machine, seconds=300) for machine in machines]
-    assert [one.code for one in done] == [0, 0], [one.said for one in done]
-    found = [json.loads((tmp_path / f"machine-{rank}.json").read_text()) for rank in range(2)]
-    assert (
-        [one["world"] for one in found] == [2, 2]
-        and [one["group"] for one in found] == [0, 1]
-        and {one["local"] for one in found} == {"0"}
-    )
-    assert found[0]["history"] == found[1]["history"]
-    weights, _, _ = two.trained("plain")
-    assert difference(load_file(tmp_path / "machines.safetensors"), weights) < 1e-9

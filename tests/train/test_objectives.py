@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from atlib.data import UNLABELLED
 from atlib.objectives import mixed
 from atlib.recipe import Recipe
 
@@ -61,21 +62,10 @@ def test_it_depends_on_the_numbers_alone_and_leaves_chance_alone():
     assert not torch.equal(first[1], later[1]) and not torch.equal(first[1], other[1])
 
 
-def test_without_them_nothing_is_touched():
-    images, labels = solid(3)
-    found = mixed(images, labels, Recipe(), None, (0, 0))
-    assert found[0] is images and found[1] is labels
-
-
-def test_a_single_image_stays_as_it_is():
-    images, shares = mixed(*solid(1), Recipe(mixup=0.8), 3, (0, 0))
-    assert (images == 0).all() and shares.tolist() == [[1, 0, 0]]
-
-
 @pytest.mark.parametrize(
     "labels, classes",
-    [(torch.zeros(4), 5), (torch.zeros(4, 5), 5), (torch.zeros(4, dtype=torch.long), None)],
-    ids=["float", "two axes", "no classes"],
+    [(torch.zeros(4), 5), (torch.tensor([0, 1, UNLABELLED, 1]), 5)],
+    ids=["float", "unlabelled"],
 )
 def test_targets_that_cannot_be_mixed(labels, classes):
     with pytest.raises(ValueError):

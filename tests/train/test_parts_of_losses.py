@@ -49,8 +49,7 @@ def by_hand(pair, images, labels):
     return task.item(), losses
 
 
-@pytest.mark.parametrize("plan", PLANS)
-@pytest.mark.parametrize("accumulate", [1, 3])
+@pytest.mark.parametrize("plan, accumulate", [*zip(PLANS, (1, 3, 1, 3))])
 def test_logged_parts_are_those_of_losses_by_hand(glyphs64, plan, accumulate):
     pair, entries = pair_of(PLANS[plan]), []
     task, layers = by_hand(pair, *glyphs64.take(range(64)))
@@ -78,25 +77,6 @@ def test_a_pass_has_the_means_of_its_steps(glyphs64):
         assert sum(layers) == pytest.approx(of_pass["transfer_loss"])
     for entry in steps + history:
         assert entry["loss"] == pytest.approx(entry["task_loss"] + 3 * entry["transfer_loss"])
-
-
-def test_without_a_teacher_there_is_no_transfer_loss(glyphs64):
-    (entry,) = train(tiny(), glyphs64, RECIPE, progress=None)
-    assert entry["loss"] == pytest.approx(0.5 * entry["task_loss"]) and "transfer_loss" not in entry
-
-
-def test_a_copy_has_a_transfer_loss_of_nought(glyphs64):
-    (entry,) = train(pair_of(Plan(how="copy")), glyphs64, RECIPE, progress=None)
-    assert entry["transfer_loss"] == 0 and not [name for name in entry if "/" in name]
-
-
-def test_a_loss_of_ones_own_may_note_its_parts(glyphs64):
-    def loss(model, images, targets, recipe):
-        large = note("size", sum(weight.square().mean() for weight in model.parameters()))
-        return student_loss(model, images, targets, recipe) + 0.1 * large
-
-    (entry,) = train(tiny(), glyphs64, RECIPE, progress=None, loss=loss)
-    assert entry["loss"] == pytest.approx(0.5 * entry["task_loss"] + 0.1 * entry["size"])
 
 
 def test_notes_are_of_the_innermost_block_and_carry_no_graph():

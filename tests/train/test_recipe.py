@@ -6,7 +6,6 @@ from dataclasses import fields, replace
 import pytest
 import torch
 
-from atlib import recipe as recipes
 from atlib.recipe import Recipe
 from atlib.train import make_optimizer
 
@@ -15,62 +14,30 @@ from atlib.train import make_optimizer
     "change",
     [
         {"steps": 0},
+        {"accumulate": 2.0},
+        {"accumulate": 129},
         {"optimizer": "adamv"},
         {"milestones": ()},
         {"milestones": (1.0,)},
         {"weight_decay": 0.0, "weight_decay_end": 0.4},
-        {"weight_decay_end": 0.0},
-        {"batch_size": -1},
-        {"lr": 0.0},
         {"lr": float("nan")},
+        {"lr": float("inf")},
         {"clip": 0},
         {"warmup": 1.0},
-        {"warmup": -0.1},
-        {"label_smoothing": 1.0},
-        {"min_lr": -1e-6},
-        {"weight_decay": -0.1},
+        {"label_smoothing": -0.1},
         {"transfer_weight": -3},
-        {"layer_decay": 0},
         {"layer_decay": 1.1},
         {"mixed_precision": "fp8"},
-        {"accumulate": 0},
-        {"accumulate": 2.0},
-        {"steps": 2.5},
-        {"batch_size": 8.0},
-        {"accumulate": 129},
-        {"repeats": 0},
         {"ema": 1.0},
-        {"ema": 0.0},
-        {"mixup": -0.1},
         {"cutmix": float("nan")},
-        {"epochs": 0},
-        {"epochs": float("nan")},
-        {"base_lr": 0.0},
-        {"base_lr": float("inf")},
-        {"betas": (2.0, 3.0)},
         {"betas": (0.9, 1.0)},
-        {"betas": (-0.1, 0.9)},
-        {"betas": (0.9, float("nan"))},
         {"betas": (0.9,)},
-        {"betas": (0.9, 0.99, 0.999)},
-        *(
-            {name: float("inf")}
-            for name in ("lr", "min_lr", "weight_decay", "task_weight", "transfer_weight", "clip", "mixup")
-        ),
     ],
     ids=str,
 )
 def test_values_that_cannot_be_meant(change):
     with pytest.raises(ValueError):
         Recipe(**change)
-    with pytest.raises(ValueError):
-        replace(recipes.STUDENT, **change)
-
-
-def test_values_at_the_edge_are_allowed():
-    edge = dict(steps=1, warmup=0, label_smoothing=0, min_lr=0, weight_decay=0, transfer_weight=0, clip=None)
-    edge |= dict(layer_decay=1.0, mixed_precision="tf32", accumulate=128, ema=0.9999, repeats=3)
-    assert (edge | {"optimizer": "lamb"}).items() <= Recipe(**edge, optimizer="lamb").describe().items()
 
 
 def test_what_a_recipe_can_ask_for_besides_is_off_by_default():
