@@ -1,4 +1,4 @@
-"""The page of `look` as a reader uses it: mouse, keyboard, address, names, a narrow page, dark and light."""
+"""The page of `look` as a reader uses it: mouse, keyboard, address, names, a narrow page."""
 
 import re
 
@@ -228,6 +228,16 @@ def test_every_patch_can_be_chosen_where_whole_rows_do_not_fit(opened, maps):
     assert float(read.rpartition(" ")[2]) == pytest.approx(block.mean().item(), abs=0.005)
     stage(page).press("ArrowUp")
     assert says(page).startswith("Patch row 1, column 3, layer 1, head 2: "), "this one is whole"
+
+
+def test_it_is_no_wider_than_a_phone_and_everything_has_a_name(opened, small_vit):
+    page = opened(width=390, models={"deep": small_vit(img_size=(32, 48), embed_dim=64, num_heads=16)})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    controls = page.locator(".look :is(button, select, input, [role=application])")
+    for index in range(controls.count()):
+        said = "e => e.getAttribute('aria-label') || e.labels?.[0]?.textContent || e.textContent"
+        assert controls.nth(index).evaluate(said).strip()
+    assert page.get_attribute(".look-says", "aria-live") == "polite"
 
 
 def test_several_blocks_share_a_page_of_a_book(visit, vit, pixels, tmp_path):
