@@ -118,7 +118,6 @@ def augmented(**values):
     return lambda here: Augmentation(**values)
 
 
-DIFFERENT = [encoded(picture(0)), encoded(picture(1, (9, 9)))]
 # {(the kind of error, the argument that it names): {what is wrong: what is asked}}
 BAD = {
     (ValueError, None): {
