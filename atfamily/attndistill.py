@@ -15,7 +15,7 @@ from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from atfamily.locality import masked_attention
+from atfamily.locality import forbids_pairs
 from atlib.attention import Seen, walk
 from atlib.attention_transfer import Transferred
 from atlib.baselines import Distillation
@@ -58,8 +58,7 @@ class AttnDistill(Distillation):
     norm, mean over batch and width. Divergence: KL(p_t ‖ p_s), summed over keys, mean over the batch, where p
     is the class token's row of the last layer's map, all heads merged by softmax(Σ_h log p_h / temperature).
     Teacher and student may differ in width, depth and heads. Without labels, as in the paper:
-    `Recipe(task_weight=0.0, transfer_weight=1.0)`. In eval mode the loss is 0 and neither teacher nor
-    projector is run. `.student` alone is the result.
+    `Recipe(task_weight=0.0, transfer_weight=1.0)`. `.student` alone is the result.
 
     `resample`: a teacher with another patch grid is let in, its class attention is resampled to the
     student's, head by head. `drop_prefix`: so is one with other prefix tokens; then only class token and
@@ -70,14 +69,10 @@ class AttnDistill(Distillation):
     before heads are merged, each share is weighted by the length of the value it goes to, p ‖v‖, in both
     models, and rows are scaled to sum to 1 (the score of Fayyaz et al. 2022, arXiv 2111.15667).
 
-    Only student and `projector` are part of the module. The teacher stays as it is, moves with `.to(...)`,
-    and is run in eval mode without gradients, its head never.
-
     Source: arXiv 2210.00944. Both losses with their reductions, temperature 10 and weight 0.1 were read in
-    the published code and its scripts, not in the paper. The code differs from this module in three points:
-    without its switch for merging it sums the KL over equally many heads; it clamps probabilities to 1e-5 ...
-    0.996 before the KL, where this module has exact logarithms; and its projector begins with a norm of its
-    own, where this module has the student's final norm.
+    the published code and its scripts, not in the paper. Departures: the code clamps probabilities to 1e-5
+    ... 0.996 before the KL, and its projector begins with a norm of its own, where this module has the
+    student's final norm.
     """
 
     def __init__(
@@ -98,13 +93,17 @@ class AttnDistill(Distillation):
     ):
         check_timm(teacher)
         check_timm(student)
-        if not temperature > 0:
-            raise ValueError(f"temperature={temperature}: above 0")
-        if not 0 <= attention_weight < float("inf"):
-            raise ValueError(f"attention_weight={attention_weight}: finite, from 0 on")
-        if projector_layers < 1 or hidden_width == 0:
-            raise ValueError(f"projector_layers={projector_layers}, hidden_width={hidden_width}: above 0")
-        _check_pair(teacher, student, resample, drop_prefix)
+        for role, vit in (("teacher", teacher), ("student", student)):
+            if vit.cls_token is None:
+                raise ValueError(f"the {role} has no class token")
+            if forbids_pairs(vit.blocks[-1:]):
+                raise ValueError(f"the {role}'s attention hides the class token from itself")
+        grids = [tuple(vit.patch_embed.grid_size) for vit in (teacher, student)]
+        if grids[0] != grids[1] and not resample:
+            raise ValueError(f"patch grids {grids[0]} and {grids[1]}: resample=True?")
+        prefixes = [vit.num_prefix_tokens for vit in (teacher, student)]
+        if prefixes[0] != prefixes[1] and not drop_prefix:
+            raise ValueError(f"{prefixes[0]} and {prefixes[1]} prefix tokens: drop_prefix=True?")
         super().__init__(student, teacher, normalisation=normalisation)
         self.temperature, self.attention_weight, self.merge = temperature, attention_weight, merge
         self.compare, self.by_value = compare, by_value
@@ -132,8 +131,6 @@ class AttnDistill(Distillation):
         else:
             p_s = self.merge(scores.softmax(-1))[:, 0, 0]
             log_p_s = p_s.clamp(min=torch.finfo(p_s.dtype).tiny).log()
-        if log_p_s.shape != p_t.shape:
-            raise ValueError(f"{log_p_s.shape[1]} tokens, the teacher's attention goes to {p_t.shape[1]}")
         alignment = nn.functional.mse_loss(projected.to(token_t.dtype), token_t)  # float32 beside bf16
         return Losses(seen.logits, alignment, self.compare(log_p_s, p_t))
 
@@ -180,29 +177,11 @@ def projector(width: int, hidden_width: int, teacher_width: int, layers: int = 4
     """The MLP of 4 layers, or of another number, from the student's class token (B, width) to the teacher's
     (B, teacher_width). Its layers are in turn `hidden_width` and `width` wide, the last as the teacher.
 
-    Widths, activations and the norm at its end are those of the published code of arXiv 2210.00944 (there,
-    hidden_width is twice the width). The weights start as PyTorch's linear layers do: its small normal ones
-    vanish in narrow students.
+    Source: the published code of arXiv 2210.00944, whose small normal first weights vanish in narrow
+    students; here they are PyTorch's.
     """
     widths = [width, *([hidden_width, width] * layers)[: layers - 1], teacher_width]
     parts: list[nn.Module] = []
     for before, after in pairwise(widths):
         parts += [nn.Linear(before, after), nn.GELU()]
     return nn.Sequential(*parts[:-1], nn.LayerNorm(teacher_width, eps=1e-6))
-
-
-def _check_pair(teacher: nn.Module, student: nn.Module, resample: bool, drop_prefix: bool) -> None:
-    problems = []
-    for role, vit in (("teacher", teacher), ("student", student)):
-        if vit.cls_token is None:
-            problems.append(f"the {role} has no class token")
-        if (kind := masked_attention(vit.blocks[-1:])) is not None:
-            problems.append(f"the {role}'s {kind.__name__} hides tokens from the class token")
-    grids = [tuple(vit.patch_embed.grid_size) for vit in (teacher, student)]
-    if grids[0] != grids[1] and not resample:
-        problems.append(f"patch grids {grids[0]} and {grids[1]}: resample=True?")
-    prefixes = [vit.num_prefix_tokens for vit in (teacher, student)]
-    if prefixes[0] != prefixes[1] and not drop_prefix:
-        problems.append(f"{prefixes[0]} and {prefixes[1]} prefix tokens: drop_prefix=True?")
-    if problems:
-        raise ValueError(f"the class tokens cannot be matched: {'; '.join(problems)}")

@@ -5,10 +5,8 @@ Sources: Le and Li 2023, "BinaryViT: Pushing Binary Vision Transformers Towards 
 2306.16678), and what it takes from others: the sign's gradient from Bi-Real Net (Liu et al. 2018, arXiv
 1808.00278), `RPReLU` from ReActNet (Liu et al. 2020, arXiv 2003.03488), the rounded map from BiT (Liu et al.
 2022, arXiv 2205.13016). What is said here of "the published code" was read in
-github.com/Phuoc-Hoan-Le/BinaryViT. It differs in two points that no weights trained by it can show. Its sign
-of exactly 0 is 0, a third value that no bit holds; here it is 1. And it computes a layer's weights as b - c +
-c, where c is what the gradient goes through, so that they are two values a row only up to rounding; here they
-are exactly two.
+github.com/Phuoc-Hoan-Le/BinaryViT. Its sign of exactly 0 is 0; here it is 1. It has a row's two values up to
+rounding only; here they are exact.
 """
 
 from typing import Any
@@ -106,9 +104,8 @@ class BinaryUnit(nn.Module):
     """What binary networks are made of: a `BinaryLinear` of shifted inputs, its norm, a shortcut around both,
     an `RPReLU`. Tokens (B, N, in) to (B, N, out).
 
-    Without the shortcut all that a layer can say of its input is what is left of the signs. Where the sizes
-    differ it repeats the channels, or takes the mean of neighbouring ones; one must be a multiple of the
-    other.
+    Where the sizes differ the shortcut repeats the channels, or takes the mean of neighbouring ones; one must
+    be a multiple of the other.
     """
 
     def __init__(self, in_features: int, out_features: int, norm: Norm = TokenNorm):

@@ -25,8 +25,7 @@ class BinaryAttention(nn.Module):
 
     grid: patches down and across. reduction: keys and values are those of patches averaged over squares of
     this side, 1 for none. rounded: whether the map is of one bit too; without, it is a softmax as in any ViT.
-    The learned share starts at an even map's; the published code has 0.005 there, which is that of its 196
-    tokens.
+    The learned share starts at an even map's.
     """
 
     def __init__(
@@ -93,8 +92,6 @@ class PoolingBranches(nn.Module):
 
     def __init__(self, width: int, grid: Grid, sides: Sequence[int]):
         super().__init__()
-        if even := [side for side in sides if side % 2 == 0]:
-            raise ValueError(f"a mean over {even[0]} patches has no middle: branches= takes odd numbers")
         self.grid = grid
         self.kernels = [kernel for side in sides for kernel in ((side, 1), (1, side))]
         self.weigh = nn.ModuleList(affine(width, 0.0) for _ in self.kernels)
@@ -157,8 +154,8 @@ class PatchMerging(nn.Module):
 
     def __init__(self, width: int, out: int, grid: Grid, binary: bool, norm: Norm):
         super().__init__()
-        if any(side % 2 for side in grid) or out % width:
-            raise ValueError(f"a pyramid from {width} channels on {grid} to {out}: even sides, a multiple")
+        if any(side % 2 for side in grid):
+            raise ValueError(f"squares of 2 x 2 patches do not fill the grid {grid}")
         self.grid, self.pos_embed = grid, positions(grid[0] * grid[1] // 4, out)
         self.norm1, self.norm2 = norm(width), norm(out)
         self.shift = nn.Parameter(torch.zeros(width)) if binary else None
@@ -193,9 +190,7 @@ class BinaryViT(nn.Module):
     """A ViT of bits: all but its first patch embedding, its last layer, its norms, shifts and shortcuts.
     Images (B, 3, height, width) to logits (B, classes).
 
-    By default it is the paper's, a pyramid of four stages, with 67.7 % on ImageNet. One number for a setting
-    of the stages makes one stage (`binary_deit`), in which class token, pooling branches and affine layers
-    are the steps by which the paper got there.
+    By default it is the paper's, a pyramid of four stages, with 67.7 % on ImageNet; `binary_deit` has one.
 
     img_size, patch_size: in pixels. widths, depths, heads, mlp_ratios, reductions: one number a stage (see
     `BinaryAttention`, `BinaryBlock`). class_token: read the class from a token, in place of the mean of the
@@ -203,8 +198,7 @@ class BinaryViT(nn.Module):
     affine layers on the branches. binary_maps: maps of one bit. binary_merging: `PatchMerging` of bits (70.6
     % without). norm: the class of its norms; `nn.LayerNorm` will do, too.
 
-    Weights start as PyTorch's own layers do. So they do in the published code: its initialisation, a method
-    that is handed to `Module.apply`, takes every layer for its name and changes none.
+    Weights start as PyTorch's own layers do, as they do in the published code.
     """
 
     def __init__(
@@ -228,11 +222,6 @@ class BinaryViT(nn.Module):
     ):
         super().__init__()
         stages = len(widths)
-        per_stage = {"depths": depths, "heads": heads, "mlp_ratios": mlp_ratios, "reductions": reductions}
-        if wrong := [name for name, numbers in per_stage.items() if len(numbers) != stages]:
-            raise ValueError(
-                f"{wrong[0]}={tuple(per_stage[wrong[0]])}: one number for each of {stages} stages"
-            )
         if img_size % patch_size:
             raise ValueError(f"img_size={img_size} is no multiple of patch_size={patch_size}")
         if stages > 1:
@@ -304,9 +293,8 @@ def binary_deit(
 ) -> BinaryViT:
     """A `BinaryViT` of one stage, by default of DeiT-S's sizes, whose maps a ViT can be the teacher of.
 
-    `options`: the further arguments of `BinaryViT`. With class token, without branches and affine layers
-    (`class_token=True, branches=(), scaled=False`) it is the paper's baseline (48.5 % on ImageNet); its steps
-    are the mean of all patches in place of the token (56.4), pooling branches (60.2) and affine layers
-    (61.8).
+    `options`: the further arguments of `BinaryViT`. `class_token=True, branches=(), scaled=False` is the
+    paper's baseline (48.5 % on ImageNet); the mean of all patches in place of the token has 56.4, pooling
+    branches 60.2 and affine layers 61.8.
     """
     return BinaryViT(img_size, patch_size, num_classes, (width,), (depth,), (heads,), (4,), (1,), **options)

@@ -12,7 +12,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from atfamily.locality import masked_attention
+from atfamily.locality import forbids_pairs
 from atlib._util import require_known
 from atlib.attention import Seen, Unwalkable, attend, walk
 from atlib.attention_transfer import Transferred
@@ -20,7 +20,7 @@ from atlib.baselines import Distillation
 from atlib.losses import attention_cross_entropy, dense_attention_cross_entropy
 from atlib.maps import join_heads
 from atlib.pair import Normalisation
-from atlib.plan import HOW
+from atlib.plan import HOW, Plan
 from atlib.vit import check_timm
 
 
@@ -50,12 +50,11 @@ def walk_cait(
     k and scale count (or its given map); values stay the layer's own.
     """
     check_cait(cait)
-    replace, replace_class = dict(replace or {}), dict(replace_class or {})
+    replace, replace_class = replace or {}, replace_class or {}
+    for given, blocks in ((replace, cait.blocks), (replace_class, cait.blocks_token_only)):
+        if beyond := given.keys() - range(len(blocks)):
+            raise ValueError(f"attention in place of layer {min(beyond)}, of {len(blocks)} layers")
     patches = cait.pos_drop(cait.patch_embed(images) + cait.pos_embed)
-    B, N, _ = patches.shape
-    _check_replaced(replace, cait.blocks, (B, N, N), "self-attention")
-    _check_replaced(replace_class, cait.blocks_token_only, (B, 1, N + 1), "class-attention")
-
     layers, class_layers = [], []
     for index, block in enumerate(cait.blocks):
         if cait.grad_checkpointing and torch.is_grad_enabled():
@@ -63,7 +62,7 @@ def walk_cait(
         else:
             patches, seen = _step(block, patches, replace.get(index))
         layers.append(seen)
-    token = cait.cls_token.expand(B, -1, -1)
+    token = cait.cls_token.expand(len(images), -1, -1)
     for index, block in enumerate(cait.blocks_token_only):
         token, seen = _class_step(block, token, patches, replace_class.get(index))
         class_layers.append(seen)
@@ -76,8 +75,7 @@ def talking_heads(q: Tensor, k: Tensor, mixing: Tensor) -> tuple[Tensor, Tensor]
 
     mixing: L (H, H). Σ_g L(h, g) q_g · k_g is the dot product of concat_g(L(h, g) q_g), which is head h's new
     q, with concat_g(k_g), which all heads share. A bias of the mixing adds a constant to each row of logits,
-    which softmax ignores. It takes H times the products of separate heads, and stores no mixed logits. The
-    identity is this project's.
+    which softmax ignores. The identity is this project's.
     """
     wide = torch.einsum("hg,bgnd->bhngd", mixing, q).flatten(3)
     return wide, join_heads(k).expand(-1, len(mixing), -1, -1)
@@ -119,12 +117,7 @@ def _class_step(
     return token + block.drop_path(block.gamma_2 * block.mlp(block.norm2(token))), seen
 
 
-# --- Which models can be walked, and what may stand in place of a layer's attention ---
-
-PARTS = {
-    "blocks": (LayerScaleBlock, TalkingHeadAttn),
-    "blocks_token_only": (LayerScaleBlockClassAttn, ClassAttn),
-}
+# --- Which models can be walked ---
 
 
 def check_cait(cait: nn.Module) -> None:
@@ -132,22 +125,10 @@ def check_cait(cait: nn.Module) -> None:
     computes: timm's `Cait` of timm's own blocks."""
     if type(cait) is not Cait:
         raise Unwalkable(f"a {type(cait).__name__} is not timm's Cait")
-    for name, kinds in PARTS.items():
-        for index, block in enumerate(getattr(cait, name)):
-            for part, kind in zip((block, block.attn), kinds):
-                if type(part) is not kind:
-                    raise Unwalkable(f"{name}.{index} is a {type(part).__name__}, not timm's {kind.__name__}")
-
-
-def _check_replaced(replace: Mapping[int, Seen], blocks, sizes: tuple[int, int, int], what: str) -> None:
-    for index, seen in replace.items():
-        if not 0 <= index < len(blocks):
-            raise ValueError(f"{what} layer {index} does not exist: layers 0 to {len(blocks) - 1} do")
-        B, queries, keys = sizes
-        expected = B, blocks[index].attn.num_heads, queries, keys
-        shape = (*seen.q.shape[:3], seen.k.shape[2]) if seen.given is None else tuple(seen.given.shape)
-        if shape != expected:
-            raise ValueError(f"{what} layer {index} needs a map {expected}, got {shape}")
+    kinds = {(LayerScaleBlock, TalkingHeadAttn), (LayerScaleBlockClassAttn, ClassAttn)}
+    for block in (*cait.blocks, *cait.blocks_token_only):
+        if (type(block), type(block.attn)) not in kinds:
+            raise Unwalkable(f"a {type(block).__name__} of {type(block.attn).__name__} is not timm's")
 
 
 # --- Transfer ---
@@ -158,9 +139,8 @@ class CaitTransfer(Distillation):
 
     `patches` and `class_rows`: "copy", "distill", or None for neither. For patches the teacher's map is taken
     among patches alone: the class token is dropped and rows are renormalised. For class rows it is the class
-    token's row over itself and the patches, AttnDistill's target (arXiv 2210.00944), but head by head. In the
-    student they meet the softmax of self-attention, before the second mixing of heads, and that of class
-    attention. Registers of a teacher are dropped.
+    token's row over itself and the patches, AttnDistill's target (arXiv 2210.00944), but head by head.
+    Registers of a teacher are dropped.
 
     `layers`: {self-attention layer of the student: layer of the teacher}; None pairs equal depths.
     `class_layers`: {class-attention layer: layer of the teacher}; None pairs them with the teacher's last.
@@ -168,8 +148,7 @@ class CaitTransfer(Distillation):
     The transfer loss is the sum of the parts that are distilled: `attention_cross_entropy` of the patches
     (mean over batch, heads and queries, summed over layers), and the same of the class rows. What is copied
     has no loss; its q, k and first mixing get no gradient. With a copied part the teacher is needed at
-    inference, else it is not run in eval mode, and the loss is 0. As in `AttentionTransfer` the teacher stays
-    as it is and is no part of the module; it drops nothing.
+    inference.
     """
 
     not_walkable = "walk its .teacher, or its .student with atfamily.cait.walk_cait"
@@ -192,31 +171,24 @@ class CaitTransfer(Distillation):
                 require_known(name, how, HOW)
         if patches is None and class_rows is None:
             raise ValueError("patches= and class_rows= are None: nothing is transferred")
-        for part, how, pairs_of in (("patches", patches, layers), ("class_rows", class_rows, class_layers)):
-            if how is None and pairs_of is not None:
-                raise ValueError(f"{dict(pairs_of)} pairs layers for {part}=None")
-        depth, asking = len(teacher.blocks), len(student.blocks_token_only)
-        problems = []
-        if (kind := masked_attention(teacher.blocks)) is not None:
-            problems.append(f"the teacher has {kind.__name__}, which forbids pairs of tokens")
+        if forbids_pairs(teacher.blocks):
+            raise ValueError("the teacher's attention forbids pairs of tokens")
         if class_rows is not None and teacher.cls_token is None:
-            problems.append("the teacher has no class token")
+            raise ValueError("the teacher has no class token")
         sizes = [(x.blocks[0].attn.num_heads, tuple(x.patch_embed.grid_size)) for x in (teacher, student)]
         if sizes[0] != sizes[1]:
-            problems.append(f"(heads, patch grid) {sizes[0]}, {sizes[1]}")
+            raise ValueError(f"(heads, patch grid): teacher {sizes[0]}, student {sizes[1]}")
+        depths = [len(part) for part in (student.blocks, student.blocks_token_only, teacher.blocks)]
+        if patches is not None and layers is None and depths[0] != depths[2]:
+            raise ValueError(f"depths {depths[2]} and {depths[0]}: layers={{student's: teacher's}}")
         pairs: dict[int, int] = {}
         class_pairs: dict[int, int] = {}
         if patches is not None:
-            if layers is None and len(student.blocks) != depth:
-                problems.append(f"depths {depth} and {len(student.blocks)}: layers={{student's: teacher's}}")
-            pairs = dict(enumerate(range(depth)) if layers is None else layers)
-            problems += _absent("layers", pairs, len(student.blocks), depth)
+            pairs = dict(Plan(layers=layers).pairs_of(depths[0], depths[2]))
         if class_rows is not None:
-            last = {layer: depth - asking + layer for layer in range(asking)}
-            class_pairs = last if class_layers is None else dict(class_layers)
-            problems += _absent("class_layers", class_pairs, asking, depth)
-        if problems:
-            raise ValueError(f"this ViT cannot teach this CaiT: {'; '.join(problems)}")
+            last = {layer: depths[2] - depths[1] + layer for layer in range(depths[1])}
+            class_layers = last if class_layers is None else class_layers
+            class_pairs = dict(Plan(layers=class_layers).pairs_of(depths[1], depths[2]))
         super().__init__(student, teacher, normalisation=normalisation)
         self.patches, self.class_rows = patches, class_rows
         self.layers, self.class_layers = pairs, class_pairs
@@ -266,9 +238,3 @@ class CaitTransfer(Distillation):
         class_and_patches = [0, *range(n, seen[last].q.shape[2])]
         of_patches = {s: among(t, patches, patches) for s, t in self.layers.items()}
         return of_patches, {s: among(t, [0], class_and_patches) for s, t in self.class_layers.items()}
-
-
-def _absent(name: str, pairs: Mapping[int, int], of_student: int, of_teacher: int) -> list[str]:
-    """What is wrong with pairs of layers: that there are none, or that some do not exist."""
-    wrong = {s: t for s, t in pairs.items() if not (0 <= s < of_student and 0 <= t < of_teacher)}
-    return [] if pairs and not wrong else [f"{name}={wrong or pairs}, of {of_student} and {of_teacher}"]

@@ -29,20 +29,14 @@ class MomentumPair(nn.Module, ABC):
     """A ViT that learns, `vit`, and its copy, `momentum_vit`, which follows it and gets no gradient.
 
     Images are given to it as views, (B, views, 3, height, width) (`atrun.data.views`); `forward` returns the
-    loss, a scalar, the mean over the images. The training loop calls `follow` after each step, so that a run
-    that goes on from a checkpoint follows as one that was never stopped.
+    loss, a scalar, the mean over the images. The training loop calls `follow` after each step.
 
-    The copy is a part of the module, and in eval mode always: it has no stochastic depth. With several
-    processes what a loss needs of all images comes from all of them, so that two processes compute what one
-    computes with the same batch, up to the order of sums. The exception is a step with fewer images than
-    processes, where an image stands in for those that are missing. Weights that are divided among processes
-    (FSDP) are refused.
+    The copy is a part of the module, and in eval mode always: it has no stochastic depth. What a loss needs
+    of all images comes from all processes. Weights that are divided among processes (FSDP) are refused.
     """
 
     def __init__(self, vit: nn.Module, momentum: float):
         super().__init__()
-        if not 0 <= momentum <= 1:
-            raise ValueError(f"momentum={momentum}: it is a share, from 0 to 1, such as 0.99")
         self.vit, self.momentum_vit, self.momentum = vit, _copy(vit), momentum
         # The share of the run that is done; a buffer, so that a checkpoint has it.
         self.register_buffer("done", torch.zeros(()))
@@ -67,8 +61,7 @@ class MomentumPair(nn.Module, ABC):
 
     @torch.no_grad()
     def move(self, momentum: float) -> None:
-        """copy ← momentum · copy + (1 - momentum) · what it follows; buffers, such as a batch norm's running
-        mean, which is a mean over steps already, are taken over as they are."""
+        """copy ← momentum · copy + (1 - momentum) · what it follows; buffers are taken over as they are."""
         for leader, follower in self.following():
             weights = list(leader.parameters())
             if any(hasattr(weight, "full_tensor") for weight in weights):
@@ -89,8 +82,7 @@ class MomentumPair(nn.Module, ABC):
         self.vit.set_grad_checkpointing(enable)
 
     def no_weight_decay(self) -> set[str]:
-        """The ViT's positions and tokens; timm asks a model for them by this name. Other networks need not
-        have any."""
+        """The ViT's positions and tokens."""
         names = getattr(self.vit, "no_weight_decay", set)()
         return {f"vit.{name}" for name in names}
 
@@ -116,8 +108,7 @@ def contrast_loss(model: MomentumPair, views: Tensor, targets: Tensor, recipe: R
 
 def unmatched(model: MomentumPair, images: Images, batch_size: int = 250) -> float:
     """The share of images whose first view is not nearest to their own second view, by the cosine of the
-    result's features, among `batch_size` others: what a contrast has left unlearned. images: with views, of
-    which the same are drawn at every call. The model is left in the mode it was in."""
+    result's features, among `batch_size` others: what a contrast has left unlearned. images: with views."""
     device, wrong = model.done.device, 0
     with torch.no_grad(), in_eval_mode(model):
         for batch in images.epoch(ShardSpec(0, 0, batch_size)):
@@ -138,19 +129,13 @@ def _exact(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def _check_views(views: Tensor, least: int, most: int | None = None) -> None:
-    if views.ndim != 5 or views.shape[1] < least or (most is not None and views.shape[1] > most):
-        number = str(least) if most == least else f"at least {least}"
-        raise ValueError(f"{number} views, (B, views, 3, height, width), got {tuple(views.shape)}")
-
-
 # --- MoCo-v3 ---
 
 
 class BatchNorm(nn.Module):
     """Batch normalisation by the mean and the variance of the batch over all processes, in eval mode too:
     what is thrown away after training needs no running averages. (..., width) in float32. affine: with a
-    learned scale and shift. `nn.SyncBatchNorm` does the same on GPUs alone."""
+    learned scale and shift."""
 
     def __init__(self, width: int, affine: bool = True, eps: float = 1e-5):
         super().__init__()
@@ -211,8 +196,6 @@ class MoCo(MomentumPair):
         momentum: float = 0.99,
         freeze_patches: bool = True,
     ):
-        if not temperature > 0:
-            raise ValueError(f"temperature={temperature}: it must be above 0; MoCo-v3 has 0.2")
         super().__init__(vit, momentum)
         self.temperature = temperature
         if freeze_patches:
@@ -232,7 +215,6 @@ class MoCo(MomentumPair):
 
     def forward(self, views: Tensor) -> Tensor:
         """The loss, a scalar, of views (B, 2, 3, height, width)."""
-        _check_views(views, 2, 2)
         first, second = views.unbind(1)
         queries = [self.predictor(self.projector(features(self.vit, view))) for view in (first, second)]
         with torch.no_grad():
@@ -314,8 +296,7 @@ class Dino(MomentumPair):
     which takes a ViT with dynamic_img_size=True; None: at full size. teacher_temperature: at the first step
     and from the share `temperature_warmup` of the run on, linear between. frozen: the share of the run in
     which the head's last layer is not trained. lengths: learn the lengths of its directions too. `result`:
-    the teacher's ViT. In place of a ViT, any of timm's networks with `num_features` will do, such as a
-    ResMLP, which Touvron's thesis pre-trains so (table 4.2).
+    the teacher's ViT. Any of timm's networks with `num_features` will do in place of a ViT.
 
     Source: arXiv 2104.14294, section 3 and appendix D; numbers are those of the published code's defaults.
     Departures: the teacher's temperature rises step by step, not epoch by epoch; small views are made small
@@ -338,10 +319,6 @@ class Dino(MomentumPair):
         lengths: bool = False,
         local_size: int | None = None,
     ):
-        if not min(student_temperature, *teacher_temperature) > 0:
-            raise ValueError(f"temperatures {student_temperature}, {teacher_temperature}: above 0")
-        if local_size is not None and not getattr(vit, "dynamic_img_size", False):
-            raise ValueError(f"local_size={local_size}: build the ViT with dynamic_img_size=True")
         super().__init__(vit, momentum)
         self.head = DinoHead(vit.num_features, hidden, bottleneck, outputs, lengths)
         self.momentum_head = _copy(self.head)
@@ -382,7 +359,6 @@ class Dino(MomentumPair):
 
     def forward(self, views: Tensor) -> Tensor:
         """The loss, a scalar, of views (B, V, 3, height, width), V ≥ 2."""
-        _check_views(views, 2)
         B = len(views)
         large, small = (part.transpose(0, 1).flatten(0, 1) for part in views.tensor_split([2], dim=1))
         frozen = self.done < self.frozen

@@ -2,11 +2,10 @@
 
 LayerScale and its rivals differ in three things only: whether a branch has one factor or one for each
 channel, where the factors start, and which weights the branch starts with. timm's `LayerScale` holds both
-kinds of factors, D of them or a single one, so that every ViT from here is one that `atlib.walk` takes.
+kinds of factors, D of them or a single one.
 
-All of them keep the norm before the branch, and need warm-up: so Touvron's thesis compares them (section
-3.5.2, table 3.11), which has ReZero, Fixup and T-Fixup with both put back; they were published to do without.
-Fixup's further biases are left out. Where weights start follows the papers, not code of theirs.
+All of them keep the norm before the branch, and need warm-up, as Touvron's thesis compares them (section
+3.5.2, table 3.11). Fixup's further biases are left out.
 """
 
 from typing import NamedTuple
@@ -40,9 +39,8 @@ def uniform_layer_scale(vit: VisionTransformer, mean: float) -> VisionTransforme
 
 
 def frozen_factors(vit: VisionTransformer, trained: VisionTransformer) -> VisionTransformer:
-    """The freshly built `vit` itself, with the factors of a trained ViT of its sizes, which do not move: does
-    LayerScale's gain lie in the factors that it ends with, or in how they come about? Source: Touvron's
-    thesis, section 3.5.3, unnumbered table."""
+    """The freshly built `vit` itself, with the factors of a trained ViT of its sizes, which do not move.
+    Source: Touvron's thesis, section 3.5.3, unnumbered table."""
     factors = [[getattr(block, name) for name in ("ls1", "ls2")] for block in trained.blocks]
     shapes = {tuple(getattr(factor, "gamma", torch.empty(0)).shape) for pair in factors for factor in pair}
     if len(factors) != len(vit.blocks) or shapes != {(vit.embed_dim,)}:
@@ -64,8 +62,7 @@ def one_scalar(vit: VisionTransformer, start: float) -> VisionTransformer:
 
 def rezero(vit: VisionTransformer) -> VisionTransformer:
     """`one_scalar` from 0, so that the untrained ViT is its embedding and its head. Source: Bachlechner et
-    al. 2020 (arXiv 2003.04887); its Transformer has one factor for both branches of a layer, here each has
-    its own, as in arXiv 2103.17239."""
+    al. 2020 (arXiv 2003.04887); there one factor serves both branches of a layer."""
     return one_scalar(vit, 0.0)
 
 
@@ -80,10 +77,9 @@ def fixup(vit: VisionTransformer) -> VisionTransformer:
     """`one_scalar` from 1; the head and the last weights of each branch become 0, the first are multiplied by
     L^(-1 / (2m - 2)), L the number of branches and m = 2 the weights in one.
 
-    In the attention branch these two are the projections of the values and of the output: q and k say where
-    to look, not how loudly, and stay as they are. This reading of the formula is ours, and so is that there
-    are no further biases: timm's layers and norms have them. Source: Zhang et al. 2019 (arXiv 1901.09321),
-    its three rules.
+    In the attention branch these two are the projections of the values and of the output; q and k stay as
+    they are. This reading of the formula is ours. Source: Zhang et al. 2019 (arXiv 1901.09321), its three
+    rules.
     """
     one_scalar(vit, 1.0)
     m, branches = 2, 2 * len(vit.blocks)
@@ -143,7 +139,6 @@ def branch_ratios(model: nn.Module, images: Tensor) -> BranchRatios:
     if model.training:
         raise ValueError("training=True: branches are dropped; call .eval() first")
     vit = student_of(model)
-    _require_blocks(vit)
     start = walk(vit, images, stop_after=0).tokens
     walked = model.walk(images) if hasattr(model, "walk") else walk(vit, images, head=False)
     ratios = []
@@ -167,14 +162,10 @@ def _with_factors(vit: VisionTransformer, number: int, start: float) -> VisionTr
     return vit
 
 
-def _require_blocks(vit: nn.Module) -> None:
-    check_timm(vit)
-    if not isinstance(vit, VisionTransformer):
-        raise ValueError(f"factors stand in the blocks of timm's VisionTransformer, got {type(vit).__name__}")
-
-
 def _require_plain(vit: VisionTransformer) -> None:
-    _require_blocks(vit)
-    named = [f"layer {i}" for i, block in enumerate(vit.blocks) if not isinstance(block.ls1, nn.Identity)]
-    if named:
-        raise ValueError(f"{named[0]} has factors on its branches already (init_values=)")
+    """Eva's blocks have factors of other names, which would stay beside these."""
+    check_timm(vit)
+    if not all(isinstance(getattr(block, "ls1", None), nn.Identity) for block in vit.blocks):
+        raise ValueError(
+            f"a {type(vit).__name__} without factors on its branches is needed (init_values=None)"
+        )

@@ -6,7 +6,6 @@ Source: Touvron et al. 2021, "Training data-efficient image transformers & disti
 github.com/facebookresearch/deit.
 """
 
-import math
 from typing import NamedTuple
 
 import torch
@@ -46,18 +45,15 @@ class DistillationToken(Distillation):
     In training the logits are those of the class head, and the transfer loss is that of the other head. Hard:
     cross-entropy with the teacher's top class, for `Recipe(task_weight=0.5, transfer_weight=0.5)`. Soft
     (`hard=False`): τ² · KL at `temperature` τ, the mean over the batch, for `Recipe(task_weight=0.9,
-    transfer_weight=0.1)`. A departure from the published code, which divides by batch · classes: its soft
-    loss is this one with transfer_weight=0.1 / classes. Labels may be missing (`atlib.data.with_unlabelled`):
-    the teacher answers for every image. In eval mode the student is alone, and averages the logits of both
-    heads as timm does.
+    transfer_weight=0.1)`. The published code divides by batch · classes: its soft loss is this one with
+    transfer_weight=0.1 / classes. Labels may be missing (`atlib.data.with_unlabelled`): the teacher answers
+    for every image. In eval mode the student averages the logits of both heads as timm does.
 
     `maps`: a transfer of attention to the same student, which goes on beside it; maps_weight times its loss
     is added to the transfer loss. With copied maps the student works only together with their teacher.
     normalisation: of the images that the pair is given (`atlib.pair.Pair`); None: as `maps` was told.
 
-    Only the student (and what `maps` learns of its heads) is part of the module; the teachers are frozen in
-    place, move with `.to(...)`, and are run in eval mode. Source: arXiv 2012.12877, equations 2 and 3,
-    section 4; maps beside it are this project's.
+    Source: arXiv 2012.12877, equations 2 and 3, section 4; maps beside it are this project's.
     """
 
     def __init__(
@@ -71,10 +67,6 @@ class DistillationToken(Distillation):
         maps_weight: float = 1.0,
         normalisation: Normalisation | None = None,
     ):
-        if not temperature > 0:
-            raise ValueError(f"the temperature must be above 0, got {temperature}")
-        if not 0 <= maps_weight < math.inf:
-            raise ValueError(f"maps_weight={maps_weight}: a weight is a finite number from 0 on")
         if maps is not None and maps.student is not student:
             raise ValueError("maps= has another student than this")
         of_maps = None if maps is None else maps.normalisation
@@ -154,8 +146,6 @@ def token_report(
     """What became of a student's two tokens, measured on images (n, 3, height, width), `batch` at a time.
     Both run in eval mode and are left in the mode they were in.
 
-    Compare arXiv 2012.12877, section 5.2 (cosines from 0.06 in the first to 0.93 in the last layer, and 0.999
-    for two class tokens) and the table of disagreements.
     """
     cosines, sums = 0.0, torch.zeros(4)
     with in_eval_mode(student, teacher):
@@ -175,8 +165,7 @@ def token_report(
 
 def small_convnet(num_classes: int, widths: tuple[int, ...] = (24, 48, 96, 96)) -> nn.Sequential:
     """A plain convolutional classifier of images (B, 3, height, width), as a teacher without attention: 3 x 3
-    convolutions with batch norm, halved in size after all but the last, and the maximum over places. Ours. It
-    has 0.14 M weights; images must be larger than 2 to the number of halvings."""
+    convolutions with batch norm, halved in size after all but the last, and the maximum over places. Ours."""
     layers: list[nn.Module] = []
     for before, after in zip((3, *widths), widths):
         layers += [nn.Conv2d(before, after, 3, padding=1, bias=False), nn.BatchNorm2d(after), nn.ReLU()]

@@ -44,8 +44,7 @@ def logit_error(z_s: Tensor, z_t: Tensor) -> LogitError:
     """The squared error between the student's and the teacher's attention logits, (B, H, N, N) each, and the
     part of it that maps can show.
 
-    A softmax does not see a constant that is added to a row, a squared error does: the mean of the
-    differences in a row moves no map. Its square is what `whole` has more than `visible`.
+    A softmax does not see a constant that is added to a row, a squared error does.
     """
     gap = z_s - z_t.detach()
     return LogitError(gap.square().mean(), (gap - gap.mean(-1, keepdim=True)).square().mean())
@@ -88,17 +87,18 @@ class _TaughtMae(Pair, ABC):
         teacher: VisionTransformer,
         student: MaskedAutoencoder,
         layers: Iterable[int] | Mapping[int, int] | None,
-        same: Mapping[str, Callable[[VisionTransformer], object]],
         normalisation: Normalisation | None,
     ):
-        """same: what else has to be equal, by name, read from a ViT."""
         check_timm(teacher)
         check_timm(student.vit)
-        _check_pair(teacher, student.vit, same)
+        tokens = [(tuple(vit.patch_embed.grid_size), vit.num_prefix_tokens) for vit in (teacher, student.vit)]
+        if tokens[0] != tokens[1]:
+            raise ValueError(f"(patch grid, prefix tokens): teacher {tokens[0]}, student {tokens[1]}")
         super().__init__(student, teacher, normalisation=normalisation)
         depths = len(student.vit.blocks), len(teacher.blocks)
         last = {depths[0] - 1: depths[1] - 1}
         self.layers = Plan(layers=last if layers is None else layers).pairs_of(*depths)
+        self.last = max(of_teacher for _, of_teacher in self.layers)  # where the teacher's walk ends
 
     @property
     def needs_teacher(self) -> bool:
@@ -109,23 +109,17 @@ class _TaughtMae(Pair, ABC):
         """Both losses for images (B, 3, height, width). order: (B, P), a permutation of the patches per image
         for teacher and student; None draws one."""
         order = self.student.draw_order(images) if order is None else order
+        with self.frozen_teachers():
+            targets = self.targets_of(self.for_teacher(images), order[:, : self.student.visible])
         student_walk = self.student.encode(images, order)
-        transfer_loss = self.transfer_loss(student_walk, self.teacher_targets(images, order))
+        # clones outlive inference mode, which autograd needs
+        transfer_loss = self.transfer_loss(student_walk, [target.clone() for target in targets])
         return Painted(self.student.reconstruction(student_walk.tokens, images, order), transfer_loss)
 
-    def teacher_targets(self, images: Tensor, order: Tensor) -> list[Tensor]:
-        """What the student is compared with, for the visible patches alone, as constants: a tensor for each
-        layer that is compared."""
-        with self.frozen_teachers():
-            places = order[:, : self.student.visible]
-            last = max(of_teacher for _, of_teacher in self.layers)
-            targets = self.targets_of(self.for_teacher(images), places, last)
-        return [target.clone() for target in targets]  # clones outlive inference mode, which autograd needs
-
     @abstractmethod
-    def targets_of(self, images: Tensor, places: Tensor, last: int) -> list[Tensor]:
-        """The teacher's side, for its own images and their visible patches, (B, visible); `last`: the last
-        layer that is compared."""
+    def targets_of(self, images: Tensor, places: Tensor) -> list[Tensor]:
+        """The teacher's side, a tensor for each layer that is compared, for its own images and their visible
+        patches, (B, visible)."""
 
     @abstractmethod
     def transfer_loss(self, student_walk: Walk, targets: Sequence[Tensor]) -> Tensor:
@@ -143,14 +137,10 @@ class DistilledMae(_TaughtMae):
     head h is compared with head h. With the defaults, and `Recipe(transfer_weight=1.0)`, this is the
     published method.
 
-    Only the student and the mixing are part of the module; `.student.vit` is the result. The teacher, a ViT
-    without a decoder, stays as it is, moves with `.to(...)`, and is run in eval mode without gradients, no
-    further than the last layer that is compared.
+    `.student.vit` is the result. The teacher is a ViT without a decoder.
 
-    Source: arXiv 2205.14443, equation 3. That it is logits that are compared, the weight 1, layer 12 of 12
-    and the mixing were read in the published code. A departure: where depths differ, the code compares layers
-    of one number, this module the last of each. The code's second loss, which is off in its own experiment,
-    is `DistilledHiddenMae`.
+    Source: arXiv 2205.14443, equation 3. Logits, the weight 1, layer 12 of 12 and the mixing were read in the
+    published code, which compares layers of one number where depths differ.
     """
 
     def __init__(
@@ -163,17 +153,18 @@ class DistilledMae(_TaughtMae):
         mix_heads: bool = True,
         normalisation: Normalisation | None = None,
     ):
-        same = {} if mix_heads else {"heads (or mix_heads=True)": _heads}
-        super().__init__(teacher, student, layers, same, normalisation)
+        heads = [vit.blocks[0].attn.num_heads for vit in (student.vit, teacher)]
+        if not mix_heads and heads[0] != heads[1]:
+            raise ValueError(f"{heads[1]} heads of the teacher, {heads[0]} of the student: mix_heads=True")
+        super().__init__(teacher, student, layers, normalisation)
         self.match = match
-        heads = _heads(student.vit), _heads(teacher)
         self.mixing = nn.ModuleList(
             nn.Conv2d(*heads, 1, bias=False) if mix_heads else nn.Identity() for _ in self.layers
         )
 
-    def targets_of(self, images: Tensor, places: Tensor, last: int) -> list[Tensor]:
+    def targets_of(self, images: Tensor, places: Tensor) -> list[Tensor]:
         """The teacher's attention logits among prefix tokens and visible patches, (B, H, N, N) each."""
-        seen = walk_visible(self.teacher, images, places, stop_after=last).layers
+        seen = walk_visible(self.teacher, images, places, stop_after=self.last).layers
         return [seen[of_teacher].scores for _, of_teacher in self.layers]
 
     def transfer_loss(self, student_walk: Walk, targets: Sequence[Tensor]) -> Tensor:
@@ -188,9 +179,8 @@ class DistilledHiddenMae(_TaughtMae):
 
     A layer's hidden state is the residual stream after it, behind the norm that reads it: the first norm of
     the next block, or the final norm. The student's goes through a linear map without bias to the teacher's
-    width, one for each layer, which is there also where widths are equal, and is compared by a mean squared
-    error over batch, tokens (prefix tokens too) and width; layers are summed. `layers`, `normalisation`, what
-    is part of the module and what is raised are those of `DistilledMae`.
+    width, one for each layer, and is compared by a mean squared error over batch, tokens (prefix tokens too)
+    and width; layers are summed. `layers` as in `DistilledMae`.
 
     Source: the second loss of the published code of arXiv 2205.14443, which its experiment leaves off. A
     departure: where depths differ, the code compares layers of one number, this module the last of each.
@@ -204,13 +194,13 @@ class DistilledHiddenMae(_TaughtMae):
         layers: Iterable[int] | Mapping[int, int] | None = None,
         normalisation: Normalisation | None = None,
     ):
-        super().__init__(teacher, student, layers, {}, normalisation)
+        super().__init__(teacher, student, layers, normalisation)
         widths = student.vit.embed_dim, teacher.embed_dim
         self.widening = nn.ModuleList(nn.Linear(*widths, bias=False) for _ in self.layers)
 
-    def targets_of(self, images: Tensor, places: Tensor, last: int) -> list[Tensor]:
+    def targets_of(self, images: Tensor, places: Tensor) -> list[Tensor]:
         """The teacher's hidden states of prefix tokens and visible patches, (B, N, D) each."""
-        beyond = None if last + 1 == len(self.teacher.blocks) else last + 1
+        beyond = None if self.last + 1 == len(self.teacher.blocks) else self.last + 1
         stream = walk_visible(self.teacher, images, places, stop_after=beyond).stream
         return [_as_read(self.teacher, stream, of_teacher) for _, of_teacher in self.layers]
 
@@ -238,28 +228,3 @@ def distilled_mae_loss(
     reconstruction, transfer_loss = model(images)
     reconstruction = note("reconstruction", reconstruction)
     return reconstruction + recipe.transfer_weight * note("transfer_loss", transfer_loss)
-
-
-def _heads(vit: VisionTransformer) -> int:
-    return vit.blocks[0].attn.num_heads
-
-
-def _check_pair(
-    teacher: nn.Module, student: nn.Module, same: Mapping[str, Callable[[VisionTransformer], object]]
-) -> None:
-    if teacher is student:
-        raise ValueError("teacher and student are the same object: build a second ViT")
-    if not isinstance(teacher, VisionTransformer):
-        raise ValueError(f"the teacher is a {type(teacher).__name__}: take a VisionTransformer")
-    same = {
-        "patch grid": lambda vit: tuple(vit.patch_embed.grid_size),
-        "prefix tokens": lambda vit: vit.num_prefix_tokens,
-        **same,
-    }
-    problems = [
-        f"{name}: teacher {read(teacher)}, student {read(student)}"
-        for name, read in same.items()
-        if read(teacher) != read(student)
-    ]
-    if problems:
-        raise ValueError(f"teacher and student differ: {'; '.join(problems)}")

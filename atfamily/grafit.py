@@ -60,18 +60,17 @@ class Grafit(nn.Module):
     """A ViT, alone or in a pair that copies, that learns from labels which may be coarser than what it is to
     tell apart. `.trunk` is the result.
 
-    An image's projection is that of its features, what a head would read. One loss, `knn_loss`, asks that its
-    neighbours among the projections of all training images, which are kept in a memory, have its label; the
-    other, `instance_loss`, that the projection of one view of it foretells that of another view, by a copy of
-    the network that follows slowly. Without the second it is SNCA+, the paper's baseline.
+    `knn_loss` asks that an image's neighbours among the projections of all training images, kept in a memory,
+    have its label; `instance_loss`, that the projection of one view of it foretells that of another view, by
+    a copy of the network that follows slowly. Without the second it is SNCA+, the paper's baseline.
 
     view: (images (B, 3, height, width)) -> another view of each, which draws from torch's global generator.
     images: how many there are to learn from, each with a number (`numbered`). projected: the width d of
     projections; hidden: of the projector's one hidden layer, None for a linear projector (the paper's Grafit
     FC). momentum: how much of the copy stays in a step. temperature: of `knn_loss`.
 
-    `forward` returns both losses; in training mode it then writes the projections into the memory, and the
-    copy follows at the next call, so that a step has one call (`accumulate=1`, one process).
+    In training mode `forward` writes the projections into the memory, and the copy follows at the next call,
+    so that a step has one call (`accumulate=1`, one process).
     """
 
     not_walkable = "it is a ViT with a projector, a memory and a slow copy: walk its .trunk"
@@ -90,8 +89,6 @@ class Grafit(nn.Module):
         super().__init__()
         if isinstance(trunk, AttentionTransfer) and not trunk.needs_teacher:
             raise ValueError(f"{trunk.plan} distills, and its loss has no place in Grafit: take how='copy'")
-        if not 0 <= momentum <= 1:
-            raise ValueError(f"momentum={momentum}: it is a share, from 0 to 1, such as 0.99")
         width = student_of(trunk).num_features
         self.trunk, self.view, self.momentum, self.temperature = trunk, view, momentum, temperature
         self.projector = _perceptron(width, hidden, projected)
@@ -102,7 +99,7 @@ class Grafit(nn.Module):
         self.register_buffer("labels", torch.full((images,), NOT_SEEN))
 
     def no_weight_decay(self) -> set[str]:
-        """Positions and tokens, which AdamW leaves undecayed; timm asks a model for them by this name."""
+        """Positions and tokens, which AdamW leaves undecayed."""
         inner = "trunk." if student_of(self.trunk) is self.trunk else "trunk.student."
         return {f"{inner}{name}" for name in student_of(self.trunk).no_weight_decay()}
 
@@ -114,11 +111,10 @@ class Grafit(nn.Module):
 
     def forward(self, images: Tensor, labels: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
         """`knn_loss` and `instance_loss` of images (B, 3, height, width) with labels and numbers (B,)."""
-        last, places = int(numbers.max()), len(self.memory)
-        if last >= places:
-            raise ValueError(f"image {last} in a memory for {places}: build it with images={last + 1}")
-        if self.training:
-            self.move_slow_copies()
+        if self.training:  # copy ← momentum · copy + (1 - momentum) · what it follows
+            for slow, fast in ((self.slow_trunk, self.trunk), (self.slow_projector, self.projector)):
+                with torch.no_grad():
+                    torch._foreach_lerp_(list(slow.parameters()), list(fast.parameters()), 1 - self.momentum)
         x = self.projector(embed(self.trunk, self.view(images)))
         unit = F.normalize(x, dim=1)
         of_neighbours = knn_loss(unit, labels, numbers, self.memory, self.labels, self.temperature)
@@ -126,21 +122,10 @@ class Grafit(nn.Module):
             target = self.slow_projector(embed(self.slow_trunk, self.view(images)))
         of_views = instance_loss(self.predictor(x), target)
         if self.training:
-            self.remember(unit, labels, numbers)
+            # a new tensor: the old one may still be needed for a gradient
+            self.memory = self.memory.index_copy(0, numbers, unit.detach().to(self.memory.dtype))
+            self.labels = self.labels.index_copy(0, numbers, labels)
         return of_neighbours, of_views
-
-    @torch.no_grad()
-    def remember(self, unit: Tensor, labels: Tensor, numbers: Tensor) -> None:
-        """Put projections (B, d), of unit length, and labels (B,) in the place of those numbers (B,)."""
-        # a new tensor: the old one may still be needed for a gradient
-        self.memory = self.memory.index_copy(0, numbers, unit.detach().to(self.memory.dtype))
-        self.labels = self.labels.index_copy(0, numbers, labels)
-
-    @torch.no_grad()
-    def move_slow_copies(self) -> None:
-        """copy ← momentum · copy + (1 - momentum) · what it follows."""
-        for slow, fast in ((self.slow_trunk, self.trunk), (self.slow_projector, self.projector)):
-            torch._foreach_lerp_(list(slow.parameters()), list(fast.parameters()), 1 - self.momentum)
 
 
 def embed(model: nn.Module, images: Tensor) -> Tensor:

@@ -10,10 +10,8 @@ class LateClassViT(VisionTransformer):
     """timm's ViT, whose class token joins the patches before layer `insert_at` (from 0) and is no part of the
     layers before.
 
-    options: `VisionTransformer`'s; its parameters are the same ones, so that with insert_at=0 it is that ViT.
-    In a CaiT the patches would be done by then; here they go on looking at each other, and at the class
-    token. Its layers have different tokens, so that no pair has it. Source: Touvron et al. 2021 (arXiv
-    2103.17239), section 3; Touvron's thesis, table 3.13.
+    options: `VisionTransformer`'s. Its layers have different tokens, so that no pair has it. Source: Touvron
+    et al. 2021 (arXiv 2103.17239), section 3; Touvron's thesis, table 3.13.
     """
 
     def __init__(self, insert_at: int, **options):

@@ -11,10 +11,7 @@ def keep_first(pretrained: VisionTransformer, fresh: VisionTransformer, number: 
     """`fresh`, with the embedding and the first `number` blocks of `pretrained`; its other blocks, final norm
     and head stay as they were drawn.
 
-    Both are built alike, but for the head. What is kept is copied in place, and can be trained like the rest.
-
-    Source: Wang et al. 2023 (arXiv 2205.14443), figures 2 and 4. Whether the final norm is drawn anew there
-    we could not find out; here it belongs to what comes after the blocks.
+    Source: Wang et al. 2023 (arXiv 2205.14443), figures 2 and 4.
     """
     depths = len(pretrained.blocks), len(fresh.blocks)
     if depths[0] != depths[1] or not 0 <= number <= depths[0]:
@@ -28,10 +25,8 @@ def keep_first(pretrained: VisionTransformer, fresh: VisionTransformer, number: 
             if (int(rest[0]) < number if first == "blocks" else first in _EMBEDDING)
         }
 
-    kept, replaced = kept_of(pretrained), kept_of(fresh)
-    shapes = [{name: tuple(weight.shape) for name, weight in part.items()} for part in (kept, replaced)]
-    for name in sorted(kept.keys() | replaced.keys()):
-        if shapes[0].get(name) != shapes[1].get(name):
-            raise ValueError(f"{name}: {shapes[0].get(name)} pre-trained, {shapes[1].get(name)} fresh")
+    kept = kept_of(pretrained)
+    if differ := kept.keys() ^ kept_of(fresh).keys():
+        raise ValueError(f"only one of the two has {min(differ)}")
     fresh.load_state_dict(kept, strict=False)
     return fresh

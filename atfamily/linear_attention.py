@@ -93,9 +93,8 @@ class LinearTransfer(Pair):
     of the values, the mean over (B, H, N, d) of each layer, summed over layers (LoLCATs). Where the teacher
     is the student's own `.model`, each layer's features are given the teacher's q, k and v, which have no
     gradients: only features learn, and a model is given another attention (LoLCATs' first stage, which
-    multiplies its loss by 1,000). Evaluation, eval mode without gradients, runs the student alone; `.student`
-    is the result. To *copy* the teacher's maps, copy into `.model`: with a given map no layer asks for q and
-    k, and both kinds of attention are one.
+    multiplies its loss by 1,000). `.student` is the result. To *copy* the teacher's maps, copy into `.model`:
+    with a given map both kinds of attention are one.
     """
 
     def __init__(
@@ -107,10 +106,10 @@ class LinearTransfer(Pair):
         normalisation: Normalisation | None = None,
     ):
         require_known("what", what, ("map", "output"))
-        of_teacher, of_student = sizes_of(teacher), sizes_of(student.model)
-        for name in ("depth", "heads", "head_width", "grid", "prefix"):
-            if (size := getattr(of_teacher, name)) != getattr(of_student, name):
-                raise ValueError(f"{name}: teacher {size}, student {getattr(of_student, name)}")
+        both = sizes_of(teacher), sizes_of(student.model)
+        sizes = [(x.depth, x.heads, x.head_width, x.grid, x.prefix) for x in both]
+        if sizes[0] != sizes[1]:
+            raise ValueError(f"(depth, heads, width, grid, prefix): teacher {sizes[0]}, student {sizes[1]}")
         super().__init__(student, teacher, normalisation=normalisation)
         self.what = what
 

@@ -5,7 +5,6 @@ Source: Lee, Lee, Song 2021, "Vision Transformer for Small-Size Datasets" (arXiv
 here of "the published code" was read in github.com/aanna0701/SPT_LSA_ViT.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterable
 
 import torch
@@ -27,9 +26,8 @@ class ShiftedPatches(nn.Module):
     to a token. A drop-in for timm's `PatchEmbed` (`embed_layer=ShiftedPatches`): images (B, in_chans, height,
     width) to tokens (B, N, embed_dim). `img_size`, `patch_size`: in pixels, one number or (height, width).
 
-    Source: arXiv 2112.13492, section on SPT. That the four shifts are diagonal is from the published code,
-    which has others in comments. A patch is flattened as channel, row, column here, as timm's convolution has
-    it, there as row, column, channel: the same with the columns of the weights in another order.
+    Source: arXiv 2112.13492, section on SPT, and the published code, which flattens a patch as row, column,
+    channel, where this module has channel, row, column.
     """
 
     def __init__(
@@ -78,41 +76,12 @@ def with_shifts(images: Tensor, patch_size: tuple[int, int]) -> Tensor:
     return torch.cat([images, *shifted], 1)
 
 
-class MaskedAttention(Attention, ABC):
-    """timm's self-attention with a learned factor for every head, softmax(factor · q kᵀ + mask), and pairs of
-    tokens that the mask forbids. A subclass says which: `factors` and `mask`."""
-
-    @abstractmethod
-    def factors(self) -> Tensor:
-        """What q kᵀ of every head is multiplied with, in place of `scale`: (H,)."""
-
-    @abstractmethod
-    def mask(self, x: Tensor) -> Tensor:
-        """For tokens x (B, N, D) what is added to the scores, 0 or `FORBIDDEN`: (N, N)."""
-
-    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
-        """Tokens (B, N, D) to tokens (B, N, D)."""
-        if attn_mask is not None or is_causal:
-            raise ValueError(f"a {type(self).__name__} has a mask of its own: call it without another")
-        q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, self.head_dim)).permute(2, 0, 3, 1, 4)
-        q, k = self.q_norm(q), self.k_norm(k)
-        q = q * (self.factors() / self.scale)[:, None, None].to(q.dtype)
-        dropout = self.attn_drop.p if self.training else 0.0
-        mixed = attention(q, k, v, self.scale, mask=self.mask(x), dropout=dropout)
-        return self.proj_drop(self.proj(self.norm(mixed.transpose(1, 2).flatten(2))))
-
-
-def masked_attention(blocks: Iterable[nn.Module]) -> type[MaskedAttention] | None:
-    """The kind of masked attention that one of the blocks has; None where none has any."""
-    kinds = (type(getattr(block, "attn", None)) for block in blocks)
-    return next((kind for kind in kinds if issubclass(kind, MaskedAttention)), None)
-
-
-class LocalityAttention(MaskedAttention):
-    """Locality self-attention: no token looks at itself, and how sharp a head's map is is learned.
+class LocalityAttention(Attention):
+    """Locality self-attention: timm's, in which no token looks at itself and how sharp a head's map is is
+    learned: softmax(sharpness · q kᵀ + `diagonal`).
 
     Takes over the parts of a timm `Attention`: on equal tokens both have equal q, k and v at first.
-    `sharpness`: (H,), learned, what q kᵀ is multiplied with; it starts at the usual 1/√d.
+    `sharpness`: (H,), learned, starts at the usual 1/√d.
 
     Source: arXiv 2112.13492, section on LSA. There one divides by a learned temperature τ; the published code
     multiplies, with a number for every head, and so does this module: sharpness = 1 / τ. It puts -987654321
@@ -129,13 +98,21 @@ class LocalityAttention(MaskedAttention):
             setattr(self, name, part)
         self.sharpness = nn.Parameter(attn.qkv.weight.new_full((attn.num_heads,), attn.scale))
 
-    def factors(self) -> Tensor:
-        """What q kᵀ of every head is multiplied with: (H,)."""
-        return self.sharpness
+    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+        """Tokens (B, N, D) to tokens (B, N, D)."""
+        if attn_mask is not None or is_causal:
+            raise ValueError("LSA has a mask of its own: call it without another")
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, self.head_dim)).permute(2, 0, 3, 1, 4)
+        q, k = self.q_norm(q), self.k_norm(k)
+        q = q * (self.sharpness / self.scale)[:, None, None].to(q.dtype)
+        dropout = self.attn_drop.p if self.training else 0.0
+        mixed = attention(q, k, v, self.scale, mask=diagonal(x.shape[1], x), dropout=dropout)
+        return self.proj_drop(self.proj(self.norm(mixed.transpose(1, 2).flatten(2))))
 
-    def mask(self, x: Tensor) -> Tensor:
-        """For tokens x (B, N, D) what forbids the diagonal: (N, N)."""
-        return diagonal(x.shape[1], x)
+
+def forbids_pairs(blocks: Iterable[nn.Module]) -> bool:
+    """Whether one of the blocks has `LocalityAttention`, whose maps lack the diagonal."""
+    return any(isinstance(getattr(block, "attn", None), LocalityAttention) for block in blocks)
 
 
 def diagonal(tokens: int, like: Tensor) -> Tensor:
@@ -167,10 +144,8 @@ def shift_patches(vit: VisionTransformer) -> VisionTransformer:
 def localise_attention(vit: VisionTransformer) -> VisionTransformer:
     """Give every layer of a ViT `LocalityAttention`, made of the layer's own; the ViT is changed and handed
     back. All weights stay."""
-    kinds = {type(block.attn) for block in vit.blocks}
-    if kinds != {Attention}:
-        names = ", ".join(sorted(kind.__name__ for kind in kinds))
-        raise ValueError(f"the blocks have {names}: LSA is made of timm's Attention")
+    if kinds := {type(block.attn).__name__ for block in vit.blocks} - {"Attention"}:
+        raise ValueError(f"the blocks have {min(kinds)}: LSA is made of timm's Attention")
     for block in vit.blocks:
         block.attn = LocalityAttention(block.attn)
     return vit

@@ -27,19 +27,15 @@ class MapCache:
     there. `AttentionTransfer(teacher, student, plan, maps=cache)` then copies or distills without running the
     teacher at all.
 
-    A teacher's maps of an image depend neither on the student nor on the epoch. So storing them pays for many
-    small students on the same few images without random augmentation: a mirror, or a few fixed crops, are
-    images of their own, which are added too. It does not pay where images never come twice (random crops,
-    mixup), nor where there are many or large ones: an image takes layers x heads x N² numbers, which is 42 kB
-    for a ViT-S with 17 tokens and 30 MB for a ViT-L with 197, that is 38 TB for ImageNet.
+    It pays for many small students on the same few images without random augmentation. An image takes layers
+    x heads x N² numbers: 42 kB for a ViT-S with 17 tokens, 30 MB for a ViT-L with 197, that is 38 TB for
+    ImageNet.
 
-    Images are known by their content, (3, height, width) as the teacher would be given them: an image that is
-    another by one bit is not there, and is refused by name. Rows are rescaled when they are read, since half
-    precision keeps 11 bits of a number.
+    Images are known by their content, to the bit, as the teacher would be given them. Rows are rescaled when
+    they are read, since half precision keeps 11 bits of a number.
 
-    folder: made where it is missing; an interrupted `add` leaves it whole, and goes on. Several processes may
-    read, and add, at a time. layers: of the teacher, None for all. dtype: "float16", or "float32" for maps as
-    the teacher makes them.
+    folder: made where it is missing; several processes may read, and add, at a time. layers: None for all.
+    dtype: "float16", or "float32" for maps as the teacher makes them.
     """
 
     def __init__(
@@ -85,7 +81,8 @@ class MapCache:
         missing = [place for place, key in enumerate(keys) if key not in self._places]
         if missing:
             raise ValueError(f"{self.folder} lacks maps of {len(missing)} of {len(keys)} images: add(images)")
-        stored = torch.from_numpy(self._stored()[[self._places[key] for key in keys]])
+        kept = np.memmap(self.folder / "maps", self.dtype, "r", shape=(len(self), *self.shape))
+        stored = torch.from_numpy(kept[[self._places[key] for key in keys]])
         maps = stored.to(images.device).float()
         maps /= maps.sum(-1, keepdim=True)
         return dict(zip(self.layers, maps.unbind(1)))
@@ -130,10 +127,6 @@ class MapCache:
             raise ValueError("the teacher's maps of these images are not finite: look for NaN in its weights")
         exact = torch.promote_types(maps.dtype, torch.float32)  # NumPy has no bf16
         return maps.to(exact).numpy().astype(self.dtype)
-
-    def _stored(self) -> np.ndarray:
-        """All maps, read where they are asked for."""
-        return np.memmap(self.folder / "maps", self.dtype, "r", shape=(len(self), *self.shape))
 
     def _read_keys(self) -> None:
         """Know what is there by now. A key is written after its maps, whole or not yet."""

@@ -15,7 +15,7 @@ from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from atfamily.locality import masked_attention
+from atfamily.locality import forbids_pairs
 from atlib._util import in_eval_mode, require_known
 from atlib.attention import walk
 from atlib.attention_transfer import Transferred
@@ -29,7 +29,7 @@ POOLS = ("attention", "per class", "average")
 
 
 class Look(NamedTuple):
-    """What a pooled network computes. `logits`: (B, classes); `map`: the pool's softmax (B, H, queries,
+    """What a pooled network computes. `logits`: (B, classes); `map`: the pool's softmax (B, 1, queries,
     keys), rows sum to 1. Keys are the query itself and then the patches, row by row, where there is one
     query; the patches alone, where there are several, and for `AveragePool`. `grid`: patches down and
     across."""
@@ -46,16 +46,13 @@ class ConvStem(nn.Sequential):
     """Images (B, 3, height, width) to patches (B, width, height / patch_size, width / patch_size): 3 x 3
     convolutions of stride 2, GELU between them; each has half the channels of the next.
 
-    The published stem has four convolutions whatever its `patch_size` says, so it always divides by 16; this
-    one has as many as `patch_size` asks for.
+    The published stem has four convolutions whatever its `patch_size` says.
     """
 
     def __init__(self, width: int, patch_size: int = 16):
         halvings = patch_size.bit_length() - 1
         if halvings < 1 or patch_size != 2**halvings:
             raise ValueError(f"patch_size={patch_size}: 2, 4, 8, 16, ... pixels")
-        if width % 2 ** (halvings - 1):
-            raise ValueError(f"width={width} is no multiple of {2 ** (halvings - 1)} (patch_size)")
         channels = [3, *(width // 2**i for i in reversed(range(halvings)))]
         layers = []
         for before, after in pairwise(channels):
@@ -65,8 +62,7 @@ class ConvStem(nn.Sequential):
 
 class ConvBlock(nn.Module):
     """x + scale · convolutions(norm(x)) for patches (B, D, h, w): 1 x 1, GELU, 3 x 3 depthwise, GELU,
-    squeeze-excite (a quarter of the width), 1 x 1. Every patch grid will do; the published block takes the
-    root of the number of patches for both sides."""
+    squeeze-excite (a quarter of the width), 1 x 1."""
 
     def __init__(self, width: int, init_values: float = 1e-4, drop_path: float = 0.0):
         super().__init__()
@@ -95,15 +91,11 @@ class AttentionPool(nn.Module):
 
     q + scale · proj(map · v), then that + scale · MLP(norm(that)), with `queries` learned vectors q; one for
     the image, or one for each class. A single query is among its own keys, several are not, as in the
-    published code. Scores are divided by √(width of a head). `heads`: 1 in the paper, so that there is one
-    picture.
+    published code. It has one head, so that there is one picture.
     """
 
-    def __init__(
-        self, width: int, queries: int = 1, heads: int = 1, mlp_ratio: float = 3.0, init_values: float = 1e-4
-    ):
+    def __init__(self, width: int, queries: int = 1, mlp_ratio: float = 3.0, init_values: float = 1e-4):
         super().__init__()
-        self.heads = heads
         self.queries = nn.Parameter(torch.zeros(1, queries, width))
         self.norm1, self.norm2 = nn.LayerNorm(width, eps=EPS), nn.LayerNorm(width, eps=EPS)
         self.q, self.k, self.v, self.proj = (nn.Linear(width, width) for _ in range(4))
@@ -111,25 +103,20 @@ class AttentionPool(nn.Module):
         self.scale1, self.scale2 = LayerScale(width, init_values), LayerScale(width, init_values)
 
     def forward(self, patches: Tensor, map: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """From patches (B, N, D): the gathered (B, queries, D), and the map (B, H, queries, keys) that
-        gathered them. `map`: use this one, (B, 1 or H, 1 or queries, keys), in place of the pool's own."""
+        """From patches (B, N, D): the gathered (B, queries, D), and the map (B, 1, queries, keys) that
+        gathered them. `map`: use this one, (B, 1, 1 or queries, keys), in place of the pool's own."""
         queries = self.queries.expand(len(patches), -1, -1)
         queried = self.norm1(queries)
         keys = self.norm1(patches)
         if queries.shape[1] == 1:
             keys = torch.cat([queried, keys], 1)
-        v = self._split(self.v(keys))  # (B, H, keys, d)
         if map is None:
-            q, k = self._split(self.q(queried)), self._split(self.k(keys))
-            map = (q.shape[-1] ** -0.5 * q @ k.mT).softmax(-1)
+            q, k = self.q(queried), self.k(keys)
+            map = (q.shape[-1] ** -0.5 * q @ k.mT).softmax(-1)[:, None]
         else:
-            map = map.expand(-1, self.heads, queries.shape[1], -1)
-        gathered = queries + self.scale1(self.proj((map @ v).transpose(1, 2).flatten(2)))
+            map = map.expand(-1, -1, queries.shape[1], -1)
+        gathered = queries + self.scale1(self.proj(map[:, 0] @ self.v(keys)))
         return gathered + self.scale2(self.mlp(self.norm2(gathered))), map
-
-    def _split(self, x: Tensor) -> Tensor:
-        """(B, N, D) to (B, H, N, d)."""
-        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
 
 class AveragePool(nn.Module):
@@ -224,8 +211,6 @@ def with_attention_pool(
     trunk.reset_classifier(0, "")
     with torch.no_grad(), in_eval_mode(trunk):
         grid = trunk(next(trunk.parameters()).new_zeros(1, 3, 64, 64))
-    if grid.ndim != 4 or grid.shape[1] not in (network.num_features, network.head_hidden_size):
-        raise ValueError(f"a {type(network).__name__} ends with {tuple(grid.shape)}, not (1, width, h, w)")
     pooled = Pooled(trunk, grid.shape[1], num_classes, pool, init_values)
     for part in (pooled.pool, pooled.norm, pooled.head):
         _start(part)
@@ -253,9 +238,7 @@ class PoolTransfer(Distillation):
     / temperature), which is the target of AttnDistill (arXiv 2210.00944). With `copy` it takes the place of
     the pool's own map, in evaluation too, so that the teacher is needed at inference. Otherwise the transfer
     loss pulls the pool's map to it: KL(p_t ‖ p_s), summed over keys, mean over batch, heads and queries, in
-    nats (a probability below the smallest normal number counts as that). In eval mode it is 0, no teacher is
-    run, and `.student` alone is the result. AttnDistill divides the student's scores by the temperature too;
-    here the map that is compared is the one that the pool uses.
+    nats (a probability below the smallest normal number counts as that). `.student` alone is the result.
 
     Keys: a pool of one query has itself among them, as the class token has; other prefix tokens, and the
     class token where the pool has only patches, are left out and the row is rescaled. `resample`: a network
@@ -278,13 +261,9 @@ class PoolTransfer(Distillation):
         normalisation: Normalisation | None = None,
     ):
         check_timm(teacher)
-        if not temperature > 0:
-            raise ValueError(f"temperature={temperature}: a temperature is above 0; AttnDistill uses 10")
-        depth = len(teacher.blocks)
-        if not -depth <= layer < depth:
-            raise ValueError(f"layer={layer} does not exist: the teacher has depth {depth}")
-        if (kind := masked_attention([teacher.blocks[layer]])) is not None:
-            raise ValueError(f"the teacher's layer {layer} has {kind.__name__}, which masks: another layer=")
+        layer = range(len(teacher.blocks))[layer]
+        if forbids_pairs([teacher.blocks[layer]]):
+            raise ValueError(f"the teacher's layer {layer} forbids pairs of tokens: another layer=")
         if teacher.cls_token is None:
             raise ValueError("the teacher has no class token")
         if not copy and isinstance(student.pool, AveragePool):
@@ -295,7 +274,7 @@ class PoolTransfer(Distillation):
         if grids[0] != grids[1] and not resample:
             raise ValueError(f"patch grids {grids[0]} and {grids[1]} differ: resample=True?")
         super().__init__(student, teacher, normalisation=normalisation)
-        self.copy, self.temperature, self.layer, self.grids = copy, temperature, layer % depth, grids
+        self.copy, self.temperature, self.layer, self.grids = copy, temperature, layer, grids
         pool = student.pool
         self.keeps_class = isinstance(pool, AttentionPool) and pool.queries.shape[1] == 1
 

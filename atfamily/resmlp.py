@@ -42,16 +42,13 @@ def resmlp(
     `mixing`: how patches talk to each other. "linear", the matrix A (N, N) of every block, with a bias for
     each patch; "none", not at all; "mlp", a hidden layer of 4 N units; "conv", "depthwise" and "separable", 3
     x 3 convolutions over the patch grid, dense, channel by channel, or so and then 1 x 1 (the rows of the
-    thesis's ablation, tab. 4.3, which gives them 76.6, 56.5, 77.3, 77.3, 76.3 and 77.0 % on ImageNet). With
-    "none" the branch is only a factor and a shift of each channel, which the next affine layer could make as
-    well.
+    thesis's ablation, tab. 4.3, which gives them 76.6, 56.5, 77.3, 77.3, 76.3 and 77.0 % on ImageNet).
 
     `pooling`: what the classifier reads. "average", of the patches; "class", a token of a `ClassMlp` (77.5 %
     there).
 
-    `init_values`: of the layer scales. 0.1 is the official code's for 12 layers (timm has 1e-4 there); it has
-    1e-5 for 24 and 1e-6 for 36. With `mixing="linear"` it loads the weights of timm's `resmlp_12_224`, and
-    computes the same.
+    `init_values`: of the layer scales; the official code has 0.1 for 12 layers, 1e-5 for 24 and 1e-6 for 36.
+    With `mixing="linear"` it is timm's `resmlp_12_224`.
     """
     require_known("mixing", mixing, MIXINGS)
     require_known("pooling", pooling, POOLINGS)
@@ -82,8 +79,7 @@ class ClassMlp(nn.Module):
 
     Two blocks as in CaiT. What they gather is one share a patch and one for the token itself, with a bias,
     between the affine layers and factors of a ResMLP. The paper (arXiv 2105.03404, sec. 2) says this in
-    words, and we know of no published code: our reading is the one that has the 17.7 M parameters of the
-    thesis's tab. 4.3. A linear layer over channels beside the shares would make 18.0.
+    words: our reading has the 17.7 M parameters of the thesis's tab. 4.3.
     """
 
     def __init__(self, width: int, patches: int, init_values: float):
@@ -148,19 +144,15 @@ def _mixer(mixing: str, width: int, grid: Grid) -> nn.Module:
 
 def static_maps(model: MlpMixer) -> list[Tensor]:
     """The learned A of every block, (N, N) each: row i says how much patch i takes from every patch j. These
-    are the model's weights, with gradients. One map serves all images, all channels share it, and it is no
-    distribution: entries can be negative and rows do not sum to one."""
-    return [layer.weight for layer in _linear_layers(model)]
+    are the model's weights, with gradients; entries can be negative and rows do not sum to one."""
+    return [block.linear_tokens.weight for block in model.blocks]
 
 
 def copy_static_maps(model: MlpMixer, maps: Sequence[Tensor]) -> MlpMixer:
     """Put `maps`, one (N, N) for each block, in the place of the learned A, for good: they are not trained,
     the rest is. Returns the model."""
-    _check_maps(model, maps)
-    with torch.no_grad():
-        for layer, p in zip(_linear_layers(model), maps):
-            layer.weight.copy_(p)
-            layer.weight.requires_grad_(False)
+    for A, p in zip(static_maps(model), maps, strict=True):
+        A.requires_grad_(False).copy_(p)
     return model
 
 
@@ -183,14 +175,12 @@ class StaticMapDistill(Pair):
 
     The transfer loss is Σ_l mean_i Σ_j (A_l(i, j) - p_l(i, j))²: squared error summed over keys, mean over
     queries, summed over layers, as the reductions of attention distillation (arXiv 2411.09702) are. A is no
-    softmax, so cross-entropy is not defined for it. In eval mode the loss is 0. `.student` alone is the
-    result. Ours; compare `MeanMapCopy`, which does the like to a ViT.
+    softmax, so cross-entropy is not defined for it. `.student` alone is the result. Ours.
     """
 
     not_walkable = "it is a ResMLP with stored maps, which has no attention: see atfamily.resmlp.static_maps"
 
     def __init__(self, student: MlpMixer, maps: Sequence[Tensor]):
-        _check_maps(student, maps)
         super().__init__(student)
         self.register_buffer("maps", torch.stack(list(maps)).detach().clone(), persistent=False)
 
@@ -207,21 +197,3 @@ class StaticMapDistill(Pair):
             return Transferred(logits, logits.new_zeros(()))
         error = torch.stack(static_maps(self.student)) - self.maps
         return Transferred(logits, error.square().sum(-1).mean(-1).sum())
-
-
-def _linear_layers(model: MlpMixer) -> list[nn.Linear]:
-    layers = [getattr(block, "linear_tokens", None) for block in model.blocks]
-    for index, layer in enumerate(layers):
-        if not isinstance(layer, nn.Linear):
-            raise ValueError(f"block {index} mixes patches by a {type(layer).__name__}, not by one matrix")
-    return layers
-
-
-def _check_maps(model: MlpMixer, maps: Sequence[Tensor]) -> None:
-    layers = _linear_layers(model)
-    if len(maps) != len(layers):
-        raise ValueError(f"{len(maps)} maps for {len(layers)} blocks")
-    N = layers[0].in_features
-    for index, p in enumerate(maps):
-        if tuple(p.shape) != (N, N):
-            raise ValueError(f"layer {index}: the map is {tuple(p.shape)}, this ResMLP's {(N, N)}")

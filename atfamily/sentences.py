@@ -19,9 +19,6 @@ class Sentences:
     def __init__(self, sources: Tensor, targets: Tensor):
         if len(sources) != len(targets):
             raise ValueError(f"{len(sources)} sources, but {len(targets)} targets")
-        for name, words, axes in (("sources", sources, (2, 3)), ("targets", targets, (2,))):
-            if words.dtype != torch.int64 or words.ndim not in axes:
-                raise ValueError(f"{name} must be int64 (n, words), got {words.dtype} {tuple(words.shape)}")
         self.sources, self.targets = sources, targets
 
     def __len__(self) -> int:

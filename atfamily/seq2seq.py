@@ -81,8 +81,7 @@ class StaticMixing(nn.Module):
     the same for all sequences and channels. Where the mask forbids, A counts as 0: in a decoder it is
     triangular.
 
-    A is no distribution: entries can be negative, rows do not sum to 1. Sequences shorter than `longest` use
-    its upper left corner.
+    Sequences shorter than `longest` use its upper left corner.
     """
 
     def __init__(self, longest: int):
@@ -165,9 +164,7 @@ class EncoderDecoder(nn.Module):
 
     Source and target have vocabularies of their own, so the paper's sharing of embeddings and last layer
     (section 3.4) is left out. Dropout is on every branch and on embedded words, as in section 5.4; torch's
-    own `nn.Transformer` also drops parts of maps and of the MLP, and normalises once more after either stack.
-    Of ResMLP the static variant has the mixing alone: norms, and that there are no factors on branches, are
-    the Transformer's.
+    own `nn.Transformer` drops more, and normalises once more after either stack.
     """
 
     def __init__(
@@ -231,7 +228,7 @@ def sine_positions(longest: int, width: int) -> Tensor:
 def walk_sequences(
     model: EncoderDecoder, source: Tensor, target: Tensor, *, replace: Maps = Maps()
 ) -> SequenceWalk:
-    """Compute what `model(source, target)` computes, and return what every attention layer saw on the way.
+    """What `model(source, target)` computes, and what every attention layer saw on the way.
 
     source: int64 (B, N), target: int64 (B, M), `PAD` where there is no word. replace: maps in place of the
     layers' own. What a layer forbids, padding and in the decoder later words, stays forbidden: a new map
@@ -241,10 +238,9 @@ def walk_sequences(
         raise ValueError(f"{len(source)} sources, but {len(target)} targets")
     if (source[:, 0] == PAD).any() or (target[:, 0] == PAD).any():  # its row would be forbidden in whole
         raise ValueError("a sequence begins with padding: put words first")
-    lengths = source.shape[1], target.shape[1]
-    _check_maps("encoder", replace.encoder, model.encoder, (len(source), lengths[0], lengths[0]))
-    _check_maps("decoder", replace.decoder, model.decoder, (len(source), lengths[1], lengths[1]))
-    _check_maps("cross", replace.cross, model.decoder, (len(source), lengths[1], lengths[0]))
+    for maps, layers in zip(replace, (model.encoder, model.decoder, model.decoder)):
+        if beyond := maps.keys() - range(len(layers)):
+            raise ValueError(f"maps for layer {min(beyond)}, of {len(layers)} layers")
 
     x = model.embed(source, model.embed_in)
     no_padding = _padding(source, x)
@@ -253,7 +249,7 @@ def walk_sequences(
         x, seen = layer(x, no_padding, replace.encoder.get(index))
         encoder.append(seen)
     memory, x = x, model.embed(target, model.embed_out)
-    not_ahead = plus(x.new_full((lengths[1], lengths[1]), FORBIDDEN).triu(1), _padding(target, x))
+    not_ahead = plus(x.new_full((target.shape[1],) * 2, FORBIDDEN).triu(1), _padding(target, x))
     for index, layer in enumerate(model.decoder):
         given = replace.decoder.get(index), replace.cross.get(index)
         x, seen, read = layer(x, memory, not_ahead, no_padding, *given)
@@ -265,14 +261,3 @@ def walk_sequences(
 def _padding(words: Tensor, like: Tensor) -> Tensor:
     """`FORBIDDEN` for keys that are no words: (B, 1, 1, N)."""
     return like.new_zeros(words.shape).masked_fill(words == PAD, FORBIDDEN)[:, None, None]
-
-
-def _check_maps(part: str, maps: Mapping[int, Tensor], layers: nn.ModuleList, sizes: tuple) -> None:
-    B, queries, keys = sizes
-    for index, p in maps.items():
-        if not 0 <= index < len(layers):
-            raise ValueError(f"{part} layer {index} does not exist: layers 0 to {len(layers) - 1} do")
-        mixing = layers[index].cross if part == "cross" else layers[index].attention
-        heads = getattr(mixing, "heads", 1)
-        if tuple(p.shape) not in ((B, heads, queries, keys), (B, 1, queries, keys)):
-            raise ValueError(f"{part} layer {index}: map {tuple(p.shape)}, not {(B, heads, queries, keys)}")

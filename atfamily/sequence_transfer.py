@@ -32,10 +32,9 @@ class How(NamedTuple):
 class ToldMaps(Pair):
     """A Transformer that is told maps, of the kinds and in the way that `how` says.
 
-    Copied, they stand in place of the student's own, whose q and k then get no gradient, and they are needed
-    at inference too. The transfer loss is that of what is distilled: the cross-entropy from the told map to
-    the student's, the mean over batch, heads and the rows of words (padding is left out), summed over layers
-    and kinds, as `atlib.losses.attention_cross_entropy`. In eval mode it is 0.
+    Copied, they stand in place of the student's own, at inference too. The transfer loss is that of what is
+    distilled: the cross-entropy from the told map to the student's, the mean over batch, heads and the rows
+    of words, summed over layers and kinds. In eval mode it is 0.
 
     A source may come in two, (B, 2, N): the student reads the first, and the maps are those of the second.
     """
@@ -48,8 +47,6 @@ class ToldMaps(Pair):
                 require_known(name, word, HOW)
         if not any(how):
             raise ValueError("nothing is told: give 'copy' or 'distill' to encoder, decoder or cross")
-        if student.static and "distill" in (how.encoder, how.decoder):
-            raise ValueError("static matrices are no distributions: copy them; cross maps can be distilled")
         super().__init__(student, *teachers)
         self.how = how
 
@@ -96,8 +93,6 @@ class SequenceTransfer(ToldMaps):
     """A Transformer that takes from another one, of the same layers and heads, where words look: in the
     encoder, in the decoder, or from the decoder into the encoder (`cross`), each copied or distilled.
 
-    The teacher reads what the student reads, source and target so far. It is no part of the module and stays
-    as it is.
     """
 
     def __init__(

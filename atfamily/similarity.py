@@ -7,6 +7,8 @@ Abbasi Koohpayegani et al. 2020, "CompRess: Self-Supervised Learning by Compress
 in github.com/UMBCvision/CompRess at c5e57ed.
 """
 
+from abc import abstractmethod
+
 import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
@@ -18,27 +20,40 @@ from atlib.baselines import Distillation
 from atlib.pair import Normalisation
 
 
-class SimilarityDistillation(Distillation):
+class QueueDistillation(Distillation):
+    """A student that is compared with its teacher by features of the images that came last."""
+
+    next_place: Tensor  # in the queues
+
+    def transferred(self, images: Tensor) -> Transferred:
+        """Student logits (B, classes) and the loss, a scalar; the features of both go into the queues."""
+        with self.frozen_teachers():
+            of_teacher = nn.functional.normalize(features(self.teacher, self.for_teacher(images)), dim=1)
+        read = self.student.forward_head(self.student.forward_features(images), pre_logits=True)
+        # a clone outlives inference mode, which autograd needs
+        return Transferred(self.student.head(read), self.loss(read, of_teacher.clone()))
+
+    @abstractmethod
+    def loss(self, read: Tensor, teacher_features: Tensor) -> Tensor:
+        """The loss of what the student's head reads (B, D) and the teacher's features (B, d), of length 1."""
+
+
+class SimilarityDistillation(QueueDistillation):
     """A student whose features shall be as near to those of other images as the teacher's are.
 
     The others are in a queue of the teacher's features, scaled to length 1, of the images that came last; an
     image's own comes before them. The transfer loss is the cross-entropy from the teacher's to the student's
     shares of the queue, softmax(cosines / temperature), the mean over the batch. The student's features pass
     a projector of two layers, which is thrown away, to the teacher's width; both see the same view. Without
-    labels, as in the paper: `Recipe(task_weight=0.0, transfer_weight=1.0)`. In eval mode the loss is 0 and
-    the teacher is not run. `.student` alone is the result.
+    labels, as in the paper: `Recipe(task_weight=0.0, transfer_weight=1.0)`. `.student` alone is the result.
 
-    teacher: a ViT, whose features are those that its head would read, such as a teacher by MoCo or DINO
-    (`atfamily.contrast`). queue: how many features; it is filled with random ones at first, drawn from
-    torch's global generator, is kept in checkpoints, and gets the images of all processes.
+    Features are those that a head would read. queue: how many features; random ones at first.
 
-    Source: arXiv 2101.04731, section 3.2; the student's temperature is the published code's, the teacher's is
-    this project's choice, where the code's default is 1e-4. A departure: published teachers are compared
-    after their projector, which is not kept here.
+    Source: arXiv 2101.04731, section 3.2; the student's temperature is the published code's, whose teacher
+    has 1e-4. A departure: published teachers are compared after their projector, which is not kept here.
     """
 
     queue: Tensor
-    next_place: Tensor
 
     def __init__(
         self,
@@ -50,10 +65,6 @@ class SimilarityDistillation(Distillation):
         student_temperature: float = 0.2,
         normalisation: Normalisation | None = None,
     ):
-        if not min(teacher_temperature, student_temperature) > 0:
-            raise ValueError(f"temperatures {teacher_temperature} and {student_temperature}: above 0")
-        if queue < 1:
-            raise ValueError(f"queue={queue}: it holds the features of at least one image")
         super().__init__(student, teacher, normalisation=normalisation)
         self.teacher_temperature, self.student_temperature = teacher_temperature, student_temperature
         width = student.num_features
@@ -65,20 +76,17 @@ class SimilarityDistillation(Distillation):
         )
         self.register_buffer("next_place", torch.zeros((), dtype=torch.long))
 
-    def transferred(self, images: Tensor) -> Transferred:
-        """Student logits (B, classes) and the loss, a scalar; the teacher's features go into the queue."""
-        teacher_features = _of_teacher(self, images)
-        tokens = self.student.forward_features(images)
-        read = self.student.forward_head(tokens, pre_logits=True)
+    def loss(self, read: Tensor, teacher_features: Tensor) -> Tensor:
+        """Cross-entropy over the queue, into which the teacher's features then go."""
         student_features = nn.functional.normalize(self.projector(read), dim=1)
         loss = similarity_cross_entropy(
             student_features, teacher_features, self.queue, self.student_temperature, self.teacher_temperature
         )
         self.queue, self.next_place = _with_newest(self.queue, self.next_place, teacher_features)
-        return Transferred(self.student.head(read), loss)
+        return loss
 
 
-class CompRess(Distillation):
+class CompRess(QueueDistillation):
     """A student to whom the images that came last shall be as near, among its own features, as they are to
     the teacher among the teacher's.
 
@@ -86,17 +94,15 @@ class CompRess(Distillation):
     differ and no projector is needed. The transfer loss is the KL divergence from the teacher's shares of its
     queue to the student's of its own, softmax(cosines / temperature), the mean over the batch; an image's own
     features are in neither queue yet. Without labels, as in the paper: `Recipe(task_weight=0.0,
-    transfer_weight=1.0)`. What happens in eval mode, the teacher, the queues and `normalisation` are as in
-    `SimilarityDistillation`, which is close to the paper's form with one queue.
+    transfer_weight=1.0)`. The queues are as in `SimilarityDistillation`, which is close to the paper's form
+    with one queue.
 
     Source: arXiv 2010.14713, section 3, the form with two queues; temperature 0.04 and 128,000 places are the
-    published code's. That code has this form without and with a running average of the student that fills its
-    queue; here it is without.
+    published code's.
     """
 
     own_queue: Tensor
     teacher_queue: Tensor
-    next_place: Tensor
 
     def __init__(
         self,
@@ -107,21 +113,14 @@ class CompRess(Distillation):
         temperature: float = 0.04,
         normalisation: Normalisation | None = None,
     ):
-        if not temperature > 0:
-            raise ValueError(f"temperature={temperature}: it must be above 0")
-        if queue < 1:
-            raise ValueError(f"queue={queue}: it holds the features of at least one image")
         super().__init__(student, teacher, normalisation=normalisation)
         self.temperature = temperature
         for name, vit in (("own_queue", student), ("teacher_queue", teacher)):
             self.register_buffer(name, nn.functional.normalize(torch.randn(queue, vit.num_features), dim=1))
         self.register_buffer("next_place", torch.zeros((), dtype=torch.long))
 
-    def transferred(self, images: Tensor) -> Transferred:
-        """Student logits (B, classes) and the loss, a scalar; the features of both go into their queues."""
-        teacher_features = _of_teacher(self, images)
-        tokens = self.student.forward_features(images)
-        read = self.student.forward_head(tokens, pre_logits=True)
+    def loss(self, read: Tensor, teacher_features: Tensor) -> Tensor:
+        """KL divergence between both shares; then the features of both go into their queues."""
         student_features = nn.functional.normalize(read, dim=1)
         p = teacher_features @ self.teacher_queue.T / self.temperature
         q = student_features @ self.own_queue.T / self.temperature
@@ -132,14 +131,7 @@ class CompRess(Distillation):
         self.teacher_queue, self.next_place = _with_newest(
             self.teacher_queue, self.next_place, teacher_features
         )
-        return Transferred(self.student.head(read), loss)
-
-
-def _of_teacher(pair: Distillation, images: Tensor) -> Tensor:
-    """The teacher's features of the images, (B, d), of length 1."""
-    with pair.frozen_teachers():
-        teacher_features = nn.functional.normalize(features(pair.teacher, pair.for_teacher(images)), dim=1)
-    return teacher_features.clone()  # outlives inference mode, which autograd needs
+        return loss
 
 
 @torch.no_grad()

@@ -15,11 +15,10 @@ from atlib.recipe import Recipe
 class SimMim(nn.Module):
     """Masked image modelling without a decoder: after pre-training `.vit` is the teacher.
 
-    Unlike a masked auto-encoder (`atlib.mae`) the ViT is given all tokens, so that its maps are those of
-    whole images; hidden ones are replaced by `mask_token` before positions are added. `forward(images)`
-    returns the loss: the mean absolute error of the hidden patches' pixels, as the images come. Hidden are
-    squares of unit × unit patches, ⌈mask_ratio · their number⌉ of them, drawn from torch's global generator;
-    published are squares of 32 pixels, 60 % of them.
+    The ViT is given all tokens, hidden ones replaced by `mask_token` before positions are added.
+    `forward(images)` returns the loss: the mean absolute error of the hidden patches' pixels, as the images
+    come. Hidden are squares of unit × unit patches, ⌈mask_ratio · their number⌉ of them, drawn from torch's
+    global generator; published are squares of 32 pixels, 60 % of them.
 
     Source: arXiv 2111.09886, section 3.
     """

@@ -18,8 +18,7 @@ class TokenDistillation(Distillation):
     The linear layer is trained beside the student and is no part of `.student`. The two need equally many
     tokens. tokens: gives the teacher's tokens (B, N, D) of images as the student is given them, for instance
     stored ones; None: the teacher makes them in every step. Source: Wei et al. 2022 (arXiv 2205.14141),
-    section 3, whose loss is smooth L1 and whose students see no labels meanwhile; ours has the book's squared
-    error, beside labels.
+    section 3, whose loss is smooth L1, without labels.
     """
 
     def __init__(

@@ -39,8 +39,7 @@ def translate(model: nn.Module, sources: Tensor, longest: int) -> Tensor:
     """The most likely next word, again and again, until `END` or `longest` words: int64 (B, at most longest),
     `PAD` after `END`.
 
-    model: an `EncoderDecoder` or a pair, which runs in eval mode and is left in the mode it was in. Every
-    step computes all words anew, which is simple and, with sentences of a few words, quick.
+    model: an `EncoderDecoder` or a pair, which runs in eval mode. Every step computes all words anew.
     """
     target = sources.new_full((len(sources), 1), BEGIN)
     ended = torch.zeros(len(sources), dtype=torch.bool, device=sources.device)

@@ -159,9 +159,6 @@ class Images(Dataset):
 def pair(images: Images, teacher_images: Images) -> Images:
     """The same images for the student, and for its teacher others: `teacher_images[i]` beside `images[i]`;
     labels and treatment are those of `images`."""
-    if images.pixels.shape != teacher_images.pixels.shape or images.pixels.ndim != 4:
-        shapes = f"{tuple(images.pixels.shape)} and {tuple(teacher_images.pixels.shape)}"
-        raise ValueError(f"both must be (n, 3, height, width) of one shape, got {shapes}")
     _check_scaling(images, teacher_images)
     return images.with_pixels(torch.stack([images.pixels, teacher_images.pixels], dim=1))
 
@@ -170,8 +167,6 @@ def with_unlabelled(images: Images, more: Images) -> Images:
     """`images`, and after them those of `more` with their labels taken away (`UNLABELLED`): a task's loss
     leaves them out, and what a teacher says of them is learned. Classes and treatment are those of
     `images`."""
-    if images.pixels.shape[1:] != more.pixels.shape[1:]:
-        raise ValueError(f"images of {tuple(images.pixels.shape[1:])} and {tuple(more.pixels.shape[1:])}")
     _check_scaling(images, more)
     if images.targets.ndim != 1 or images.targets.is_floating_point():
         raise ValueError(f"targets are {images.targets.dtype}, not class indices")

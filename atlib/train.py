@@ -97,18 +97,17 @@ def train(
     It trains on the accelerator if there is one (not with `cpu=True`) and is back on its own device
     afterwards. `seed` fixes order, augmentation and stochastic depth, and seeds the global generators: on one
     CPU with one number of threads a run repeats bit for bit. `evaluate(model)` adds its metrics after the
-    last pass, and after every `evaluate_every`-th where that is above 0; those of the averaged weights begin
-    with ``average_``. `after_pass(model, entry)` is called with what the history says of each pass, to look
-    at the model. For both the model is in eval mode.
+    last pass, and after every `evaluate_every`-th; those of the averaged weights begin with ``average_``.
+    `after_pass(model, entry)` is called with the history's entry of each pass. For both the model is in eval
+    mode.
 
     With a `keeper` the run is kept along the way, and goes on where it was kept last with the same bits (on
-    one CPU). `log` gets {"event": "step" or "epoch", ...} after each step and pass: the loss and its parts
-    (`atlib.losses.noted`) without weights; those of a pass are means over its steps. `stop_at` ends after
-    that many steps of the recipe's schedule; the metrics of that moment are no part of the run that may go
-    on. `average_into`, built like the student, gets the averaged weights.
+    one CPU). `log` gets {"event": "step" or "epoch", ...}: the loss and its parts (`atlib.losses.noted`)
+    without weights; those of a pass are means over its steps. `stop_at` ends after that many steps of the
+    recipe's schedule. `average_into`, built like the student, gets the averaged weights.
 
     Under `accelerate launch` or `torchrun` every process calls it with the same arguments, and `evaluate` and
-    `after_pass` on every process too; `log` and the progress bar belong to the main process. Images are
+    `after_pass` run on every process; `log` and the progress bar belong to the main process. Images are
     divided among the processes, gradients averaged. Where weights are divided too (FSDP2,
     configs/accelerate), a copy is trained, and `model` gets the whole weights at the end.
 
@@ -118,7 +117,7 @@ def train(
     """
     data = as_data(data, recipe.batch_size)
     if len(data) == 0:
-        raise ValueError(f"there are no images to train on in this {type(data).__name__}")
+        raise ValueError("no images to train on")
     recipe, student = recipe.on(len(data)), student_of(model)
     classes = getattr(student, "num_classes", None)
     targets = getattr(data, "targets", None)  # of data that are read item by item they come with the batches
@@ -131,23 +130,27 @@ def train(
         raise ValueError("average_into= needs a recipe with ema=")
     check_normalisation(model, data)
     run = Training(model, data, recipe, loss, seed, cpu)
-    if keeper is not None:
-        with run.put_back_on_error():
-            run.kept = keeper.resume(run)
-    position, end = run.position, recipe.steps if stop_at is None else min(stop_at, recipe.steps)
+    end = recipe.steps if stop_at is None else min(stop_at, recipe.steps)
     steps, main = steps_per_epoch(len(data), recipe.batch_size), run.accelerator.is_main_process
-    hidden = progress is None or not main
-    world = run.accelerator.num_processes
-    label = f"{progress} on {world} x {run.accelerator.device.type}"
+    rank, world = run.accelerator.process_index, run.accelerator.num_processes
     bar = tqdm(
-        total=recipe.steps, desc=label, initial=position.step, disable=hidden, mininterval=2.0, ncols=110
+        total=recipe.steps,
+        desc=f"{progress} on {world} x {run.accelerator.device.type}",
+        disable=progress is None or not main,
+        mininterval=2.0,
+        ncols=110,
     )
-    began = time.perf_counter()  # of the step: it includes waiting for images
     signals = nullcontext([]) if keeper is None else keeper.stop_noticed()
     with run.put_back_on_error(), signals as noticed, bar:
+        if keeper is not None:
+            run.kept = keeper.resume(run)
+        position = run.position
+        bar.initial = bar.n = position.step
+        began = time.perf_counter()  # of the step: it includes waiting for images
         while position.step < end:
-            of = run.accelerator.process_index, world
-            part = ShardSpec(seed, position.epoch, recipe.batch_size, *of, position.done, recipe.repeats)
+            part = ShardSpec(
+                seed, position.epoch, recipe.batch_size, rank, world, position.done, recipe.repeats
+            )
             for batch in data.epoch(part, workers):
                 if position.epoch > part.epoch:
                     raise ValueError(f"the data gave more than {steps} batches for {len(data)} images")
@@ -162,8 +165,15 @@ def train(
                 value, *parts, norm = torch.cat([values, norm]).tolist()
                 # One step with a NaN gradient would ruin all weights. In fp16 it is normal: Accelerate then
                 # skips the step.
-                if not math.isfinite(value) or not math.isfinite(norm) and recipe.mixed_precision != "fp16":
-                    raise run.not_finite(value, norm, batch)
+                skipped = recipe.mixed_precision == "fp16" and math.isfinite(value)
+                if not math.isfinite(value + norm) and not skipped:
+                    raise NonFiniteLoss(
+                        f"loss {value}, gradient's norm {norm} at step {position.step} (lr {run.lr:.3g}),"
+                        f" images {batch.indices}: lower lr, clip, or mixed_precision='no'; kept: {run.kept}",
+                        position.step,
+                        batch.indices,
+                        run.kept,
+                    )
                 run.step(names, values)
                 seen = world * len(batch.indices) / batch.weight if batch.weight else 0.0
                 images_per_second = seen / (time.perf_counter() - began)
@@ -201,10 +211,12 @@ def train(
             else:
                 if position.epoch == part.epoch:
                     raise ValueError(f"the data gave {position.done} batches, {len(data)} images are {steps}")
-    history = position.history
+    history = [*position.history]
     if position.step < recipe.steps:  # stopped along the way: with the metrics of this moment
-        history = [*history, *([position.entry()] if position.done else [])]
-        history = [*history[:-1], history[-1] | run.measure(evaluate)] if history else []
+        if position.done:
+            history.append(position.entry())
+        if history:
+            history[-1] = history[-1] | run.measure(evaluate)
     run.finish(average_into)
     return history
 
@@ -322,18 +334,6 @@ class Training:
             return []  # a new pass begins with none
         return sorted({*self.position.corrupt, *gather_object(list(self.data.corrupt))})
 
-    def not_finite(self, value: float, norm: float, batch: Batch) -> NonFiniteLoss:
-        """The error that says what is not finite, where, and what to do."""
-        what, number = ("gradient", norm) if math.isfinite(value) else ("loss", value)
-        step = self.position.step
-        return NonFiniteLoss(
-            f"the {what} is {number} at step {step} (lr {self.lr:.3g}), images {batch.indices}:"
-            f" lower lr, clip, or mixed_precision='no'; kept: {self.kept}",
-            step,
-            batch.indices,
-            self.kept,
-        )
-
     def of_main(self, value):
         """The main process's value, on every process."""
         return broadcast_object_list([value])[0] if self.accelerator.num_processes > 1 else value
@@ -343,10 +343,7 @@ class Training:
         came from."""
         if average_into is not None:
             with self.average.in_place_of(self.model):
-                prefix = "" if self.student is self.plain else "student."
-                weights = whole_weights(self.plain)
-                of_student = {n.removeprefix(prefix): x for n, x in weights.items() if n.startswith(prefix)}
-                average_into.load_state_dict(of_student)
+                average_into.load_state_dict(whole_weights(student_of(self.plain)))
         if self.given is not self.plain:  # what was trained is a copy; every process has the whole weights
             self.given.load_state_dict(whole_weights(self.plain))
         self.put_back()
@@ -449,11 +446,14 @@ class EMA:
     @contextmanager
     def in_place_of(self, model: nn.Module) -> Iterator[None]:
         """Within the block `model` has the averaged weights; afterwards its own again, bit for bit."""
-        self._swap(model)
+        divide(model)
+        weights = [parameter.detach().clone() for parameter in model.parameters()]
+        _copy(self.values, model)
         try:
             yield
         finally:
-            self._swap(model)
+            divide(model)
+            _copy(weights, model)
 
     def tensors(self) -> dict[str, Tensor]:
         """What a checkpoint keeps; of a sharded model this process's shards."""
@@ -464,13 +464,11 @@ class EMA:
         for index, value in enumerate(self.values):
             _local(value).copy_(tensors[f"average.{index}"])
 
-    def _swap(self, model: nn.Module) -> None:
-        divide(model)
-        with torch.no_grad():
-            for value, parameter in zip(self.values, model.parameters(), strict=True):
-                weights = parameter.detach().clone()
-                parameter.copy_(value)
-                value.copy_(weights)
+
+@torch.no_grad()
+def _copy(values: list[Tensor], model: nn.Module) -> None:
+    for value, parameter in zip(values, model.parameters(), strict=True):
+        parameter.copy_(value)
 
 
 def _local(value: Tensor) -> Tensor:

@@ -159,8 +159,10 @@ def _of_name(name: str, overrides: Mapping) -> torch.nn.Module:
     """A model of timm's; it says how images are normalised for it where weights are read or the name has a
     tag."""
     if not _is_in_timm(name):
+        modules = {kind.__module__.rpartition(".")[2] for kind in VITS} | {"deit"}
         tags = "." in name
-        names = [*PRESETS, *timm.list_models(pretrained=tags, include_tags=tags)]
+        lists = [timm.list_models(module=one, pretrained=tags, include_tags=tags) for one in modules]
+        names = [*PRESETS, *sum(lists, [])]
         close = ", ".join(difflib.get_close_matches(name, names, n=5, cutoff=0.5))
         raise ValueError(f"no ViT is called {name!r}. Close: {close}; presets: {', '.join(PRESETS)}")
     if overrides.get("pretrained"):

@@ -103,7 +103,7 @@ def _explained(error: Exception) -> tuple[int, str | None]:
         return 2, f"{error} ({option})" if option else str(error)
     if out_of_memory(error):
         ways = "--accumulate 4, --checkpoint_activations true or a smaller --batch_size needs less"
-        return 1, f"out of memory ({str(error).partition('.')[0]}); in training, {ways}"
+        return 1, f"out of memory ({error!r:.200}); in training, {ways}"
     return 1, str(error) if isinstance(error, NonFiniteLoss) else None
 
 

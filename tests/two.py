@@ -1,6 +1,7 @@
-"""What two processes do together, one worker each, started by the tests: a program for torchrun.
+"""What two processes do together, one worker each, started by the tests: a program for torchrun and
+`accelerate launch`.
 
-    ... tests/two.py FOLDER
+    ... tests/two.py all|machines FOLDER
 
 Everything that several tests look at is done in one start, because a start costs seconds; rank 0 leaves what
 came out in FOLDER. At the end of it one of them dies.
@@ -208,9 +209,14 @@ def dead(rank: int) -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     processes.WAIT = timedelta(seconds=60)
-    place, rank = Path(sys.argv[1]), int(os.environ["RANK"])
-    trained("plain")  # the first call starts the process group
-    result = everything(place, rank)
-    if rank == 0:
-        (place / "found.json").write_text(json.dumps(result))
-    dead(rank)
+    what, place, rank = sys.argv[1], Path(sys.argv[2]), int(os.environ["RANK"])
+    weights, history, _ = trained("plain")  # the first call starts the process group
+    if what == "all":
+        result = everything(place, rank)
+        if rank == 0:
+            (place / "found.json").write_text(json.dumps(result))
+        dead(rank)
+    of_machine = {"world": dist.get_world_size(), "local": os.environ["LOCAL_RANK"], "history": history}
+    (place / f"machine-{rank}.json").write_text(json.dumps(of_machine))
+    save_file({key: value.contiguous() for key, value in weights.items()}, place / f"{rank}.safetensors")
+    dist.destroy_process_group()

@@ -20,7 +20,7 @@ from torchvision.models.detection.roi_heads import RoIHeads, paste_masks_in_imag
 from torchvision.models.detection.rpn import RegionProposalNetwork, RPNHead
 from torchvision.ops import MultiScaleRoIAlign
 
-from atfamily.detection.objects import Found, ObjectBatch, ObjectImages, Objects
+from atfamily.detection.objects import Found, ObjectBatch, ObjectImages
 from atfamily.detection.pyramid import SCALES, GridOfTokens, SimplePyramid
 from atlib._util import in_eval_mode
 from atlib.attention_transfer import AttentionTransfer
@@ -313,10 +313,9 @@ def _image_list(images: Tensor) -> ImageList:
 
 def _to_learn(objects: ObjectBatch, first: int) -> list[dict[str, Tensor]]:
     """The objects without crowds in torchvision's form, their classes counted from `first`."""
-    return [_without_crowds(one, first) for one in objects]
-
-
-def _without_crowds(objects: Objects, first: int) -> dict[str, Tensor]:
-    single = ~objects.crowd
-    masks = {} if objects.masks is None else {"masks": objects.masks[single].to(torch.uint8)}
-    return {"boxes": objects.boxes[single], "labels": objects.labels[single] + first} | masks
+    learned = []
+    for boxes, labels, masks, crowd in objects:
+        learned.append({"boxes": boxes[~crowd], "labels": labels[~crowd] + first})
+        if masks is not None:
+            learned[-1]["masks"] = masks[~crowd].to(torch.uint8)
+    return learned

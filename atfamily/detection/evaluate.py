@@ -22,9 +22,8 @@ def evaluate_detector(model: Detector, images: "CocoObjects", batch_size: int = 
     """COCO's figures in [0, 1] of what a detector says of all images, in their own pixels: {"box_AP": ...,
     "box_AP50": ...} and, where it has masks, {"mask_AP": ...}; what there is nothing to find of is left out.
 
-    Where Accelerate has started several processes every one must call it: each looks at a share of the
-    images, each image counts once, and the first has the figures, the others {}. Masks are kept as run
-    lengths. The model is left in the mode it was in.
+    Where Accelerate has started several processes every one must call it; the first has the figures, the
+    others {}.
     """
     rank, processes, masks = 0, 1, model.heads.masks
     if dist.is_available() and dist.is_initialized():

@@ -34,7 +34,7 @@ def save_detector(
     teacher: Architecture | None = None,
 ) -> Path:
     """Write what inference needs: pyramid, heads and ViT, and the teacher of a ViT that copies. After Distill
-    the student alone is written. heads: the name in `DETECTORS`. student, teacher: how the ViTs are built."""
+    the student alone is written. heads: the name in `DETECTORS`."""
     vit = detector.backbone.vit
     header = {
         "detector": {"heads": heads, "classes": list(classes), "sizes": asdict(detector.sizes)},

@@ -22,8 +22,8 @@ class Found(NamedTuple):
 
 class Objects(NamedTuple):
     """What is in one image. boxes: (k, 4); labels: int64 (k,), classes from 0; masks: bool (k, height,
-    width), None where they are unknown; crowd: bool (k,), a box around many objects that were not told apart:
-    nothing learns from it, and a prediction within it is neither right nor wrong."""
+    width), None where they are unknown; crowd: bool (k,), a box around many objects, from which nothing
+    learns."""
 
     boxes: Tensor
     labels: Tensor

@@ -54,8 +54,8 @@ def average_precision(
     predictions: Sequence[Found], objects: Sequence[Objects], thresholds: Sequence[float] = THRESHOLDS
 ) -> float:
     """COCO's AP of boxes, in [0, 1]: the mean over thresholds and over the classes that occur; NaN where none
-    does. The same as pycocotools where there is no crowd (`coco_precision` knows crowds, sizes and masks,
-    too). Source: Lin et al. 2014, "Microsoft COCO" (arXiv 1405.0312), and its evaluation code."""
+    does. The same as pycocotools where there is no crowd. Source: Lin et al. 2014, "Microsoft COCO" (arXiv
+    1405.0312), and its evaluation code."""
     precisions = []
     for label in sorted({int(label) for image in objects for label in image.labels}):
         number, scores, overlaps = 0, [], []
@@ -101,15 +101,7 @@ def coco_precision(
 ) -> Precision:
     """The figures of predicted boxes, or of predicted masks, by pycocotools (the extra "detection"). sizes:
     where the area of small objects ends, and that of medium ones, in squared pixels."""
-    try:
-        import pycocotools  # noqa: F401
-    except ImportError as error:
-        raise ImportError("needs pycocotools: pip install 'attention-transfer[detection]'") from error
-    if len(predictions) != len(objects):
-        raise ValueError(f"{len(predictions)} images with predictions, but {len(objects)} with objects")
-    if masks and any(image.masks is None for image in (*predictions, *objects)):
-        raise ValueError("masks=True, but the predictions or the data have none: take masks=False")
-    pairs = zip(predictions, objects)
+    pairs = zip(predictions, objects, strict=True)
     images = ((annotations(predicted, masks), annotations(true, masks)) for predicted, true in pairs)
     return annotated_precision(images, masks=masks, sizes=sizes)
 

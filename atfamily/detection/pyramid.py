@@ -70,8 +70,8 @@ class SimplePyramid(nn.Module):
     over channels. `top_level` adds the last level once more with every second cell left out.
 
     Source: Li et al. 2022, "Exploring Plain Vision Transformer Backbones for Object Detection" (arXiv
-    2203.16527), section 3 and appendix A.2. A departure from its published code: that reads the tokens before
-    the ViT's final norm; `GridOfTokens` gives them after it, as the classifier reads them.
+    2203.16527), section 3 and appendix A.2. Its published code reads the tokens before the ViT's final norm,
+    `GridOfTokens` after it.
     """
 
     def __init__(self, D: int, width: int, scales: Sequence[float] = SCALES, top_level: bool = False):

@@ -19,10 +19,8 @@ class Segmenter(nn.Module):
     """A ViT, or an `AttentionTransfer` pair, with a linear head on its last tokens, drawn up to the image.
 
     `forward(images)` gives the logits of all pixels, (B, classes, height, width), and the pair's transfer
-    loss. convolutions: of `size` x `size` places, with norm and GELU, before the linear head: with 3 x 3,
-    places hear of their neighbours without attention, as they do in a detector; with 1 x 1 the head is as
-    deep, and every place stays alone. Source: the linear protocol of Strudel et al. 2021, "Segmenter" (arXiv
-    2105.05633), section 3.2; it has none.
+    loss. convolutions: of `size` x `size` places, with norm and GELU, before the linear head. Source: the
+    linear protocol of Strudel et al. 2021, "Segmenter" (arXiv 2105.05633), section 3.2; it has none.
     """
 
     def __init__(
@@ -54,9 +52,7 @@ def pixel_images(images: ObjectImages) -> Images:
     """The same images with the class of every pixel as target, int64 (n, height, width): 0 for the background
     and 1 + class elsewhere; of objects that share a pixel the later one has it."""
     classes = torch.zeros(len(images), *images.pixels.shape[-2:], dtype=torch.long)
-    for number, (pixels, objects) in enumerate(zip(classes, images.objects)):
-        if objects.masks is None:
-            raise ValueError(f"image {number}: its objects have no masks, so no pixel has a class")
+    for pixels, objects in zip(classes, images.objects, strict=True):
         for label, mask in zip(objects.labels.tolist(), objects.masks):
             pixels[mask] = 1 + label
     return Images(images.pixels, classes, ("background", *images.classes), images.mean, images.std)

@@ -3,12 +3,9 @@ counted apart) and in bytes.
 
 FLOPs are the fewest a training step can do, from the architecture alone. Counted are matrix products: patch
 embedding, linear layers, head, and the two products of attention. Norms, softmax, GELU, the optimiser and the
-losses' own sums are not; they are the rest. The backward pass of a product is two products of the same size,
-one for each factor that needs a gradient. Nothing is computed twice: an implementation that keeps every map
-can reach these numbers. One that makes maps anew, as `atlib` does in order to keep none, spends with
-attention written out one `Shape.mixing` more for each copied layer but one, and four more for each distilled
-layer, less one; fused attention computes maps once more in the backward pass. `benchmarks/transfer_step.py`
-measures.
+losses' own sums are not. The backward pass of a product is two products of the same size, one for each factor
+that needs a gradient. Nothing is computed twice; `atlib`, which makes maps anew in order to keep none, spends
+a few `Shape.mixing` more.
 
 Memory is read off the tensors that a step holds, not off an allocator: the same on every run and every CPU.
 """
@@ -65,8 +62,8 @@ class Memory(NamedTuple):
 
 def transferred_numbers(vit: VisionTransformer | Eva) -> Numbers:
     """Numbers an image in the activations of all layers: q, k, v L·H·N·d each, maps L·H·N², features (the
-    residual stream) L·N·D. Maps are more than q and k together where N > 2d. Shapes alone are read, so that a
-    model on the meta device does. Source: the comparison is that of arXiv 2411.09702, for ViT-L."""
+    residual stream) L·N·D. Shapes alone are read, so that a model on the meta device does. Source: the
+    comparison is that of arXiv 2411.09702, for ViT-L."""
     sizes = sizes_of(vit)
     L, H, N = sizes.depth, sizes.heads, sizes.prefix + sizes.grid[0] * sizes.grid[1]
     one = L * H * N * sizes.head_width
@@ -116,10 +113,9 @@ def step_memory(
     pass is run, with no step taken.
 
     `model`: a ViT, `AttentionTransfer` or another module that `train` takes, in training mode. Every storage
-    that autograd keeps is counted once and whole, however many tensors share it; weights are not counted
-    again. What comes and goes within an operation is extra. Every CPU gives the same figures; the kernels
-    that run on a GPU keep other things. loss: what is trained, of the model and the images; None:
-    cross-entropy. Labels are made up, as sizes do not depend on them.
+    that autograd keeps is counted once and whole; weights are not counted again, nor what comes and goes
+    within an operation. The kernels that run on a GPU keep other things. loss: what is trained, of the model
+    and the images; None: cross-entropy, of made-up labels.
     """
     from atlib.objectives import outputs  # brings Accelerate, which takes seconds to import
 
@@ -197,15 +193,9 @@ def product(rows: int, inner: int, columns: int) -> int:
 
 def shape_of(vit: VisionTransformer) -> Shape:
     """Read a Shape off a stock timm ViT."""
-    others = {
-        "its class": not isinstance(vit, VisionTransformer),
-        "attention pooling": getattr(vit, "attn_pool", None) is not None,
-        "its MLP": not isinstance(vit.blocks[0].mlp, Mlp),
-    }
-    if other := " and ".join(name for name, is_other in others.items() if is_other):
-        raise ValueError(
-            f"{type(vit).__name__}: {other} is not a stock ViT's; torch.utils.flop_counter counts it"
-        )
+    stock = isinstance(vit, VisionTransformer) and vit.attn_pool is None
+    if not (stock and isinstance(vit.blocks[0].mlp, Mlp)):
+        raise ValueError(f"no stock ViT, a {type(vit).__name__}: torch.utils.flop_counter counts it")
     patches, pixels = vit.patch_embed.num_patches, vit.patch_embed.proj.weight[0].numel()
     tokens, hidden = vit.num_prefix_tokens + patches, vit.blocks[0].mlp.fc1.out_features
     classes = getattr(vit.head, "out_features", 0)  # an Identity when there is no head

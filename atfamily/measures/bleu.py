@@ -12,14 +12,11 @@ def bleu(translations: Sequence[Sequence[Hashable]], references: Sequence[Sequen
 
     For n from 1 to 4, the share of all n-grams of the translations that their references have, each counted
     no more often than it is there; of the four the geometric mean, times exp(1 - r / t) where all t words of
-    the translations are fewer than the references' r. It is 0 where no n-gram of some length is right:
-    nothing is smoothed. Source: Papineni et al. 2002, "BLEU: a method for automatic evaluation of machine
-    translation", section 2.3.
+    the translations are fewer than the references' r. Nothing is smoothed. Source: Papineni et al. 2002,
+    "BLEU: a method for automatic evaluation of machine translation", section 2.3.
     """
-    if len(translations) != len(references) or not references:
-        raise ValueError(f"{len(translations)} translations, but {len(references)} references")
     right, all_there = [0] * LONGEST, [0] * LONGEST
-    for translation, reference in zip(translations, references):
+    for translation, reference in zip(translations, references, strict=True):
         for n in range(1, LONGEST + 1):
             translated, expected = _ngrams(translation, n), _ngrams(reference, n)
             right[n - 1] += (translated & expected).total()

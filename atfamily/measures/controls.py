@@ -138,10 +138,6 @@ def controls(
     the one that is best on `validation`, with a seed of its own; none: the recipe's. Distill has no blank
     row, since its student is tested alone.
     """
-    if plan.what != "map":
-        raise ValueError(f"controls change maps, and plan.what is {plan.what!r}: what='map' is needed")
-    if rates and validation is None:
-        raise ValueError("rates= are chosen on validation images: give validation=")
     normalisation = getattr(images, "normalisation", None)
 
     def transfer(
@@ -193,8 +189,8 @@ def switched(
 
     It sees its image with its own maps, with those over shuffled patches, with the mean map of `reference`,
     and with the maps of an image of another class, once scored by its own class and once by the other's; and
-    a blank image with its own maps. It takes seconds, and it asks less than `controls`: whether a student
-    *follows* its maps now, not whether it needs them to learn.
+    a blank image with its own maps. It asks whether a student *follows* its maps now, not whether it needs
+    them to learn.
     """
     if pair.plan.what != "map" or not pair.needs_teacher:
         raise ValueError(f"{pair.plan.how} of {pair.plan.what!r}: only copied maps can be switched")

@@ -26,18 +26,13 @@ def fourier_profile(tokens: Tensor, grid: Grid, prefix_tokens: int) -> FourierPr
 
     Every channel of every image is transformed over the patch `grid`, prefix tokens left out; the logarithms
     of the amplitudes are averaged over images and channels, and read at frequency k down *and* across, 2k/n
-    in units of π, for k = 0 to n/2. The grid must be square. White noise is flat only up to ½ ln 2: at 0, and
-    at π where n is even, coefficients are real, elsewhere complex, whose logarithm is larger by so much on
-    average. Source: Park & Kim 2022 (arXiv 2202.06709), figure 2a, and its published code, whose frequency
-    axis is stretched: it puts the last frequency below π at π.
+    in units of π, for k = 0 to n/2. The grid must be square. Source: Park & Kim 2022 (arXiv 2202.06709),
+    figure 2a, and its published code, whose frequency axis is stretched: it puts the last frequency below π
+    at π.
     """
-    if tokens.ndim != 3 or 0 in tokens.shape:
-        raise ValueError(f"tokens are (B, N, D), all at least 1, got {tuple(tokens.shape)}")
     rows, columns = grid = check_grid(tokens.shape[1], grid, prefix_tokens)
     if rows != columns:
         raise ValueError(f"grid={grid}: the diagonal profile needs a square patch grid")
-    if not tokens.isfinite().all():
-        raise ValueError(f"features of image {(~tokens.isfinite()).nonzero()[0, 0].item()} are not finite")
     maps = tokens[:, prefix_tokens:].double().unflatten(1, (rows, columns))  # (B, rows, columns, D)
     diagonal = torch.fft.fft2(maps, dim=(1, 2)).diagonal(dim1=1, dim2=2)  # (B, D, n)
     k = torch.arange(rows // 2 + 1, device=tokens.device)  # the other half mirrors it
@@ -47,8 +42,7 @@ def fourier_profile(tokens: Tensor, grid: Grid, prefix_tokens: int) -> FourierPr
 
 def layer_profiles(model: nn.Module, images: Images, batch_size: int = 100) -> list[FourierProfile]:
     """The `fourier_profile` of the residual stream after every block of a model, over a data set, on the CPU.
-    model: a ViT or an `AttentionTransfer`, of which the student is looked at. Profiles are means over images,
-    so batches change nothing."""
+    model: a ViT or an `AttentionTransfer`, of which the student is looked at."""
     vit = vit_of(model)
     totals = [torch.zeros((), dtype=torch.float64) for _ in vit.blocks]
     for (seen,) in walks([model], images, batch_size):

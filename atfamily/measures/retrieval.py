@@ -26,13 +26,11 @@ def mean_average_precision(scores: Tensor, relevant: Tensor) -> float:
     """
     if scores.isnan().any():
         raise ValueError(f"scores are NaN for query {scores.isnan().any(1).nonzero()[0].item()}: no ranking")
-    if scores.shape != relevant.shape or relevant.dtype != torch.bool:
-        raise ValueError(f"scores {tuple(scores.shape)}, relevant {relevant.dtype} {tuple(relevant.shape)}")
+    if scores.shape != relevant.shape:  # one would be broadcast
+        raise ValueError(f"scores {tuple(scores.shape)}, relevant {tuple(relevant.shape)}")
     shown = scores != -torch.inf
     hits = (relevant & shown).gather(1, scores.argsort(dim=1, descending=True, stable=True))
     number = hits.sum(1)
-    if not number.any():
-        raise ValueError("no query has anything to find: relevant is False everywhere")
     ranks = torch.arange(1, hits.shape[1] + 1, device=scores.device)
     precision = hits.cumsum(1) / ranks
     average = (precision * hits).sum(1)[number > 0] / number[number > 0]
@@ -43,8 +41,6 @@ def neighbour_votes(similarities: Tensor, labels: Tensor, k: int, temperature: f
     """Class probabilities (q, classes) by the votes of the k most similar labelled images, each weighed by
     exp(similarity / temperature). similarities: (q, n), of queries with images whose labels are (n,); -inf
     leaves an image out."""
-    if not 1 <= k <= similarities.shape[1]:
-        raise ValueError(f"k={k}: from 1 to {similarities.shape[1]}, the labelled images")
     nearest = similarities.topk(k, dim=1)
     weights = (nearest.values / temperature).softmax(1)
     votes = similarities.new_zeros(len(similarities), int(labels.max()) + 1)
@@ -58,9 +54,8 @@ def conditional_scores(
     class: similarity / temperature + log Σ_c p(c | query) p(c | image).
 
     similarities: cosines (q, n). of_queries, of_gallery: probabilities of coarse classes, (q, classes) and
-    (n, classes), such as `neighbour_votes` gives; one-hot for classes that are known, and then all images of
-    other classes come last. How similarity and classes are joined is our reading of what the paper calls
-    coarse conditioning.
+    (n, classes), such as `neighbour_votes` gives; one-hot for classes that are known. The joining is our
+    reading of the paper's coarse conditioning.
     """
     alike = (of_queries @ of_gallery.mT).clamp(min=torch.finfo(of_queries.dtype).tiny)
     return similarities / temperature + alike.log()

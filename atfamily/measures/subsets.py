@@ -31,16 +31,13 @@ def long_tail(images: Images, factor: float, seed: int = 0) -> Images:
     """A long-tailed choice of the images: class i of C keeps n_0 · factor^(-i / (C - 1)) of them, rounded
     down.
 
-    The first class keeps all its n_0 images, the last n_0 / `factor`; a class that has fewer than its share
-    keeps all it has. `seed` chooses the images, which stay in their order; with the same seed a larger factor
-    chooses among those of a smaller. Source: Cao et al. 2019, "Learning Imbalanced Datasets with
-    Label-Distribution-Aware Margin Loss" (arXiv 1906.07413).
+    A class that has fewer than its share keeps all it has. `seed` chooses the images, which stay in their
+    order; with the same seed a larger factor chooses among those of a smaller. Source: Cao et al. 2019,
+    "Learning Imbalanced Datasets with Label-Distribution-Aware Margin Loss" (arXiv 1906.07413).
     """
     counts = class_counts(images)
     if not (factor >= 1 and math.isfinite(factor)):
         raise ValueError(f"the imbalance factor must be at least 1 (1: balanced) and finite, got {factor}")
-    if len(counts) < 2:
-        raise ValueError(f"a long tail needs at least two classes, the images have {len(counts)}")
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
     kept = []
     for label, count in enumerate(counts):
@@ -59,8 +56,6 @@ def class_groups(counts: Sequence[int], many: int = MANY, few: int = FEW) -> dic
     """Classes by their number of training images: "many" (more than `many`), "medium", "few" (fewer than
     `few`). `counts` has one number a class. A group without a class is left out. Source: Liu et al. 2019,
     "Large-Scale Long-Tailed Recognition in an Open World" (arXiv 1904.05160)."""
-    if not 0 <= few <= many:
-        raise ValueError(f"the limits must satisfy 0 <= few <= many, got few={few} and many={many}")
     groups = {"many": [], "medium": [], "few": []}
     for label, count in enumerate(counts):
         groups["many" if count > many else "few" if count < few else "medium"].append(label)
@@ -69,12 +64,10 @@ def class_groups(counts: Sequence[int], many: int = MANY, few: int = FEW) -> dic
 
 def group_accuracy(logits: Tensor, labels: Tensor, groups: Mapping[str, Sequence[int]]) -> dict[str, float]:
     """Accuracy on every group of classes: the mean over its classes of the share of their images that are
-    right. logits: (n, classes), compared over all classes; labels: (n,). A class without a test image does
-    not count, and a group without any is left out."""
+    right. logits: (n, classes); labels: (n,). A class without a test image does not count, and a group
+    without any is left out."""
     check_scores(logits, "logits")
     check_labels(labels, *logits.shape)
-    if unknown := {label for classes in groups.values() for label in classes} - {*range(logits.shape[1])}:
-        raise ValueError(f"groups name class {min(unknown)}, logits have {logits.shape[1]}")
     right = (logits.argmax(1) == labels).double()
     accuracy = {}
     for name, classes in groups.items():
@@ -88,16 +81,13 @@ def adversarially_filtered(images: Images, reference: nn.Module, batch_size: int
     """The images that a fixed reference model gets wrong, with that model: the adversarial filtration behind
     ImageNet-A.
 
-    Its own accuracy there is 0 by construction, so it must be left out of any comparison: `evaluate_filtered`
-    refuses it. No augmentation is applied while judging. Source: Hendrycks et al. 2021, "Natural Adversarial
-    Examples" (arXiv 1907.07174), without its checks by hand.
+    Its own accuracy there is 0 by construction. No augmentation is applied while judging. Source: Hendrycks
+    et al. 2021, "Natural Adversarial Examples" (arXiv 1907.07174), without its checks by hand.
     """
     class_counts(images)  # says what is wrong with other targets
     logits = predict(reference, images.with_augment(None), batch_size)
     check_scores(logits, "what the reference model predicts")
     wrong = logits.argmax(1) != images.targets
-    if not wrong.any():
-        raise ValueError(f"the reference model gets all {len(images)} images right: nothing is left")
     return Filtered(images.select(wrong.nonzero()[:, 0]), reference)
 
 
@@ -118,10 +108,6 @@ def accuracy_on(logits: Tensor, labels: Tensor, classes: Sequence[int] | None = 
         raise ValueError(f"labels are (n,) or bool (n, classes), got {labels.dtype} {tuple(labels.shape)}")
     check_scores(logits, "logits")
     classes = list(range(logits.shape[1]) if classes is None else classes)
-    if len(set(classes)) < 2:
-        raise ValueError(f"a subset needs at least two classes to tell apart, got {classes}")
-    if not 0 <= min(classes) <= max(classes) < logits.shape[1]:
-        raise ValueError(f"classes {min(classes)} to {max(classes)} of {logits.shape[1]} outputs")
     compared = torch.tensor(classes)
     best = logits[:, compared].argmax(1, keepdim=True)
     # (n, compared)

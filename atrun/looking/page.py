@@ -48,11 +48,8 @@ __BLOCK__
 
 
 class Look(NamedTuple):
-    """Where every token of some models looks on some pictures; the last expression of a cell shows it.
-
-    What is shown is one block of HTML with its script and its data: it needs no kernel and no network, in a
-    notebook, on Colab, in a built book, or saved as a page.
-    """
+    """Where every token of some models looks on some pictures, as one block of HTML with its script and its
+    data; the last expression of a cell shows it, without a kernel or a network."""
 
     #: {name of a picture: {name of a model: its rows, and the picture as it was prepared for it}}.
     pictures: Mapping[str, Mapping[str, tuple[Rows, Prepared]]]
@@ -100,8 +97,8 @@ class Look(NamedTuple):
         return filled(PAGE, {"__TITLE__": html.escape(self.title), "__BLOCK__": block})
 
     def arrays(self) -> dict[str, Tensor]:
-        """All that is shown as numbers, {"PICTURE/MODEL/layer 0/head 1": (queries, N), ...}: see
-        `Rows.arrays`. The rows are those of 8 bits; `atlib.walk` has a model's own."""
+        """All that is shown as numbers, {"PICTURE/MODEL/layer 0/head 1": (queries, N), ...}, rows as they are
+        from 8 bits: see `Rows.arrays`."""
         return {
             f"{picture}/{model}/{name}": values
             for picture, models in self.pictures.items()
@@ -111,8 +108,7 @@ class Look(NamedTuple):
 
     def save(self, path: str | Path, layer: int = -1, query: int | None = None) -> Path:
         """Write what is shown to a file, by its ending: .html, the page; .png or .svg, all panels of one
-        layer and query (`atrun.looking.picture.panels_of`); .safetensors, `arrays()`. Returns its path;
-        raises `ValueError` for another ending, `OSError` where it cannot be written."""
+        layer and query (`atrun.looking.picture.panels_of`); .safetensors, `arrays()`. Returns its path."""
         path = Path(path)
         match check_ending(path):
             case ".safetensors":
@@ -154,22 +150,16 @@ def look(
     """Where every token of a ViT looks on a picture, in every layer and head; beside it rollout, the
     features' similarities, components and norms, and a gradient.
 
-    models: a model that `walk` takes, of any size; several, to compare them on the same picture, or {name:
-    model}. An `AttentionTransfer` is its student, with its teacher's maps in it where the plan copies.
-    images: a file, a PIL image, or pixels (3, height, width) of uint8; several, or {name: one}. preparation:
-    how a picture becomes the models' input, for all or {name: preparation}; None takes each model's own
-    (`atrun.looking.preparation.preparation_of`). layers, heads: those that are kept, None for all. megabytes:
-    how large the rows of all models and pictures may be in the page (10^6 bytes): those of ViT-B/16 at 224
-    pixels are 9.
-    Where the rows of all patches do not fit, those of a coarser grid of patches are kept whole, and those of
-    the others over blocks of patches (`atrun.looking.rows.Coarse`); the page says so.
+    models: one that `walk` takes, several, or {name: model}; an `AttentionTransfer` is its student, with its
+    teacher's maps in it where the plan copies. images: a file, a PIL image, or uint8 pixels (3, height,
+    width); several, or {name: one}. preparation: how a picture becomes the models' input, for all or {name:
+    preparation}; None takes each model's own (`atrun.looking.preparation.preparation_of`). layers, heads:
+    those that are kept, None for all. megabytes (10^6 bytes): how large the rows may be in the page; where
+    they do not fit, those of a coarser grid of patches are whole, and the others over blocks of patches
+    (`atrun.looking.rows.Coarse`). Rollout is that of Abnar & Zuidema 2020 (arXiv 2005.00928).
 
-    Rows are stored in 8 bits (`atrun.looking.rows.quantise` has the error's bound). Rollout is that of Abnar
-    & Zuidema 2020 (arXiv 2005.00928), as `atlib.analysis.rollout` computes it.
-
-    Raises `ValueError` where there is no model, for a layer or a head that is not there, where not even one
-    patch fits, and for an image of another size than a model takes; `OSError` for a file that is no picture;
-    `Unwalkable` as `walk` does.
+    Raises `ValueError` for a layer or a head that is not there and an image of another size than a model
+    takes, `OSError` for a file that is no picture, `Unwalkable` as `walk` does.
     """
     named = _by_name(models, nn.Module, _name)
     pictures = _by_name(

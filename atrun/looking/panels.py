@@ -34,11 +34,11 @@ def cosines(features: Tensor) -> Tensor:
 
 def components(features: Tensor) -> Tensor:
     """The first three principal components of features (P, D) as red, green and blue, each from its smallest
-    to its largest value: (P, 3), uint8, as DINOv2 shows its features (arXiv 2304.07193). A component's sign
-    is chosen: its largest number is positive."""
+    to its largest value, as in DINOv2 (arXiv 2304.07193): (P, 3), uint8."""
     centred = features.double() - features.double().mean(0)
     U, S, _ = torch.linalg.svd(centred, full_matrices=False)
     three = nn.functional.pad(U * S, (0, 3))[:, :3]
+    # signs are free: the largest number is positive
     three = three * three.gather(0, three.abs().argmax(0, keepdim=True)).sign()
     low, high = three.amin(0), three.amax(0)
     return (255 * (three - low) / (high - low).clamp(min=1e-12)).round().to(torch.uint8)
@@ -53,12 +53,12 @@ def outliers(norms: Tensor) -> Tensor:
 def gradients(
     vit: nn.Module, images: Tensor, seen: Sequence[Seen], layers: Sequence[int]
 ) -> dict[int, Tensor]:
-    """How much more of the model's answer each key would give if it were looked at more: {layer: (N,)}, the
-    positive part of the gradient of a score for a layer's map, mean over its heads and queries.
+    """The positive part of the gradient of the model's answer for a layer's map, mean over its heads and
+    queries: {layer: (N,)}.
 
-    images: (1, 3, height, width); seen: the layers of a walk. The score is the largest logit of a model with
+    images: (1, 3, height, width); seen: the layers of a walk. The answer is the largest logit of a model with
     a class head, else half the squared length of its output. LeGrad (Bousselham et al. 2025, arXiv
-    2404.03214) has this of the last layer; for the ones before it takes a score of each one's features.
+    2404.03214) has this of the last layer.
     """
     leaves = {layer: seen[layer].map.detach().clone().requires_grad_() for layer in layers}
     given = {i: layer.given for i, layer in enumerate(seen) if layer.given is not None} | leaves

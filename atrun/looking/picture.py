@@ -13,11 +13,8 @@ from atrun.looking.rows import Rows
 
 
 def panels_of(rows: Rows, layer: int, query: int | None) -> dict[str, np.ndarray]:
-    """What a figure shows of a model: {title: (rows, columns), or colours (rows, columns, 3)}.
-
-    layer: one that is kept, -1 for the last; query: a token whose rows are kept, None for the first prefix
-    token, or without one the middle of those that are kept. Raises `ValueError` for others.
-    """
+    """What a figure shows of a model: {title: (rows, columns), or colours (rows, columns, 3)}, of a layer
+    (-1: the last) and a query that are kept (None: the first prefix token, or the middle)."""
     kept, queries = [layer for layer, _ in rows.layers], rows.queries.tolist()
     layer = kept[-1] if layer == -1 else layer
     if query is None:

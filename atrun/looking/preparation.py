@@ -55,12 +55,8 @@ class Prepared(NamedTuple):
 
 
 def preparation_of(vit: nn.Module, **changes: Any) -> Preparation:
-    """How a model's own configuration prepares pictures for it, with `changes` to the fields.
-
-    A model that was built by a timm name has one (`pretrained_cfg`); for others timm's default, ImageNet's
-    mean and standard deviation, is taken, and `source` says so. The size is the model's own. Raises
-    `TypeError` for an unknown field.
-    """
+    """How a model's own configuration in timm prepares pictures for it, else timm's default, which `source`
+    says, with `changes` to the fields; the size is the model's own."""
     size = changes.pop("size", None) or usual_image_size(vit)
     settings = resolve_model_data_config(vit, args={"input_size": (3, *size)})
     names = ("mean", "std", "crop_pct", "crop_mode", "interpolation")
@@ -76,11 +72,8 @@ def preparation_of(vit: nn.Module, **changes: Any) -> Preparation:
 
 
 def prepare(image: str | Path | Image.Image | Tensor, preparation: Preparation) -> Prepared:
-    """A picture prepared for a model.
-
-    image: a file, a PIL image, or pixels (3, height, width) of uint8. Raises `OSError` for a file that is no
-    picture, and `ValueError` for pixels of another kind and for a field that cannot be.
-    """
+    """A picture prepared for a model: a file, a PIL image, or uint8 pixels (3, height, width). Raises
+    `OSError` for a file that is no picture, and `ValueError` for pixels of another kind."""
     # timm would take the middle of what is smaller than it, or of an unknown mode
     if not 0 < preparation.crop_pct <= 1 or preparation.crop_mode not in ("center", "squash", "border"):
         raise ValueError(f"crop_pct={preparation.crop_pct}, crop_mode={preparation.crop_mode!r}")

@@ -114,12 +114,8 @@ def _text(values: Tensor) -> str:
 
 def quantise(shares: Tensor) -> tuple[Tensor, Tensor]:
     """Rows of shares (..., N), not negative, as levels 0 to 255 (..., N), uint8, and the largest share of
-    each row (...), float32.
-
-    level = round(255 · √(share / largest)), and back: share = largest · (level / 255)². The root keeps small
-    shares beside a large one: the error is at most (√(share · largest) + largest / 1020) / 255, never more
-    than largest / 255, plus the rounding of `largest` to float32.
-    """
+    each row (...), float32: level = round(255 · √(share / largest)). The error is at most
+    (√(share · largest) + largest / 1020) / 255, plus the rounding of `largest` to float32."""
     exact = shares.double()
     largest = exact.amax(-1).float()
     relative = (exact / largest.double().clamp(min=torch.finfo(torch.float64).tiny).unsqueeze(-1)).sqrt()
@@ -134,18 +130,14 @@ def read_rows(
     layers: Sequence[int] | None = None,
     heads: Sequence[int] | None = None,
 ) -> Rows:
-    """Walk a model over one image and keep rows of its maps in at most `room` bytes.
+    """Walk a model over one image, in eval mode, and keep rows of its maps in at most `room` bytes.
 
-    model: a ViT that `walk` takes, or a module with a `walk(images)` of its own, such as `AttentionTransfer`,
-    whose student's layers are read with the teacher's maps in them where the plan copies. It is walked in
-    eval mode, in its own precision, and left in the mode it was in. pixels: (1, 3, height, width). layers and
-    heads: those that are kept, None for all; mean and rollout are over all heads, and rollout over all layers
-    up to its own. Prefix tokens are always kept as queries; where all patches do not fit, those of every
-    second row and column are, or every third, and so on, and the others over blocks of keys (`Coarse`), the
-    smallest with which this takes at most half of the room.
-
-    Raises `ValueError` for a layer or head that is not there, where not even one patch fits, and for maps
-    that are none; and as `walk` does.
+    model: a ViT that `walk` takes, or a module with a `walk(images)` of its own, such as `AttentionTransfer`.
+    pixels: (1, 3, height, width). layers, heads: those that are kept, None for all; mean and rollout are over
+    all. Prefix tokens are always kept as queries; where all patches do not fit, those of every second row and
+    column are, or every third, and so on, and the others over the smallest blocks of keys (`Coarse`) that
+    take at most half of the room. Raises `ValueError` for a layer or head that is not there, where not even
+    one patch fits, and for maps that are none.
     """
     images = _images(model, pixels)
     with in_eval_mode(model):
@@ -207,8 +199,7 @@ def read_rows(
 
 
 def tokens_of(vit: nn.Module, pixels: Tensor) -> Tokens:
-    """Names of a ViT's prefix tokens, and its grid for images (B, 3, height, width). Raises `ValueError` for
-    images that are no whole patches."""
+    """Names of a ViT's prefix tokens, and its grid for images (B, 3, height, width)."""
     sizes, kinds = sizes_of(vit), ("class token", "distillation token", "register")
     names = [
         f"{kind} {index}" if kind == "register" else kind
@@ -221,10 +212,7 @@ def tokens_of(vit: nn.Module, pixels: Tensor) -> Tokens:
     else:  # patches are of one size, in images of any
         grid = tuple(side * patches // own for side, patches, own in zip(size, sizes.grid, sizes.image))
     if 0 in grid or any(side % patches for side, patches in zip(size, grid)):
-        raise ValueError(
-            f"{size[0]} x {size[1]} pixels are no whole patches on a grid of {grid[0]} x {grid[1]}: a map"
-            " cannot be laid over them"
-        )
+        raise ValueError(f"{size[0]} x {size[1]} pixels are no whole patches, {grid[0]} x {grid[1]}")
     return Tokens(tuple(names), (int(grid[0]), int(grid[1])))
 
 
@@ -275,7 +263,4 @@ def _queries(tokens: Tokens, bytes_a_query: int, room: int) -> tuple[tuple[int, 
         if (len(tokens.prefix) + len(down) * len(across)) * bytes_a_query <= room:
             return down, across
     needed = ceil((len(tokens.prefix) + 1) * bytes_a_query * 4 / 3 / 1e5) / 10
-    raise ValueError(
-        f"one patch and {len(tokens.prefix)} prefix tokens need {needed} MB: allow as much for each"
-        " model, with megabytes=, or keep fewer layers or heads"
-    )
+    raise ValueError(f"one patch and the prefix tokens need megabytes={needed} for each model")

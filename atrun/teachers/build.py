@@ -26,14 +26,12 @@ AFTER_THE_BLOCKS = ("norm.", "fc_norm.", "attn_pool.")  # no attention map depen
 
 
 class Teacher(NamedTuple):
-    """A ViT that can teach, and how it was read. vit: in eval mode, without a class head; it says how images
-    are normalised for it, where that is known (`atlib.pair.Normalisation.of`); name: the timm name or path;
+    """A ViT that can teach, and how it was read. vit: in eval mode, without a class head, with its
+    normalisation where that is known (`atlib.pair.Normalisation.of`); name: the timm name or path;
     architecture: what builds `vit`; source: what kind of file; used: how many of the file's tensors are in
-    `vit`; unused: the names of the others; resized: how positions were fitted to the image size, None where
-    they were not; missing: weights of `vit` that the file lacks and no map needs, left as initialised;
-    assumed: what weights do not show and was taken for granted; normalised: what says how its images are
-    normalised, "" where nothing does; guessed: what decides maps and was guessed from its weights' sizes,
-    "3 heads, usual at width 192", "" where nothing was.
+    `vit`; unused: the names of the others; resized: how positions were fitted to the image size; missing:
+    weights that the file lacks and no map needs; assumed: what weights do not show; normalised: what says how
+    its images are normalised; guessed: what decides maps and was guessed, such as its heads.
     """
 
     vit: VisionTransformer | Eva
@@ -66,7 +64,7 @@ def normalisation_of(
     architecture: str | None, weights: Weights, layout: Layout, path: Path
 ) -> tuple[Normalisation | None, str]:
     """How images are normalised for a file's ViT, and what says so: its header, a JSON file beside it, the
-    tag of the timm name that was given, or the code whose layout it has; (None, "") where nothing does."""
+    timm name that was given, or the code whose layout it has; (None, "") where nothing does."""
     if (said := normalisation_said(weights.header)) is not None:
         return said, "its file says so"
     said, by_whom = normalisation_beside(path)
@@ -80,8 +78,7 @@ def normalisation_of(
 
 def architecture_said(weights: Weights, path: Path) -> Architecture | None:
     """The architecture that a file of `save_vit` names in its header, or a `config.json` of timm's
-    `save_for_hf` beside it; None without either. Raises `ValueError` for one that cannot be built, and for
-    weights of QuickGELU where its model has the exact GELU."""
+    `save_for_hf` beside it; None without either. Raises `ValueError` for one that cannot be built."""
     said, config = weights.header.get("architecture"), {}
     if said is None and path.name in OF_TIMM:
         try:
@@ -106,8 +103,6 @@ def architecture_said(weights: Weights, path: Path) -> Architecture | None:
 
 def of_timms_config(said: dict) -> dict | None:
     """Name and arguments in a `config.json` of timm's; None where it names no model of timm's."""
-    if not isinstance(said, dict):
-        return None
     name, trained = said.get("architecture"), said.get("pretrained_cfg") or {}
     if not isinstance(name, str) or not timm.is_model(name):
         return None
@@ -148,11 +143,7 @@ def fill(
     native: Architecture, encoder: Encoder, image_size: int | None
 ) -> tuple[VisionTransformer | Eva, list[str], str | None]:
     """The ViT with the encoder's weights in it, positions resized; the names it misses; and how positions
-    were resized (None: not at all).
-
-    Only what comes after the blocks may be missing or left over. Raises `ValueError`, naming weights, for
-    anything else that does not fit.
-    """
+    were resized. Raises `ValueError` for what does not fit, but for what comes after the blocks."""
     check_image_size(native, image_size)
     vit = on_meta(headless(native, image_size))  # weights are made once it is known that all fits
     own, state, resized = vit.state_dict(), dict(encoder.state), None
@@ -168,18 +159,16 @@ def fill(
         if resized is not None:
             state["pos_embed"] = resized_positions(state["pos_embed"], prefix, grid_from, grid_to)
     missing = [name for name in own if name not in state]
-    shapes = {
-        name: (tuple(state[name].shape), tuple(value.shape)) for name, value in own.items() if name in state
-    }
     wrong = [
-        f"{name} is {given}, not {needed}" for name, (given, needed) in shapes.items() if given != needed
+        f"{name} is {tuple(state[name].shape)}, not {tuple(value.shape)}"
+        for name, value in own.items()
+        if name in state and state[name].shape != value.shape
     ]
     wrong += [f"{name} is missing" for name in missing if not name.startswith(AFTER_THE_BLOCKS)]
     left = [name for name in state if name not in own and not name.startswith(AFTER_THE_BLOCKS)]
     wrong += [f"there is no place for {encoder.names[name]}" for name in left]
     if wrong:
-        more = f" and {len(wrong) - 4} more" if len(wrong) > 4 else ""
-        listed = f"{'; '.join(wrong[:4])}{more}"
+        listed = f"{'; '.join(wrong[:4])}; {len(wrong)} in all"
         raise ValueError(f"{encoder.layout.name}: {listed}: name another model with architecture=")
     vit = headless(native, image_size).build()
     vit.load_state_dict(state, strict=False)
@@ -187,12 +176,8 @@ def fill(
 
 
 def resized_positions(positions: Tensor, prefix: int, grid_from: Grid, grid_to: Grid) -> Tensor:
-    """Positions (1, prefix + patches, D) for another grid.
-
-    As timm does it, with antialiasing, so that a file and a timm name give the same teacher at every image
-    size (MAE's published code does not antialias), but by the grids: timm 1.0.20 goes by the number of
-    patches and leaves 2 x 8 as they are where 4 x 4 are asked for (timm#2737). Bicubic as in DeiT (arXiv
-    2012.12877, section 3), because bilinear interpolation shrinks the embeddings' norm.
+    """Positions (1, prefix + patches, D) for another grid, bicubic as in DeiT (arXiv 2012.12877, section 3)
+    and antialiased as timm does it, but by the grids: timm 1.0.20 goes by the number of patches (timm#2737).
     """
     grid = positions[:, prefix:].float().unflatten(1, grid_from).permute(0, 3, 1, 2)
     grid = nn.functional.interpolate(grid, grid_to, mode="bicubic", antialias=True)

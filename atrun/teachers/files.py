@@ -1,9 +1,7 @@
 """Weights as others publish them, read as data: no code in a file is ever run.
 
-What kind of file it is, is read from its first bytes, not from its name. Pickles, which torch's `.pth` files
-are inside, go through torch's reader for weights alone, which builds tensors, plain Python values and nothing
-else. One class is allowed beside these, `argparse.Namespace`, because checkpoints of MAE's family keep their
-options in one: it is a bag of plain values and runs nothing.
+Pickles, which torch's `.pth` files are inside, go through torch's reader for weights alone. One class is
+allowed beside these, `argparse.Namespace`, a bag of plain values, in which MAE's family keeps its options.
 """
 
 import argparse
@@ -28,9 +26,7 @@ TO_SAFETENSORS = "where you trust it, save its state dict with safetensors.torch
 
 class Weights(NamedTuple):
     """What a file holds. tensors: by their names in it; container: the entry that they were in ("" for the
-    file itself); beside: the other entries, such as "optimizer"; header: what atlib wrote into its own files,
-    {} in others'.
-    """
+    file itself); beside: the other entries; header: what atlib wrote into its own files."""
 
     tensors: dict[str, Tensor]
     container: str = ""
@@ -39,11 +35,8 @@ class Weights(NamedTuple):
 
 
 def read_weights(path: str | Path) -> Weights:
-    """The tensors of a weight file: safetensors, or `.pth` (zipped or of torch before 1.6).
-
-    Raises `OSError`, naming the file and the way out, for one that is missing, cut off, of another kind, or
-    that holds something other than weights; the file is left as it was.
-    """
+    """The tensors of a weight file, safetensors or `.pth`, told by its first bytes. Raises `OSError` for one
+    that is missing, cut off, of another kind, or that holds something other than weights."""
     path = Path(path)
     with open(path, "rb") as file:
         start = file.read(9)
@@ -59,11 +52,8 @@ def read_weights(path: str | Path) -> Weights:
 
 def normalisation_beside(path: Path) -> tuple[Normalisation | None, str]:
     """How images are normalised for the weights in a file, or folder, as a file beside them says, and which:
-    a processor of transformers, in this library's own order, timm's `config.json`, or OpenCLIP's; (None, "")
-    without.
-
-    Raises `OSError` for one that cannot be read.
-    """
+    a processor of transformers, timm's `config.json`, or OpenCLIP's; (None, "") without. Raises `OSError` for
+    one that cannot be read."""
     # Transformers nests a processor of images in another since version 5, and reads that one first.
     places = (
         ("processor_config.json", lambda said: _of_processor(said.get("image_processor") or {})),
@@ -120,8 +110,7 @@ def _read_pickled(path: Path) -> Weights:
         container = "".join(inside)
     tensors = _tensors_in(content[container] if container else content)
     if not tensors:
-        has = ", ".join(map(str, list(content)[:8])) or "nothing"
-        raise OSError(f"{path} holds no tensors, at the top or under {', '.join(CONTAINERS)}; it has {has}")
+        raise OSError(f"{path} holds no tensors at the top or under {', '.join(CONTAINERS)}")
     beside = tuple(str(name) for name in content if name != container) if container else ()
     return Weights(tensors, container, beside)
 

@@ -1,8 +1,5 @@
-"""Folders that `save_pretrained` of transformers writes, as the hub has them: the same ViT, built by timm.
-
-`config.json` says what it is, safetensors have its weights, by names that are the same in every version.
-Nothing of transformers is needed, and no code of the folder is run.
-"""
+"""Folders that `save_pretrained` of transformers writes: the same ViT, built by timm. Nothing of transformers
+is needed, and no code of the folder is run."""
 
 import json
 import re

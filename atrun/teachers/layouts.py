@@ -1,8 +1,5 @@
-"""Under which names state dicts keep a ViT, and which architecture those weights are of.
-
-What weights do not show (the number of heads, the activation, the ε of a norm) is what the code that wrote
-them used; where several codes write the same names and differ in that, it is asked for.
-"""
+"""Under which names state dicts keep a ViT, and which architecture those weights are of: what weights do not
+show is what the code that wrote them used, and where several write the same names, it is asked for."""
 
 import math
 import re
@@ -97,8 +94,7 @@ def without_register_positions(state: dict[str, Tensor]) -> None:
 
 
 def prefix_of(tensors: Mapping[str, Tensor]) -> str:
-    """What stands before timm's names in a file, such as "module.". Raises `ValueError` for no ViT, or
-    several."""
+    """What stands before timm's names, such as "module.". Raises `ValueError` for no ViT, or several."""
     if PATCHES in tensors:
         return ""
     prefixes = [name.removesuffix(PATCHES) for name in tensors if name.endswith(f".{PATCHES}")]

@@ -40,22 +40,19 @@ def load_teacher(
 ) -> Teacher:
     """Read a pre-trained ViT, ready to teach images of `image_size` pixels a side (None: its own size).
 
-    A timm name (MAE, DINO, DINOv2, DINOv3, CLIP, SigLIP, AugReg, DeiT ...) is downloaded, or read from where
-    `atlib.vit.weights_file` says. A path is a file of `atlib.checkpoint.save_vit`, safetensors or a `.pth`
-    with timm's names (as MAE, DINO, DINOv2, DeiT and DeiT III have them), torchvision's or Meta's DINOv3,
-    and, with `architecture`, whatever else timm converts, such as CLIP; or a folder of timm's `save_for_hf`,
-    of transformers' `save_pretrained`, or of a hub's cache. No code in a file is run. The architecture is
-    read off the weights, or the `config.json` beside them; `heads` where their number cannot be known,
-    `architecture`, a timm name, where more cannot.
+    A timm name is downloaded, or read from where `atlib.vit.weights_file` says. A path is a file of
+    `atlib.checkpoint.save_vit`, safetensors or a `.pth` with timm's names (as MAE, DINO, DINOv2, DeiT and
+    DeiT III have them), torchvision's or Meta's DINOv3, and, with `architecture`, a timm name, whatever else
+    timm converts, such as CLIP; or a folder of timm's `save_for_hf`, of transformers' `save_pretrained`, or
+    of a hub's cache. No code in a file is run. heads: where their number cannot be known.
 
     The teacher says how images are normalised for it (`atlib.pair.Normalisation.of`): as `normalisation`, a
-    file's header, a `preprocessor_config.json` or timm's `config.json` beside it, timm, or the code that
-    writes such files says, in this order. One line is printed that tells size, mean and standard deviation,
-    unless `quiet`.
+    file's header, a JSON file beside it, timm, or the code that writes such files says, in this order. One
+    line is printed that tells it, unless `quiet`.
 
-    Raises `OSError` for a file that cannot be read or is of another kind, `ValueError` for weights that are
-    no whole ViT, do not fit, are not finite, or leave something open, `Unwalkable` for a model that `walk`
-    refuses, and `WeightsUnavailable` without a network.
+    Raises `OSError` for a file that cannot be read, `ValueError` for weights that are no whole ViT, do not
+    fit, are not finite, or leave something open, `Unwalkable` for a model that `walk` refuses, and
+    `WeightsUnavailable` without a network.
     """
     teacher = _read(name_or_path, image_size, heads, architecture)
     if normalisation is not None:
@@ -82,11 +79,8 @@ def report(
     heads: int | None = None,
     architecture: str | None = None,
 ) -> str:
-    """What there is to know of a teacher, as text.
-
-    Arguments and errors are those of `load_teacher`, but weights that are not finite and layers that cannot
-    be walked are reported and not refused.
-    """
+    """What there is to know of a teacher, as text; arguments and errors are those of `load_teacher`, but what
+    is not finite and what cannot be walked is reported and not refused."""
     from atrun.teachers.description import described
 
     lines = described(_read(name_or_path, image_size, heads, architecture))
@@ -127,9 +121,9 @@ def _read(
 
 
 def weights_in(path: Path) -> Path:
-    """The file of weights that a path means: itself, or of a folder that timm wrote, or that holds one file
-    of weights, that file; a folder of transformers as it is. The top folder of a repository in a hub's cache,
-    models--OWNER--NAME, means its branch `main`, or the only one. Raises `OSError` for another folder."""
+    """The file of weights that a path means: itself, or the only one of a folder; a folder of transformers as
+    it is; of the top folder in a hub's cache, models--OWNER--NAME, the branch `main`, or the only one. Raises
+    `OSError` for another folder."""
     if (main := path / "refs" / "main").is_file():
         path = path / "snapshots" / main.read_text().strip()
     elif (path / "snapshots").is_dir() and len(only := [*(path / "snapshots").iterdir()]) == 1:

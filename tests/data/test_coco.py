@@ -150,9 +150,10 @@ def test_categories_are_classes_in_the_order_of_their_ids(files, tmp_path):
 # --- placed ---
 
 
-def test_jitter_moves_pixels_boxes_and_masks_together(scenes, files, size=96):
+def test_jitter_moves_pixels_boxes_and_masks_together(scenes, files):
     """Against each pixel of the square asked where in the scene its middle comes from; and an object's
     inner pixels have its colour still."""
+    size = 96
     jittered = CocoObjects(*files, size=size, jitter=(0.3, 2.0))
     kinds, checked = set(), 0
     for number in range(SCENES):

@@ -103,9 +103,7 @@ def test_the_authors_folders(tmp_path, name, folders, wanted):
         (tmp_path / folder).mkdir()
         picture(value).save(tmp_path / folder / "one.png")
     opened = open_shifted(name, tmp_path)
-    assert {row: target for row, target in zip(rows_in(opened), opened.targets.tolist())} == dict(
-        enumerate(wanted)
-    )
+    assert dict(zip(rows_in(opened), opened.targets.tolist())) == dict(enumerate(wanted))
 
 
 def test_reassessed_labels_go_by_file_name_and_leave_out_the_unlabelled(tmp_path):

@@ -5,7 +5,6 @@ import io
 from traceback import clear_frames
 
 import datasets
-import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -17,8 +16,7 @@ from atlib.train import train
 from atrun.data.loading import CorruptImage
 from atrun.data.photos import open_photos
 from atrun.data.stream import open_stream
-from atrun.data.transforms import Augmentation
-from tests.helpers import same, shared
+from tests.helpers import same
 from tests.picture_files import (
     CLASSES,
     PLAIN,
@@ -214,14 +212,3 @@ def test_grey_transparent_and_turned_pictures(tmp_path):
     pixels = ((images * 0.25 + 0.5) * 255).round()
     assert pixels[0].unique().tolist() == [9] and pixels[1, :, 0, 0].tolist() == [1, 2, 3]
     assert (pixels[2, 0] == 255).nonzero().tolist() == [[0, 3]]
-
-
-def test_cifar10_is_what_the_files_hold():
-    how, path = Augmentation(image_size=32, crop_pct=1.0), shared("data", "cifar10")
-    photos = open_photos("cifar10", path=path, split="test", augmentation=how, train=False)
-    assert len(photos.classes) == 10 and photos.targets.bincount().tolist() == [1000] * 10
-    raw = datasets.load_dataset("parquet", data_files=str(path / "test.parquet"))["train"]
-    mean, std = (torch.tensor(v).view(3, 1, 1) for v in (how.mean, how.std))
-    for index in (0, 17, 9999):
-        pixels = torch.from_numpy(np.array(raw[index]["img"])).permute(2, 0, 1) / 255
-        torch.testing.assert_close(photos[index][0], (pixels - mean) / std)

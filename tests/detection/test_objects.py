@@ -23,29 +23,13 @@ def numbers(batch):
     return [scene.labels[0].item() for scene in batch]
 
 
-@pytest.mark.parametrize("count", [1, 2, 7, 8])
-@pytest.mark.parametrize("parts", [1, 2, 3, 5])
+@pytest.mark.parametrize("count, parts", [(2, 5), (8, 3)])
 def test_a_batch_is_split_as_a_tensor(count, parts):
     batch = ObjectBatch(numbered(count))
     assert [numbers(part) for part in batch.tensor_split(parts)] == [
         part.tolist() for part in torch.arange(count).tensor_split(parts)
     ]
     assert all(isinstance(part, ObjectBatch) for part in batch.tensor_split(parts))
-
-
-def test_a_batch_is_a_sequence():
-    batch = ObjectBatch(numbered(5))
-    assert len(batch) == 5 and numbers(batch) == [0, 1, 2, 3, 4] and numbers(batch[1:3]) == [1, 2]
-    assert isinstance(batch[1:3], ObjectBatch) and isinstance(batch[-1], Objects)
-    assert batch[-1].labels[0] == 4
-
-
-def test_a_batch_moves_whole():
-    masks = torch.zeros(2, 10, 20, dtype=torch.bool)
-    moved = ObjectBatch([objects(masks=masks), objects()]).to("meta", non_blocking=True)
-    assert isinstance(moved, ObjectBatch)
-    assert all(part.device.type == "meta" for part in moved[0]) and moved[0].masks.shape == masks.shape
-    assert moved[1].masks is None and moved[1].boxes.device.type == "meta"
 
 
 NARROW = torch.zeros(2, 10, 19, dtype=torch.bool)
@@ -55,16 +39,10 @@ NARROW = torch.zeros(2, 10, 19, dtype=torch.bool)
     "wrong",
     [
         objects(boxes=((1, 2, 5, 8), (3, 4, 3, 9))),
-        objects(boxes=((1, 2, 5, 8), (3, 9, 5, 4))),
         objects(boxes=((1, 2, 5, 8), (3, 4, float("nan"), 9))),
         objects(boxes=((1, 2, 5, 8), (3, 4, 20.5, 9))),
-        objects(boxes=((1, 2, 5, 8), (3, 4, 5, 11))),
-        objects(boxes=((-1, 2, 5, 8), (3, 4, 5, 9))),
-        objects(boxes=((1, 2, 5, 8),)),
         objects(labels=(0,)),
-        objects(crowd=(False,)),
         objects(labels=(0, -1)),
-        objects(labels=torch.tensor([0.0, 1.0])),
         objects(masks=NARROW),
     ],
 )

@@ -67,11 +67,3 @@ def test_a_prediction_within_a_crowd_is_neither_right_nor_wrong():
     assert coco_precision(said, true).ap == pytest.approx(1)
     alone = [Objects(box[:1], torch.tensor([0]), None, torch.tensor([False]))]
     assert coco_precision(said, alone).ap < 1
-
-
-def test_masks_that_are_not_there_and_other_numbers_are_refused(objects):
-    boxes_only = [prediction._replace(masks=None) for prediction in perfect(objects)]
-    with pytest.raises(ValueError):
-        coco_precision(boxes_only, objects, masks=True)
-    with pytest.raises(ValueError):
-        coco_precision(perfect(objects)[1:], objects)

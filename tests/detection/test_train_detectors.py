@@ -6,8 +6,6 @@ import torch
 
 from atbook.worlds.scenes import class_of_pixels, generate_scenes, scene_objects
 from atfamily.detection.detector import detection_loss, fcos, mask_rcnn
-from atfamily.detection.objects import ObjectImages
-from atfamily.detection.precision import SCENE_SIZES
 from atfamily.detection.segment import Segmenter, pixel_images
 from atlib import AttentionTransfer, Plan
 from atlib.recipe import Recipe
@@ -77,16 +75,3 @@ def test_the_class_of_every_pixel(drawn):
     assert torch.equal(images.targets, class_of_pixels(drawn))
     assert images.classes[0] == "background" and len(images.classes) == 9
     assert torch.equal(images.pixels, torch.from_numpy(drawn.images))
-
-
-def test_pixels_of_objects_without_masks_have_no_class(scenes):
-    unmasked = [objects._replace(masks=None) for objects in scenes.objects]
-    with pytest.raises(ValueError):
-        pixel_images(ObjectImages(scenes.pixels, unmasked))
-
-
-def test_a_third_of_the_scenes_objects_is_of_each_size(drawn):
-    sizes = torch.cat([objects.masks.flatten(1).sum(1) for objects in scene_objects(drawn).objects])
-    small, medium = SCENE_SIZES
-    for share in (sizes <= small, (sizes > small) & (sizes <= medium), sizes > medium):
-        assert abs(share.double().mean() - 1 / 3) < 0.08  # of about 310 objects: three standard deviations

@@ -9,41 +9,20 @@ from torchvision.models import VisionTransformer
 
 from atlib import look, walk
 from atrun.looking.preparation import preparation_of, prepare
-from atrun.looking.rows import tokens_of
 from tests.helpers import randomise
 
 PICTURE = Image.fromarray(np.random.default_rng(0).integers(0, 255, (90, 140, 3), dtype=np.uint8))
-SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
 
 
-def of_transformers(name, **options):
+def deit():
     transformers = pytest.importorskip("transformers", reason="needs transformers")
-    config = getattr(transformers, f"{name}Config")(**SMALL, **options)
-    return getattr(transformers, f"{name}Model")(config)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    return transformers.DeiTModel(transformers.DeiTConfig(**sizes, image_size=48, patch_size=16))
 
 
 MODELS = {
-    "DINOv2, live": (
-        lambda: of_transformers("Dinov2", image_size=56, patch_size=14),
-        ("class token",),
-        (4, 4),
-    ),
-    "DeiT, live": (
-        lambda: of_transformers("DeiT", image_size=48, patch_size=16, intermediate_size=64),
-        ("class token", "distillation token"),
-        (3, 3),
-    ),
-    "SigLIP, live": (
-        lambda: of_transformers("SiglipVision", image_size=32, patch_size=8, intermediate_size=64),
-        (),
-        (4, 4),
-    ),
+    "DeiT, live": (deit, ("class token", "distillation token"), (3, 3)),
     "torchvision": (lambda: VisionTransformer(32, 8, 2, 2, 32, 64), ("class token",), (4, 4)),
-    "BEiT": (
-        lambda: timm.create_model("beit_base_patch16_224", depth=1, img_size=64, num_classes=0),
-        ("class token",),
-        (4, 4),
-    ),
     "registers": (
         lambda: timm.create_model("vit_small_patch14_reg4_dinov2", depth=1, img_size=(28, 56), num_classes=0),
         ("class token", "register 0", "register 1", "register 2", "register 3"),
@@ -57,15 +36,14 @@ def test_a_model_that_walks_can_be_looked_at(name):
     build, prefix, grid = MODELS[name]
     model = randomise(build()).eval()
     shown = look(model, PICTURE)
-    (rows, prepared), *_ = shown.models.values()
-    assert rows.tokens == (prefix, grid) == tuple(tokens_of(model, prepared.pixels))
+    (rows, _), *_ = shown.models.values()
+    assert rows.tokens == (prefix, grid)
     pixels = prepare(PICTURE, preparation_of(model)).pixels
     with torch.no_grad():
         layers = walk(model, pixels).layers
     first = rows.levels[: layers[0].map.shape[-1]].double() / 255
     found = first.square() * rows.largest[: len(first), None]
     assert (found - layers[0].map[0, 0]).abs().max() <= rows.largest.max() / 200
-    assert "ImageNet" in " ".join(shown.notes) or "timm" in " ".join(shown.notes)
 
 
 def test_naflex_has_a_page():

@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 from timm.data import create_transform, resolve_model_data_config
 
-from atlib import create_vit, look
+from atlib import create_vit
 from atrun.looking.preparation import Preparation, preparation_of, prepare
 
 
@@ -22,9 +22,8 @@ def picture(height=300, width=500):
     return Image.fromarray(np.stack(channels, -1).astype(np.uint8))
 
 
-@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "vit_base_patch16_clip_224.openai"])
-def test_a_timm_model_is_given_what_timm_gives_it(name):
-    vit = timm.create_model(name, depth=1, embed_dim=48, num_heads=3)
+def test_a_timm_model_is_given_what_timm_gives_it():
+    vit = timm.create_model("vit_base_patch16_clip_224.openai", depth=1, embed_dim=48, num_heads=3)
     expected = create_transform(**resolve_model_data_config(vit))(picture())
     own = preparation_of(vit)
     assert torch.equal(prepare(picture(), own).pixels[0], expected)
@@ -35,8 +34,6 @@ def test_a_model_without_a_configuration_takes_imagenets_and_says_so():
     own = preparation_of(create_vit("cifar"))
     assert own.size == (32, 32) and own.mean[0] == pytest.approx(0.485)
     assert "does not say" in own.source
-    silent = create_vit("vit_base_patch16_clip_224", img_size=32, depth=1, embed_dim=48, num_heads=3)
-    assert "mean" not in silent.pretrained_cfg and "does not say" in preparation_of(silent).source
     changed = preparation_of(create_vit("cifar"), mean=(0.5, 0.5, 0.5), crop_pct=1.0)
     assert changed.mean == (0.5, 0.5, 0.5) and "mean, crop_pct" in changed.source
 
@@ -73,17 +70,3 @@ def test_a_file_is_turned_as_the_camera_says(tmp_path):
     pixels = prepare(tmp_path / "turned.png", preparation).pixels[0]
     upright = torch.from_numpy(np.asarray(picture(30, 50).rotate(-90, expand=True)).copy()).permute(2, 0, 1)
     torch.testing.assert_close(pixels, upright / 255)
-
-
-def test_a_file_that_is_no_picture_is_named(tmp_path, small_vit):
-    (tmp_path / "words.jpg").write_text("no picture")
-    with pytest.raises(OSError, match=r"words\.jpg cannot be read as an image"):
-        look(small_vit(), tmp_path / "words.jpg")
-    with pytest.raises(OSError, match=r"missing\.png"):
-        look(small_vit(), tmp_path / "missing.png")
-
-
-@pytest.mark.parametrize("change", [{"crop_pct": 0.0}, {"crop_pct": 1.5}, {"crop_mode": "centre"}])
-def test_a_preparation_that_cannot_be_is_refused(change):
-    with pytest.raises(ValueError):
-        prepare(picture(), Preparation((32, 32), (0.5,) * 3, (0.25,) * 3)._replace(**change))

@@ -11,7 +11,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from atfamily.measures.accounting import Memory, method_costs, step_memory, transferred_numbers
 from atlib import AttentionTransfer, Plan, create_vit, walk
 from atlib.attention_transfer import Transferred
-from atlib.losses import dense_attention_cross_entropy
 from tests.helpers import random_images, randomise, set_fused
 
 SIZE = {"img_size": 16, "patch_size": 4, "embed_dim": 12, "depth": 2, "num_heads": 3, "num_classes": 5}
@@ -40,9 +39,8 @@ def test_the_papers_count_for_vit_large_and_a_vit_with_rotary_positions():
     assert numbers.features == numbers.q == numbers.v == 24 * 197 * 1024
 
 
-@pytest.mark.parametrize("config", [{}, {"reg_tokens": 3}, {"class_token": False, "global_pool": "avg"}])
-def test_numbers_are_those_of_the_activations(config):
-    model = create_vit({**CONFIG, **config})
+def test_numbers_are_those_of_the_activations():
+    model = create_vit(CONFIG | {"reg_tokens": 3})
     seen = walk(model, random_images(1, 3, 24, 24))
     numbers = transferred_numbers(model)
     for name in ("q", "k", "v", "map"):
@@ -65,11 +63,9 @@ def counted(module, backward):
     return counter.get_total_flops()
 
 
-@pytest.mark.parametrize("layers", [1, 3, 4])
-def test_costs_against_the_flop_counter(layers):
+def test_costs_against_the_flop_counter():
+    layers = 3
     costs = {cost.method: cost for cost in method_costs(CONFIG, batch=BATCH, layers=layers)}
-    methods = ["scratch", "fine-tune", "copy", "distill", "frozen probe", "fine-tune attention"]
-    assert list(costs) == methods
     again = BATCH * 3 * 2 * 10 * 4 * 10  # one product (10, 4) by (4, 10), of three heads and two images
     plain, step = counted(vit(0).eval(), False), counted(vit(0).train(), True)
     for method in ("scratch", "fine-tune"):
@@ -121,20 +117,6 @@ def test_costs_with_a_wider_teacher_against_the_flop_counter():
 # --- memory
 
 
-class Dense(nn.Module):
-    """Distill with all maps written out: nothing but the definition."""
-
-    def __init__(self, teacher, student):
-        super().__init__()
-        self.student, self._teacher = student, (teacher,)
-
-    def forward(self, images):
-        with torch.no_grad():
-            target = walk(self._teacher[0], images).layers
-        own = walk(self.student, images)
-        return Transferred(own.logits, dense_attention_cross_entropy(own.layers, target))
-
-
 def test_memory_of_a_small_mlp_by_hand():
     mlp = nn.Sequential(nn.Flatten(), nn.Linear(12, 7), nn.ReLU(), nn.Linear(7, 5))
     weights = NUMBER * (12 * 7 + 7 + 7 * 5 + 5)
@@ -149,28 +131,6 @@ def test_memory_of_a_small_mlp_by_hand():
     trained = NUMBER * (7 * 5 + 5)
     assert step_memory(mlp, torch.zeros(2, 3, 2, 2)) == Memory(weights, trained, 2 * trained, rest, 0)
     assert step_memory(mlp.double(), torch.zeros(2, 3, 2, 2).double()).weights == 2 * weights
-
-
-def test_the_map_free_loss_keeps_no_map_and_the_dense_one_two():
-    """Divided differences over three numbers of tokens: exactly 0 for a line, the coefficient of N²
-    otherwise."""
-
-    def curvature(build):
-        saved = {}
-        for side in (8, 16, 32):
-            size = SIZE | {"img_size": side}
-            saved[(side // 4) ** 2 + 1] = step_memory(
-                build(create_vit(size), create_vit(size)).train(), torch.zeros(BATCH, 3, side, side)
-            ).saved
-        (a, at_a), (b, at_b), (c, at_c) = saved.items()
-        return ((at_c - at_b) / (c - b) - (at_b - at_a) / (b - a)) / (c - a)
-
-    assert curvature(lambda teacher, student: student) == 0
-    for how in ("copy", "distill"):
-        assert curvature(lambda *vits, how=how: AttentionTransfer(*vits, Plan(how=how))) == 0
-    one_map = NUMBER * BATCH * 3  # of one layer, per N²
-    assert curvature(Dense) == 2 * 2 * one_map, "in both layers the student's log p and the teacher's p"
-    assert curvature(lambda teacher, student: set_fused(student, False)) == 2 * one_map, "its own maps"
 
 
 @pytest.mark.parametrize(

@@ -7,15 +7,7 @@ import torch
 
 from atfamily.measures.accounting import method_costs, shape_of, step_memory
 from atfamily.measures.bleu import bleu
-from atfamily.measures.cka import (
-    MinibatchCKA,
-    StreamingCKA,
-    class_token,
-    every_token,
-    layer_cka,
-    linear_cka,
-    patch_mean,
-)
+from atfamily.measures.cka import MinibatchCKA, StreamingCKA, class_token, layer_cka, linear_cka, patch_mean
 from atfamily.measures.controls import patch_order, switched
 from atfamily.measures.fourier import fourier_profile
 from atfamily.measures.predictions import (
@@ -24,7 +16,7 @@ from atfamily.measures.predictions import (
     expected_calibration_error,
     paired_bootstrap,
 )
-from atfamily.measures.probes import features, knn_accuracy, linear_probe
+from atfamily.measures.probes import knn_accuracy
 from atfamily.measures.retrieval import cosines, mean_average_precision
 from atfamily.measures.robustness import effective_robustness, fit_line
 from atfamily.measures.subsets import group_accuracy, long_tail
@@ -36,13 +28,11 @@ from atlib.analysis import (
     check_maps,
     class_attention,
     compare_layers,
-    describe_layers,
     head_divergence,
     jensen_shannon,
     prefix_share,
     rollout,
 )  # fmt: skip
-from atlib.attention import Unwalkable
 from atlib.data import Images
 from tests.helpers import SMALL_VIT, random_images, random_maps, randomise
 
@@ -85,7 +75,6 @@ def with_row(value, maps=None):
 
 MAPS = random_maps(2, 3, 10, 10)
 X, Y = random_images(40, 6), random_images(40, 4, seed=1)
-CONSTANT = torch.full((40, 3), 0.1)
 P = random_maps(6, 4)
 LABELS = torch.arange(6) % 4
 RIGHT = torch.tensor([True, False, True])
@@ -94,122 +83,81 @@ XY, HELD_OUT = (X, LABELS.repeat(7)[:40]), (X[:8], LABELS.repeat(2)[:8])
 GLYPHS = of_classes(torch.arange(8), side=32)
 BAD = {
     "accounting": [
-        *(lambda name=name, value=value: method_costs(SMALL_VIT, **{name: value})
-          for name, value in (("batch", 0), ("layers", 0), ("layers", 5))),
+        *(lambda layers=layers: method_costs(SMALL_VIT, layers=layers) for layers in (0, 5)),
         lambda: method_costs("eva02_tiny_patch14_224"),
         lambda: shape_of(vit(global_pool="map", class_token=False)),
         lambda: step_memory(vit(), torch.zeros(1, 3, 32, 32)),
         lambda: step_memory(checkpointed(), torch.zeros(1, 3, 32, 32)),
     ],
     "maps": [
-        *(lambda grid=grid: attention_distance(MAPS, grid, 1) for grid in ((3, 4), (2, 5), (-3, -3), (9,))),
-        lambda: attention_distance(MAPS, (3, 3), 2), lambda: prefix_share(MAPS, 11),
-        lambda: class_attention(random_maps(1, 2, 9, 9), (3, 3), 0), lambda: rollout([]),
-        lambda: rollout([MAPS], residual=1.5), lambda: rollout([MAPS, random_maps(1, 2, 9, 9)]),
+        lambda: attention_distance(MAPS, (2, 5), 1), lambda: prefix_share(MAPS, 11),
+        lambda: class_attention(random_maps(1, 2, 9, 9), (3, 3), 0), lambda: rollout([MAPS], residual=1.5),
         *(lambda call=call: call(spoilt(MAPS, 2.0)) for call in (
             lambda p: rollout([MAPS, p]), lambda p: attention_distance(p, (3, 3), 1), attention_entropy,
             lambda p: prefix_share(p, 1), lambda p: class_attention(p, (3, 3), 1),
         )),
-        lambda: describe_layers(broken(), GLYPHS),
     ],
-    "bleu": [lambda: bleu([[1]], [[1], [1]]), lambda: bleu([], [])],
+    "bleu": [lambda: bleu([[1]], [[1], [1]])],
     "controls": [
         lambda: patch_order(1, 1, seed=0),
-        *(lambda plan=plan: switched(AttentionTransfer(vit(1), vit(2), plan), GLYPHS, GLYPHS)
-          for plan in (Plan(how="distill"), Plan(what="q"))),
+        lambda: switched(AttentionTransfer(vit(1), vit(2), Plan(how="distill")), GLYPHS, GLYPHS),
     ],
     "cka": [
         *(lambda compare=compare, x=x, y=y: compare(x, y)
-          for compare in (linear_cka, StreamingCKA().update, MinibatchCKA().update)
-          for x, y in (
-              (X, spoilt(Y)), (spoilt(X, math.inf), Y), (X[1:], Y), (X.reshape(40, 2, 3), Y), (X[:0], Y[:0]),
-          )),
-        lambda: linear_cka(X[:1], Y[:1]), lambda: MinibatchCKA().update(X[:3], Y[:3]),
-        MinibatchCKA().value, lambda: linear_cka(X, CONSTANT), lambda: linear_cka(CONSTANT, Y),
+          for compare in (linear_cka, StreamingCKA().update)
+          for x, y in ((X, spoilt(Y)), (spoilt(X, math.inf), Y), (X.reshape(40, 2, 3), Y))),
+        lambda: MinibatchCKA().update(X[:3], Y[:3]),
         lambda: layer_cka(vit(), vit(global_pool="avg", class_token=False), GLYPHS, class_token),
         lambda: layer_cka(vit(), vit(1), GLYPHS, patch_mean(17)),
-        lambda: layer_cka(vit(), broken(), GLYPHS, class_token),
         lambda: layer_cka(vit(), vit(img_size=64), GLYPHS, class_token),
-        lambda: layer_cka(vit(), vit(1), GLYPHS.select([]), class_token),
-        lambda: layer_cka(vit(), vit(global_pool="avg", class_token=False), GLYPHS, every_token),
     ],
     "divergence": [
         *(lambda p=p, q=q: jensen_shannon(torch.tensor(p), torch.tensor(q)) for p, q in (
-            ([0.5, 0.2], [0.5, 0.5]), ([0.5, 0.5], [1.5, -0.5]), ([0.5, 0.5], [NAN, 0.5]),
-            ([0.5, 0.5], [1.0]),
+            ([0.5, 0.2], [0.5, 0.5]), ([0.5, 0.5], [1.5, -0.5]), ([0.5, 0.5], [1.0]),
         )),
         lambda: compare_layers(vit(), vit(depth=2), GLYPHS),
-        *(lambda layers=layers: compare_layers(vit(), vit(depth=2), GLYPHS, layers)
-          for layers in ({0: 2}, {3: 0}, {-1: 0}, {})),
+        lambda: compare_layers(vit(), vit(depth=2), GLYPHS, {0: 2}),
         lambda: compare_layers(vit(), vit(reg_tokens=1), GLYPHS),
         lambda: compare_layers(vit(), broken(), GLYPHS, {0: 0, 2: 1}),
         *(lambda value=value: check_maps(with_row(value), 7) for value in (NAN, math.inf, -0.25, 1.5)),
-        lambda: head_divergence(with_row(NAN), random_maps(2, 3, 4, 4), "direct"),
         lambda: StreamingDivergence().update(random_maps(2, 3, 4, 4), with_row(NAN)),
-        lambda: check_maps(torch.arange(16.0).view(1, 1, 4, 4) - 8, 0),
         lambda: check_maps(torch.full((2, 3, 4, 5), 0.2), 0), lambda: check_maps(torch.zeros(0, 3, 4, 4), 0),
-        lambda: check_maps(torch.eye(4, dtype=torch.int64).expand(1, 1, 4, 4), 0),
-        lambda: check_maps(torch.full((1, 1, 4, 4), 0.2), 0), lambda: head_divergence(MAPS, MAPS, "bipartit"),
-        lambda: head_divergence(MAPS, MAPS[:1], "direct"),
+        lambda: head_divergence(MAPS, MAPS, "bipartit"), lambda: head_divergence(MAPS, MAPS[:1], "direct"),
     ],
     "fourier": [
         lambda: fourier_profile(torch.ones(2, 7, 3), (2, 3), 1),
         lambda: fourier_profile(torch.ones(2, 7, 3), (3, 3), 1),
-        lambda: fourier_profile(torch.ones(7, 3), (2, 2), 3),
-        lambda: fourier_profile(spoilt(torch.ones(2, 7, 3), math.inf), (2, 2), 3),
     ],
     "predictions": [
-        lambda: disagreement(P, spoilt(P)), lambda: disagreement(P, P[:5]),
-        lambda: disagreement(P[:0], P[:0]),
-        lambda: ensemble_accuracy(spoilt(P), P, LABELS), lambda: ensemble_accuracy(P, 2 * P, LABELS),
-        lambda: ensemble_accuracy(P, P, LABELS + 1),
+        lambda: disagreement(P, spoilt(P)),
+        lambda: ensemble_accuracy(P, 2 * P, LABELS), lambda: ensemble_accuracy(P, P, LABELS + 1),
         lambda: expected_calibration_error(P + 1, LABELS),
-        lambda: expected_calibration_error(P, LABELS.float()),
-        lambda: expected_calibration_error(P, LABELS, 0),
-        *(lambda a=a, b=b: paired_bootstrap(RIGHT[:a], b) for a, b in (
-            (3, RIGHT[:2]), (1, RIGHT[:1]), (3, torch.tensor([0.3, 1, 0])), (3, torch.tensor([NAN, 1, 0])),
-            (3, torch.ones(3, 2)),
-        )),
-        lambda: paired_bootstrap(RIGHT, RIGHT, 0, 2000, 95), lambda: paired_bootstrap(RIGHT, RIGHT, 0, 0),
+        lambda: paired_bootstrap(RIGHT, RIGHT[:2]),
+        lambda: paired_bootstrap(RIGHT, torch.tensor([0.3, 1, 0])),
     ],
     "probes": [
-        *(lambda probe=probe, train=train, test=test: probe(train, test)
-          for probe in (
-              lambda train, test: knn_accuracy(*train, *test, ks=(1,)),
-              lambda train, test: linear_probe(*train, *test, *test, steps=1),
-          )
+        *(lambda train=train, test=test: knn_accuracy(*train, *test, ks=(1,))
           for (x, y), (a, b) in ((XY, HELD_OUT),)
           for train, test in (
               ((x, torch.full_like(y, 3)), (a, torch.full_like(b, 3))), ((x, y), (a, b + 4)),
               ((spoilt(x), y), (a, b)), ((x, y[:-1]), (a, b)),
-              ((x, y.float()), (a, b)), ((x, y - 1), (a, b)), ((x[:0], y[:0]), (a, b)),
           )),
-        *(lambda ks=ks: knn_accuracy(*XY, *HELD_OUT, ks=ks) for ks in ((1, 41), (0,), ())),
-        *(lambda bad=bad: linear_probe(*XY, *HELD_OUT, *HELD_OUT, **bad)
-          for bad in ({"lrs": ()}, {"lrs": (0.1, 0.0)}, {"steps": 0}, {"batch_size": 0})),
-        *(lambda layer=layer: features(vit(), GLYPHS, layer=layer) for layer in (3, -1)),
     ],
     "retrieval": [
         lambda: cosines(X[:1], spoilt(X)),
         lambda: mean_average_precision(torch.tensor([[0.1, NAN]]), torch.tensor([[False, True]])),
     ],
     "robustness": [
-        *(lambda a=a: effective_robustness(*a) for wrong in (71.2, -0.1, NAN) for a in (
-            (wrong, 0.5, POOL, POOL), (0.5, wrong, POOL, POOL), (0.5, 0.5, [*POOL[1:], wrong], POOL),
-            (0.5, 0.5, POOL, [*POOL[1:], wrong]),
+        *(lambda a=a: effective_robustness(*a) for a in (
+            (71.2, 0.5, POOL, POOL), (0.5, NAN, POOL, POOL), (0.5, 0.5, [*POOL[1:], 71.2], POOL),
         )),
-        lambda: effective_robustness(0.5, 0.5, POOL[:2], POOL[:2]),
-        lambda: effective_robustness(0.5, 0.5, [0.7] * 4, POOL[:4]),
         lambda: effective_robustness(0.5, 0.5, POOL, POOL, level=95), lambda: fit_line(POOL, POOL[1:]),
-        lambda: fit_line([], []), lambda: fit_line(POOL[None], POOL[None]),
     ],
     "subsets": [
         *(lambda labels=labels, factor=factor: long_tail(of_classes(labels), factor) for labels, factor in (
-            ([0, 1] * 9, 0.5), ([0, 1] * 9, NAN), ([0, 1] * 9, math.inf), ([0, 1] * 9, 10), ([0, 2] * 9, 2),
-            ([0] * 9, 2), ([0.5] * 9, 2),
+            ([0, 1] * 9, 0.5), ([0, 1] * 9, 10), ([0, 2] * 9, 2), ([0.5] * 9, 2),
         )),
         lambda: group_accuracy(spoilt(P), LABELS, {"many": [0]}),
-        lambda: group_accuracy(P, LABELS, {"many": [7]}),
         lambda: group_accuracy(P, LABELS[:3], {"many": [0]}),
     ],
 }  # fmt: skip
@@ -222,8 +170,3 @@ BAD = {
 def test_values(call):
     with pytest.raises(ValueError):
         call()
-
-
-def test_a_model_that_cannot_be_walked():
-    with pytest.raises(Unwalkable):
-        layer_cka(torch.nn.Linear(1, 1), vit(), GLYPHS, class_token)

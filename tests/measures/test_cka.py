@@ -16,7 +16,7 @@ from atfamily.measures.cka import (
     linear_cka,
     patch_mean,
 )
-from atlib import AttentionTransfer, Plan, analysis, walk
+from atlib import analysis, walk
 from atlib.analysis import walks
 
 
@@ -58,7 +58,7 @@ def test_the_exact_one_equals_centring_matrices(p, q):
     assert linear_cka(x, y) == pytest.approx(longhand(x, y), rel=1e-12)
 
 
-@pytest.mark.parametrize("sizes", [[40], [1] * 40, [7, 30, 3]], ids=str)
+@pytest.mark.parametrize("sizes", [[1] * 40, [7, 30, 3]], ids=str)
 def test_streaming_is_exact_for_any_batches_and_keeps_its_digits_with_a_large_mean(sizes):
     x, y = related()
     assert streamed(x, y, sizes, StreamingCKA()) == pytest.approx(longhand(x, y), rel=1e-12)
@@ -100,7 +100,7 @@ def test_layers_of_two_models(small_vit, glyphs64):
     assert table.std() > 0.01, "pairs this alike could be in any order"
 
 
-@pytest.mark.parametrize("images, batches", [(13, [6, 7]), (14, [6, 8]), (16, [6, 6, 4]), (12, [6, 6])])
+@pytest.mark.parametrize("images, batches", [(13, [6, 7]), (16, [6, 6, 4])])
 def test_a_rest_that_is_too_small_goes_with_the_batch_before(small_vit, glyphs64, images, batches):
     a, b = small_vit(), small_vit()
     pairs, by_hand = MinibatchCKA(), MinibatchCKA()
@@ -126,24 +126,6 @@ def test_walks_hold_no_more_than_fits(small_vit, glyphs64, monkeypatch):
     assert at_once(7 * held, [model, model], 6) == {3}
     assert at_once(7 * held, [model], 14) == {7}
     assert torch.allclose(layer_cka(model, model, glyphs64, class_token), whole, rtol=1e-9)
-
-
-@pytest.mark.parametrize("how", ["copy", "distill"])
-def test_the_walk_of_a_pair_is_what_forward_computes(small_vit, how):
-    vits = (small_vit(seed=seed, drop_path_rate=0.4) for seed in (1, 2))
-    pair = AttentionTransfer(*vits, Plan(how=how, layers=[0, 2]))
-    images = torch.randn(4, 3, 32, 32)
-    for mode in (False, True):
-        pair.train(mode)
-        torch.manual_seed(5)
-        expected = pair(images).logits
-        torch.manual_seed(5)
-        walked = pair.walk(images)
-        assert torch.equal(walked.logits, expected) and len(walked.stream) == 3
-    pair.eval()
-    layers = zip(pair.walk(images).layers, walk(pair.teacher, images).layers)
-    same = [torch.allclose(own.map, theirs.map, atol=1e-6) for own, theirs in layers]
-    assert same == [how == "copy", False, how == "copy"]
 
 
 X, Y = related()

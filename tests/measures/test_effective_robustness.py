@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
 from scipy.stats import linregress
 
 from atfamily.measures.robustness import effective_robustness, fit_line
@@ -26,12 +25,9 @@ def noisy(seed=0):
     return sigmoid(logit(on_the_line(POOL)) + np.random.default_rng(seed).normal(0, 0.1, len(POOL)))
 
 
-@pytest.mark.parametrize("kind", [np.array, list, torch.tensor])
-def test_the_fit_equals_scipys(kind):
+def test_the_fit_equals_scipys():
     expected = linregress(logit(POOL), logit(noisy()))
-    assert fit_line(kind(POOL), kind(noisy())) == pytest.approx(
-        (expected.slope, expected.intercept), rel=1e-10
-    )
+    assert fit_line(POOL, noisy()) == pytest.approx((expected.slope, expected.intercept), rel=1e-10)
 
 
 def test_effective_robustness_is_the_distance_from_the_line():
@@ -71,8 +67,6 @@ def test_clip_is_half_an_image():
     clipped = [0.005, *POOL[:3], 0.995]
     expected = fit_line(clipped, clipped[::-1])
     assert fit_line(pool, pool[::-1], clip=0.005) == pytest.approx(expected, rel=1e-12)
-    with pytest.raises(ValueError):
-        fit_line(pool, pool, clip=0.5)
     with pytest.raises(ValueError):
         effective_robustness(1.0, 0.5, POOL, noisy())
     # Only the line needs logits: a model may fail on every shifted image.

@@ -37,20 +37,6 @@ def test_against_the_sum_written_out(n):
     assert profile.frequency[-1] == (1 if n == 4 else 0.8)
 
 
-def test_a_cosine_shows_at_its_frequency():
-    n, k, offset, amplitude = 8, 3, 2.0, 0.5
-    y, x = torch.meshgrid(torch.arange(n).double(), torch.arange(n).double(), indexing="ij")
-    map = offset + amplitude * torch.cos(2 * math.pi * k * (x + y) / n)
-    profile = fourier_profile(tokens_of(map[None, None]), (n, n), 0)
-    # a cosine is half a wave forward and half a wave back
-    assert profile.log_amplitude[k].item() == pytest.approx(math.log(amplitude / 2 / offset), abs=1e-6)
-    assert all(profile.log_amplitude[other] < math.log(1e-7) for other in (1, 2, 4))
-    across = offset + amplitude * torch.cos(2 * math.pi * k * x / n)
-    assert fourier_profile(tokens_of(across[None, None]), (n, n), 0).log_amplitude[k] < math.log(1e-7), (
-        "off the diagonal"
-    )
-
-
 @pytest.mark.parametrize("batch_size", [3, 100])
 def test_every_layer_over_any_batches(small_vit, glyphs64, batch_size):
     images, teacher, student = glyphs64.select(range(7)), small_vit(1), small_vit(2)

@@ -5,23 +5,11 @@ import pytest
 import torch
 from scipy.stats import bootstrap
 
-from atfamily.measures.predictions import (
-    disagreement,
-    ensemble_accuracy,
-    expected_calibration_error,
-    paired_bootstrap,
-)
+from atfamily.measures.predictions import ensemble_accuracy, expected_calibration_error, paired_bootstrap
 
 
 def probabilities(n=60, classes=4):
     return (2 * torch.randn(n, classes)).softmax(1)
-
-
-def test_disagreement_is_the_share_of_other_classes():
-    a = torch.tensor([[2.0, 1, 0], [0, 3, 1], [5, 4, 6], [1, 0, 0]])
-    b = torch.tensor([[9.0, 1, 0], [0, 3, 4], [5, 7, 6], [1, 0, 0]])
-    assert disagreement(a, b) == 0.5 and disagreement(a, a) == 0
-    assert disagreement(a.softmax(1), b) == 0.5, "probabilities are as good as logits"
 
 
 def test_the_ensemble_adds_probabilities_not_votes():

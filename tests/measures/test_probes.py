@@ -4,7 +4,6 @@ problem."""
 import math
 from operator import mul
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -30,13 +29,9 @@ def test_a_hidden_layer_reads_what_no_linear_probe_can():
     assert linear.test_accuracy < 0.6
     shuffled = y[torch.randperm(1500, generator=generator)]
     assert mlp_probe(x[:1000], shuffled[:1000], x[1000:], shuffled[1000:]) < 0.6, "chance where nothing is"
-    with pytest.raises(ValueError):
-        mlp_probe(x[:9], y[:9] * 0 + torch.arange(9) % 2 * 2, x[:9], y[:9] * 0 + 1)
 
 
-@pytest.mark.parametrize(
-    "config", [{}, {"global_pool": "avg"}, {"reg_tokens": 2}, {"global_pool": "avg", "class_token": False}]
-)
+@pytest.mark.parametrize("config", [{"reg_tokens": 2}, {"global_pool": "avg", "class_token": False}])
 def test_features_are_what_the_head_reads(small_vit, images, config):
     model = small_vit(0, drop_rate=0.5, **config).train()
     read = features(model, images, batch_size=3)
@@ -47,11 +42,10 @@ def test_features_are_what_the_head_reads(small_vit, images, config):
     torch.testing.assert_close(read, heard[0], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("layer", [0, 1, 2])
-def test_features_of_a_layer_are_those_of_the_model_cut_off_there(small_vit, images, layer):
+def test_features_of_a_layer_are_those_of_the_model_cut_off_there(small_vit, images):
     model = small_vit()
-    read = features(model, images, layer=layer)
-    model.blocks = model.blocks[: layer + 1]
+    read = features(model, images, layer=1)
+    model.blocks = model.blocks[:2]
     model.head = nn.Identity()
     torch.testing.assert_close(read, model.eval()(images.take(range(7))[0]).detach(), rtol=1e-5, atol=1e-5)
 
@@ -86,34 +80,6 @@ def test_neighbours_against_loops(monkeypatch):
     assert knn_accuracy(train_x, train_y, test_x, test_y, ks) == pytest.approx(expected)
 
 
-def softmax_regression(x, y, classes, steps=40, ridge=1e-3):
-    """The optimum of mean cross-entropy + ridge/2 · |W|² by Newton's method, in NumPy: weights (D + 1,
-    classes)."""
-    x, target = np.c_[x, np.ones(len(x))], np.eye(classes)[y]
-    W = np.zeros((x.shape[1], classes))
-    for _ in range(steps):
-        p = np.exp(x @ W - (x @ W).max(1, keepdims=True))
-        p /= p.sum(1, keepdims=True)
-        gradient = x.T @ (p - target) / len(x) + ridge * W
-        curvature = np.einsum("ni,nj,nc,cd->icjd", x, x, p, np.eye(classes)) - np.einsum(
-            "ni,nj,nc,nd->icjd", x, x, p, p
-        )
-        curvature = curvature.reshape(W.size, W.size) / len(x) + ridge * np.eye(W.size)
-        W -= np.linalg.solve(curvature, gradient.ravel()).reshape(W.shape)
-    return W
-
-
-def test_a_linear_probe_reaches_the_optimum():
-    train, validation, test = clusters(400, 0), clusters(200, 1), clusters(400, 2)
-    probe = linear_probe(*train, *validation, *test, lrs=(0.1,), steps=1500, batch_size=400)
-    mean, deviation = train[0].mean(0), train[0].std(0)
-    W = softmax_regression(((train[0] - mean) / deviation).double().numpy(), train[1].numpy(), 4, ridge=1e-6)
-    logits = np.c_[((test[0] - mean) / deviation).double().numpy(), np.ones(400)] @ W
-    best = (logits.argmax(1) == test[1].numpy()).mean()
-    assert 0.7 < best < 0.99, "the task must be neither trivial nor hopeless"
-    assert probe.test_accuracy == pytest.approx(best, abs=0.01)
-
-
 def test_features_are_standardised_by_the_training_set():
     def probe(*sets):
         return linear_probe(*(tensor for x_and_y in sets for tensor in x_and_y), lrs=(0.1,), steps=60)
@@ -141,28 +107,26 @@ def test_the_rate_is_chosen_on_validation_and_rates_do_not_touch_each_other():
     assert accuracies == {lr: one.validation_accuracies[lr] for lr, one in alone.items()}
     assert together.lr == min(lr for lr in lrs if accuracies[lr] == max(accuracies.values()))
     assert together.test_accuracy == alone[together.lr].test_accuracy
-    # a validation set that only the worst features please decides all the same
-    flipped = (validation[0], (validation[1] + 1) % 4)
-    chosen = linear_probe(*train, *flipped, *test, lrs=lrs, **settings)
-    assert chosen.validation_accuracies[chosen.lr] == max(chosen.validation_accuracies.values()) < 0.5
 
 
-def test_an_adaptive_probe_is_lars_by_hand():
-    """Full batches, so that every step is known: the weights' step has their own norm, the bias' has not."""
+@pytest.mark.parametrize("adaptive, lr", [(True, 5.0), (False, 0.1)], ids=["lars", "sgd"])
+def test_a_probes_steps_by_hand(adaptive, lr):
+    """Full batches, so that every step is known; LARS scales those of the weights alone."""
     x, y = clusters(60, 0)
     sets = (x, y, x, y, x, y)
-    settings = {"lrs": (5.0,), "steps": 30, "batch_size": 60, "adaptive": True}
+    settings = {"lrs": (lr,), "steps": 30, "batch_size": 60, "adaptive": adaptive}
     found = linear_probe(*sets, **settings)
     standardised = (x - x.mean(0)) / x.std(0)
     classes = int(y.max()) + 1
-    W = 0.01 * torch.randn(classes, x.shape[1], generator=torch.Generator().manual_seed(0))
+    W = 0.01 * torch.randn(classes, x.shape[1], generator=torch.Generator().manual_seed(0)) * adaptive
     b, momentum = torch.zeros(classes), [torch.zeros_like(W), torch.zeros(classes)]
     for step in range(30):
         p = (standardised @ W.T + b).softmax(1) - torch.nn.functional.one_hot(y, classes)
         steps = [p.T @ standardised / len(x), p.mean(0)]
-        steps[0] = steps[0] * 0.001 * W.norm() / (steps[0].norm() + 1e-8)
+        if adaptive:
+            steps[0] = steps[0] * 0.001 * W.norm() / (steps[0].norm() + 1e-8)
         momentum = [0.9 * old + new for old, new in zip(momentum, steps)]
-        rate = 5.0 * 0.5 * (1 + math.cos(math.pi * step / 30))
+        rate = lr * 0.5 * (1 + math.cos(math.pi * step / 30))
         W, b = W - rate * momentum[0], b - rate * momentum[1]
     expected = ((standardised @ W.T + b).argmax(1) == y).double().mean().item()
     assert found.test_accuracy == pytest.approx(expected) and found == linear_probe(*sets, **settings)

@@ -4,10 +4,9 @@ said to be: two values, whole numbers, a count of bits."""
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import nn
 
-from atfamily.binary import BinaryLinear, BinaryPatchConv, BinaryUnit, TokenNorm, resized, rounded_map, sign
-from tests.helpers import ROOT, random_images, random_maps
+from atfamily.binary import BinaryLinear, BinaryPatchConv, rounded_map, sign
+from tests.helpers import ROOT, random_maps
 
 GOLDEN = load_file(ROOT / "tests" / "golden" / "binary_vit.safetensors")
 
@@ -60,24 +59,3 @@ def test_a_share_that_training_has_driven_to_zero_is_a_map_of_zeros_and_no_nan(v
     y = rounded_map(p, share)
     y.sum().backward()
     assert (y == 0).all() and torch.isfinite(p.grad).all() and torch.isfinite(share.grad)
-
-
-def test_token_norm_is_over_images_and_tokens():
-    norm, x = TokenNorm(6), 3 + 2 * random_images(4, 5, 6)
-    y = norm(x)
-    assert y.mean((0, 1)).abs().max() < 1e-6 and (y.var((0, 1), correction=0) - 1).abs().max() < 1e-4
-    assert torch.allclose(norm.running_mean, 0.1 * x.mean((0, 1)))
-
-
-@pytest.mark.parametrize("width, out", [(6, 6), (4, 12), (12, 4)])
-def test_what_a_unit_cannot_say_in_bits_goes_past_them(width, out):
-    """With norms that say nothing and a slope of 1, only the shortcut is left."""
-    unit, x = BinaryUnit(width, out), random_images(2, 3, width)
-    nn.init.zeros_(unit.norm.weight)
-    nn.init.ones_(unit.act.slope)
-    if out >= width:
-        expected = torch.cat([x] * (out // width), -1)
-    else:
-        expected = torch.stack([x[..., i * 3 : i * 3 + 3].mean(-1) for i in range(out)], -1)
-    assert torch.allclose(unit(x), expected, atol=1e-6)
-    assert torch.allclose(resized(x, out), expected, atol=1e-6)

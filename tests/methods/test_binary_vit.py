@@ -11,11 +11,10 @@ from safetensors.torch import load_file
 from torch import nn
 
 from atfamily.binary import TokenNorm
-from atfamily.binary_vit import BinaryViT, PatchMerging, PoolingBranches, binary_deit
+from atfamily.binary_vit import BinaryViT, PatchMerging, binary_deit
 from atlib import AttentionTransfer, Plan, create_vit, walk
-from atlib.attention import Instead
 from examples import published_weights
-from tests.helpers import ROOT, SMALL_VIT, random_images, random_maps, randomise
+from tests.helpers import ROOT, SMALL_VIT, random_images, randomise
 
 GOLDEN = load_file(ROOT / "tests" / "golden" / "binary_vit.safetensors")
 PYRAMID = {
@@ -120,38 +119,19 @@ def test_merging_of_full_precision_equals_the_published_one():
     torch.testing.assert_close(layer(GOLDEN["merging.x"].double()), GOLDEN["merging.y"], rtol=0, atol=1e-10)
 
 
-# --- Its other parts
-
-
-def test_pooling_branches_are_means_of_neighbours_with_zeros_beyond():
-    branches = randomise(PoolingBranches(4, (3, 5), (3,)), 2)
-    x = random_images(2, 1 + 15, 4)  # a prefix token first
-    grid, expected = x[:, 1:].view(2, 3, 5, 4), torch.zeros(2, 3, 5, 4)
-    for row in range(3):
-        for column in range(5):
-            down = sum(grid[:, r, column] for r in range(row - 1, row + 2) if 0 <= r < 3) / 3
-            across = sum(grid[:, row, c] for c in range(column - 1, column + 2) if 0 <= c < 5) / 3
-            for weigh, mean in zip(branches.weigh, (down, across)):
-                expected[:, row, column] += weigh.alpha[0, 0] * mean + weigh.beta[0, 0]
-    added = branches(x)
-    assert (added[:, 0] == 0).all()
-    assert torch.allclose(added[:, 1:].view(2, 3, 5, 4), expected, atol=1e-6)
-
-
 # --- Its walk, and a teacher's maps
 
 
-@pytest.mark.parametrize("options", [{}, {"binary_maps": False}, {"class_token": False}, {"branches": ()}])
+@pytest.mark.parametrize("options", [{}, {"binary_maps": False, "class_token": False}])
 def test_the_walk_is_exact(images, options):
     model = small(**options).eval()
     with torch.no_grad():
         assert torch.equal(walk(model, images).logits, model(images))
 
 
-@pytest.mark.parametrize("rounded", [True, False])
-def test_a_copied_map_is_what_the_values_are_mixed_with(images, rounded):
+def test_a_copied_map_is_what_the_values_are_mixed_with(images):
     """By hand: the block with the teacher's map, rounded as the student rounds."""
-    teacher, student = vit(), small(binary_maps=rounded).eval()
+    teacher, student = vit(), small().eval()
     pair = AttentionTransfer(teacher, student, Plan(mismatched=True)).eval()
     with torch.no_grad():
         copied, maps = pair.walk(images), [seen.map for seen in walk(teacher, images).layers]
@@ -159,8 +139,7 @@ def test_a_copied_map_is_what_the_values_are_mixed_with(images, rounded):
         for block, p in zip(student.stages[0], maps, strict=True):
             units = block.attn.units(block.norm1(tokens))
             v = (units["v"] + block.attn.v_shift >= 0).float() * 2 - 1
-            if rounded:
-                p = (p > block.attn.share / 2).float() * block.attn.share
+            p = (p > block.attn.share / 2).float() * block.attn.share
             heads = [p[:, head] @ v[:, :, 8 * head : 8 * head + 8] for head in range(3)]
             tokens = block.after(tokens, block.attn.after(torch.cat(heads, -1), units))
     assert torch.allclose(copied.logits, student.forward_head(tokens), atol=1e-4)
@@ -180,11 +159,3 @@ def test_a_distilled_map_is_the_softmax_before_it_is_rounded(images):
     weight = student.stages[0][0].attn.q.linear.weight  # through two signs
     assert weight.grad.abs().max() > 0
     assert student.stages[0][-1].attn.share.grad is None
-
-
-def test_a_map_that_is_put_in_leaves_the_shortcuts_of_queries_and_keys(images):
-    student = small().eval()
-    p = random_maps(3, 3, 17, 17, dtype=torch.float32)
-    walk(student, images, replace={0: Instead(map=p)}).logits.sum().backward()
-    attn = student.stages[0][0].attn
-    assert attn.q.act.slope.grad.abs().max() > 0 and attn.q_shift.grad is None

@@ -6,7 +6,7 @@ import torch
 from timm.models.cait import Cait
 from torch.nn.functional import cross_entropy
 
-from atfamily.cait import CaitTransfer, talking_heads, walk_cait
+from atfamily.cait import CaitTransfer, walk_cait
 from atlib import walk
 from atlib.attention import Seen
 from tests.helpers import SMALL_VIT, mine, random_images, randomise, same, state_of
@@ -49,36 +49,13 @@ def logits_of(attn, x):
 
 
 @pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"global_pool": "avg"},
-        {"depth_token_only": 1},
-        {"depth_token_only": 3, "qkv_bias": False},
-        {"num_heads": 1},
-    ],
-    ids=str,
+    "options", [{"global_pool": "avg", "num_heads": 1}, {"depth_token_only": 3, "qkv_bias": False}], ids=str
 )
-@pytest.mark.parametrize("kind, tolerance", [(torch.float32, 1e-6), (torch.float64, 1e-12)])
-def test_walk_equals_timm(options, kind, tolerance):
-    cait, images = small_cait(**options).to(kind), IMAGES.to(kind)
-    expected, found = cait(images), walk_cait(cait, images)
-    assert expected.std() > 0.05 and (found.logits - expected).abs().max() <= tolerance * expected.abs().max()
+def test_walk_equals_timm(options):
+    cait = small_cait(**options).double()
+    expected, found = cait(IMAGES), walk_cait(cait, IMAGES)
+    assert expected.std() > 0.05 and (found.logits - expected).abs().max() <= 1e-12 * expected.abs().max()
     assert len(found.layers) == 3 and len(found.class_layers) == options.get("depth_token_only", 2)
-
-
-def test_talking_heads_are_one_wide_head_each():
-    q, k, mixing = (
-        random_images(*shape, seed=seed, dtype=torch.float64)
-        for seed, shape in enumerate([(2, 4, 9, 5)] * 2 + [(4, 4)])
-    )
-    wide_q, wide_k = talking_heads(q, k, mixing)
-    assert wide_q.shape == wide_k.shape == (2, 4, 9, 20)
-    expected = torch.einsum("hg,bgij->bhij", mixing, q @ k.mT)
-    assert (wide_q @ wide_k.mT - expected).abs().max() <= 1e-12
-    assert not torch.allclose(wide_q @ wide_k.mT, torch.einsum("gh,bgij->bhij", mixing, q @ k.mT)), (
-        "L, not its transpose"
-    )
 
 
 def test_maps_are_those_between_the_two_mixings():
@@ -87,12 +64,7 @@ def test_maps_are_those_between_the_two_mixings():
     for block, seen in zip(cait.blocks, found.layers):
         expected = logits_of(block.attn, block.norm1(x)).softmax(-1)
         assert seen.map.shape == (3, 3, 16, 16) and (seen.map - expected).abs().max() <= 1e-12
-        assert not torch.allclose(seen.scores, logits_of(block.attn, block.norm1(x))), (
-            "they differ by proj_l's bias"
-        )
         x = block(x)
-        shares = block.attn.proj_w(seen.map.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
-        assert (shares.sum(-1) - 1).abs().max() > 0.1, "after the second mixing they are no maps"
 
 
 def test_its_own_attention_in_its_place_changes_nothing():
@@ -106,8 +78,6 @@ def test_its_own_attention_in_its_place_changes_nothing():
     )
     found = walk_cait(cait, IMAGES, replace=next(maps), replace_class=next(maps))
     assert (found.logits - plain.logits).abs().max() <= 1e-12
-    others = {1: Seen(None, None, None, 1.0, torch.eye(16).double().expand(3, 3, 16, 16))}
-    assert not torch.allclose(walk_cait(cait, IMAGES, replace=others).logits, plain.logits)
 
 
 # --- Transfer
@@ -122,37 +92,20 @@ def among_patches(p):
     return p[:, :, 1:, 1:] / p[:, :, 1:, 1:].sum(-1, keepdim=True)
 
 
-@pytest.mark.parametrize(
-    "patches, class_rows", [("distill", None), (None, "distill"), ("distill", "distill")]
-)
-def test_the_loss_is_a_loop_over_rows(pair_of, patches, class_rows):
-    pair = pair_of(patches=patches, class_rows=class_rows)
+def test_the_loss_is_a_loop_over_rows(pair_of):
+    pair = pair_of(patches="distill", class_rows="distill")
     maps, own = teacher_maps(pair), walk_cait(pair.student, IMAGES)
     expected = 0.0
-    if patches:
-        for p_t, seen in zip(maps, own.layers):
-            p_t, p_s = among_patches(p_t), seen.map
-            by_row = [
-                -(p_t[b, h, i] * p_s[b, h, i].log()).sum()
-                for b in range(3)
-                for h in range(3)
-                for i in range(16)
-            ]
-            expected = expected + sum(by_row) / len(by_row)
-    if class_rows:
-        for p_t, seen in zip(maps[1:], own.class_layers):
-            by_row = [-(p_t[b, h, 0] * seen.map[b, h, 0].log()).sum() for b in range(3) for h in range(3)]
-            expected = expected + sum(by_row) / len(by_row)
+    for p_t, seen in zip(maps, own.layers):
+        p_t, p_s = among_patches(p_t), seen.map
+        rows = [(b, h, i) for b in range(3) for h in range(3) for i in range(16)]
+        expected = expected - sum((p_t[row] * p_s[row].log()).sum() for row in rows) / len(rows)
+    for p_t, seen in zip(maps[1:], own.class_layers):
+        rows = [(b, h, 0) for b in range(3) for h in range(3)]
+        expected = expected - sum((p_t[row] * seen.map[row].log()).sum() for row in rows) / len(rows)
     found = pair(IMAGES)
     assert found.transfer_loss.item() == pytest.approx(expected.item(), rel=1e-10) and expected > 1
     assert (found.logits - pair.student(IMAGES)).abs().max() <= 1e-12
-    grads = [
-        torch.autograd.grad(loss, [p for p in pair.student.parameters()], allow_unused=True)
-        for loss in (found.transfer_loss, expected)
-    ]
-    for (name, _), one, other in zip(pair.student.named_parameters(), *grads):
-        assert (one is None) == (other is None), name
-        assert one is None or (one - other).abs().max() <= 1e-10, name
 
 
 @pytest.mark.parametrize("how", BOTH)

@@ -1,5 +1,4 @@
-"""Factors on residual branches: where they start, what they compute, what is left when they are folded in,
-and how loud branches are, against timm's modules."""
+"""Factors on residual branches: where they start, and how loud branches are, block by block."""
 
 import pytest
 import torch
@@ -7,17 +6,9 @@ import torch
 from atfamily import depth
 from atfamily.depth import branch_ratios
 from atlib import AttentionTransfer, Plan, create_vit, walk
-from tests.helpers import DROPS, SMALL_VIT, assert_same_logits, random_images, randomise, state_of
+from tests.helpers import SMALL_VIT, random_images, state_of
 
 IMAGES = random_images(3, 3, 32, 32)
-SCALED = {
-    "layer scale": lambda vit: depth.layer_scale(vit, 1e-5),
-    "one scalar": lambda vit: depth.one_scalar(vit, 0.1),
-    "rezero": depth.rezero,
-    "skip-init": depth.skip_init,
-    "fixup": depth.fixup,
-    "t-fixup": depth.t_fixup,
-}
 
 
 def fresh(seed=0, **changes):
@@ -42,15 +33,6 @@ def test_uniform_factors_have_the_mean_and_the_rest_is_layer_scale():
     rest = {name: value for name, value in vit.state_dict().items() if not name.endswith("gamma")}
     assert all(torch.equal(value, plain.state_dict()[name]) for name, value in rest.items())
     assert vit.state_dict().keys() == plain.state_dict().keys()
-
-
-@pytest.mark.parametrize("name", SCALED)
-def test_all_are_walked_and_trained(name):
-    vit = SCALED[name](fresh(**DROPS)).train()
-    randomise(vit)
-    assert_same_logits(vit, IMAGES)
-    vit(IMAGES).sum().backward()
-    assert all(parameter.grad is not None for parameter in vit.parameters())
 
 
 def test_fixup_by_its_formula():
@@ -93,67 +75,20 @@ def test_t_fixup_by_its_formula():
 # --- How loud
 
 
-def by_hand(vit, images):
-    """Ratios from what timm's own modules receive and hand on, read with hooks."""
-    seen, found = {}, {"ls1": [], "ls2": []}
-    handles = [
-        module.register_forward_hook(
-            lambda module, inputs, made, key=key: seen.update({key: (inputs[0], made)})
-        )
-        for i, block in enumerate(vit.blocks)
-        for key, module in (
-            ((i, "ls1"), block.ls1),
-            ((i, "ls2"), block.ls2),
-            ((i, "norm1"), block.norm1),
-            ((i, "norm2"), block.norm2),
-        )
-    ]
-    vit(images)
-    for handle in handles:
-        handle.remove()
-    for i in range(len(vit.blocks)):
-        for branch, norm in (("ls1", "norm1"), ("ls2", "norm2")):
-            branch_out, stream = seen[i, branch][1], seen[i, norm][0]
-            by_token = [
-                branch_out[b, n].square().sum().sqrt() / stream[b, n].square().sum().sqrt()
-                for b in range(branch_out.shape[0])
-                for n in range(branch_out.shape[1])
-            ]
-            found[branch].append(sum(by_token) / len(by_token))
-    return [torch.stack(values) for values in found.values()]
-
-
-@pytest.mark.parametrize(
-    "options", [{}, {"init_values": 1e-5}, {"init_values": 1e-5, "qk_norm": True}], ids=str
-)
-def test_ratios_equal_those_read_off_timms_modules(options):
-    vit = fresh(**options).double().eval()
-    with torch.no_grad():
-        for block in vit.blocks:
-            block.attn.qkv.weight *= 10
-    found, expected = branch_ratios(vit, IMAGES.double()), by_hand(vit, IMAGES.double())
-    for mine, other in zip(found, expected):
-        assert mine.shape == (3,) and (mine > 0).all()
-        torch.testing.assert_close(mine, other.detach(), rtol=1e-10, atol=0)
-    if "init_values" in options:
-        plain = branch_ratios(create_vit(SMALL_VIT).double().eval(), IMAGES.double())
-        assert all((mine < 1e-3 * other).all() for mine, other in zip(found, plain))
-
-
 def test_ratios_of_a_copying_student_are_those_with_the_teachers_maps(small_vit):
-    teacher, student = small_vit(seed=1).double(), small_vit(seed=2).double()
-    pair = AttentionTransfer(teacher, student, Plan()).eval()
+    teacher, student = small_vit(seed=1).double(), small_vit(seed=2, init_values=0.1, qk_norm=True).double()
+    pair = AttentionTransfer(teacher, student, Plan(mismatched=True)).eval()
     found, alone = branch_ratios(pair, IMAGES.double()), branch_ratios(student, IMAGES.double())
     assert not torch.allclose(found.attention, alone.attention)
     x = walk(student, IMAGES.double(), stop_after=0).tokens
     maps = [seen.map for seen in walk(teacher, IMAGES.double()).layers]
     for layer, (block, p) in enumerate(zip(student.blocks, maps)):
         v = block.attn.qkv(block.norm1(x)).unflatten(-1, (3, 3, 8))[:, :, 2].transpose(1, 2)
-        branch = block.attn.proj((p @ v).transpose(1, 2).flatten(2))
+        branch = block.ls1(block.attn.proj((p @ v).transpose(1, 2).flatten(2)))
         expected = (branch.norm(dim=-1) / x.norm(dim=-1)).mean()
         assert found.attention[layer].item() == pytest.approx(expected.item(), rel=1e-10)
         x = x + branch
-        branch = block.mlp(block.norm2(x))
+        branch = block.ls2(block.mlp(block.norm2(x)))
         assert found.mlp[layer].item() == pytest.approx(
             (branch.norm(dim=-1) / x.norm(dim=-1)).mean().item(), rel=1e-10
         )

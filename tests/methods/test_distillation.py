@@ -5,7 +5,6 @@ import math
 
 import pytest
 import torch
-from torch import nn
 
 from atfamily.attndistill import AttnDistill
 from atfamily.token_distillation import TokenDistillation
@@ -13,7 +12,6 @@ from atlib.baselines import FeatureDistillation, LogitDistillation
 from tests import longhand
 from tests.helpers import Bomb, random_images
 
-LABELS = torch.tensor([0, 3, 1])
 KINDS = {
     "features": FeatureDistillation,
     "soft": LogitDistillation,
@@ -44,10 +42,7 @@ def divergence(rows, others, temperature):
     """Σ p_t log(p_t / p_s) of predictions softened by the temperature, mean over the batch."""
     total = 0.0
     for row, other in zip(rows, others):
-        p_s, p_t = (
-            softmax([value / temperature for value in row]),
-            softmax([value / temperature for value in other]),
-        )
+        p_s, p_t = (softmax([value / temperature for value in logits]) for logits in (row, other))
         total += sum(t * math.log(t / s) for s, t in zip(p_s, p_t))
     return total / len(rows)
 
@@ -60,34 +55,23 @@ def logits_of(*vits):
 # --- the losses
 
 
-@pytest.mark.parametrize("layers", [None, [1], [0, 2]], ids=str)
-def test_features_by_hand(small_vit, layers):
-    """Squared differences of the tokens after each block, mean over all entries, summed over layers; and the
-    student's gradients."""
-    pair, images = FeatureDistillation(*models(small_vit), layers=layers).train(), images_of()
-    weights = {name: value.clone().requires_grad_() for name, value in pair.student.state_dict().items()}
-    logits, own = longhand.layers(weights, images, 3)
+def test_features_by_hand(small_vit):
+    """Squared differences of the tokens after each block, mean over all entries, summed over layers."""
+    pair, images = FeatureDistillation(*models(small_vit), layers=[0, 2]).train(), images_of()
+    logits, own = longhand.layers(pair.student.state_dict(), images, 3)
     _, target = longhand.layers(pair.teacher.state_dict(), images, 3)
-    loss = sum(
-        ((own[layer]["stream"] - target[layer]["stream"]) ** 2).mean()
-        for layer in (range(3) if layers is None else layers)
-    )
-    (longhand.cross_entropy(logits, LABELS) + 3 * loss).backward()
+    loss = sum(((own[layer]["stream"] - target[layer]["stream"]) ** 2).mean() for layer in (0, 2))
     found = pair(images)
     assert (
         (found.logits - logits).abs().max() <= 1e-10
         and (found.transfer_loss - loss).abs() <= 1e-10
         and loss > 0.1
     )
-    (nn.functional.cross_entropy(found.logits, LABELS) + 3 * found.transfer_loss).backward()
-    for name, p in pair.student.named_parameters():
-        assert (p.grad - weights[name].grad).abs().max() <= 1e-10, name
 
 
 @pytest.mark.parametrize(
     "teacher, layers, pairs",
     [
-        ({"embed_dim": 36}, None, [(0, 0), (1, 1), (2, 2)]),
         ({"embed_dim": 36, "depth": 5}, {0: 1, 2: 4}, [(0, 1), (2, 4)]),
         ({"depth": 2}, {1: 0, 2: 1}, [(1, 0), (2, 1)]),
     ],
@@ -144,15 +128,12 @@ def test_tokens_by_hand(small_vit, stored):
     assert pair.eval()(images).transfer_loss == 0
 
 
-@pytest.mark.parametrize("temperature", [1.0, 3.0, 0.5])
-def test_soft_logits_by_hand(small_vit, temperature):
+def test_soft_logits_by_hand(small_vit):
     teacher, student = models(small_vit, embed_dim=36, depth=2)
     of_teacher, of_student = logits_of(teacher, student)
-    pair = LogitDistillation(teacher, student, temperature=temperature).train()
-    found = pair(images_of())
-    assert found.transfer_loss.item() == pytest.approx(
-        temperature**2 * divergence(of_student, of_teacher, temperature), rel=1e-9
-    )
+    found = LogitDistillation(teacher, student, temperature=3.0).train()(images_of())
+    expected = 9 * divergence(of_student, of_teacher, 3.0)
+    assert found.transfer_loss.item() == pytest.approx(expected, rel=1e-9)
     torch.testing.assert_close(found.logits, torch.tensor(of_student, dtype=torch.float64))
 
 
@@ -168,13 +149,11 @@ def test_hard_logits_by_hand(small_vit):
 # --- what is run, what is trained, what is left
 
 
-@pytest.mark.parametrize("layers", [[0, 1], None], ids=["two of three", "all"])
-def test_the_teacher_of_features_is_run_no_further_than_needed(small_vit, layers):
-    pair = FeatureDistillation(*models(small_vit), layers=layers).train()
+def test_the_teacher_of_features_is_run_no_further_than_needed(small_vit):
+    pair = FeatureDistillation(*models(small_vit), layers=[0, 1]).train()
     expected = pair(images_of()).transfer_loss
     pair.teacher.norm, pair.teacher.head = Bomb("norm"), Bomb("head")
-    if layers is not None:
-        pair.teacher.blocks[2].mlp = Bomb("mlp")
+    pair.teacher.blocks[2].mlp = Bomb("mlp")
     assert torch.equal(pair(images_of()).transfer_loss, expected)
 
 

@@ -12,7 +12,6 @@ from atfamily.distilled_mae import (
     centred_squared_error,
     cross_entropy_of_maps,
     distilled_mae_loss,
-    logit_error,
     squared_error,
 )
 from atlib import create_vit
@@ -153,9 +152,7 @@ TWO_OF_DEPTH_TWO = {"depth": 2, "num_heads": 2}
 @pytest.mark.parametrize(
     "both, teacher, layers, pairs",
     [
-        ({}, {}, None, ((2, 2),)),
         ({}, TWO_OF_DEPTH_TWO, None, ((2, 1),)),
-        ({}, {"num_heads": 6, "embed_dim": 48}, range(3), ((0, 0), (1, 1), (2, 2))),
         (REGISTERS, TWO_OF_DEPTH_TWO, {0: 1, 2: 0}, ((0, 1), (2, 0))),
         (NO_TOKEN, {}, [1], ((1, 1),)),
     ],
@@ -183,25 +180,14 @@ def test_without_mixing_head_is_compared_with_head(build):
     assert abs(model(IMAGES, ORDER).transfer_loss - squares(*both)).item() <= 1e-10
 
 
-def test_reconstruction_is_the_auto_encoders_own(build):
-    model = build()
-    expected = model.student(IMAGES, ORDER)
-    assert abs(model(IMAGES, ORDER).reconstruction - expected).item() <= 1e-12
-    torch.manual_seed(3)
-    drawn = torch.rand(3, 16).argsort(1)
-    torch.manual_seed(3)
-    assert torch.equal(torch.stack(model(IMAGES)), torch.stack(model(IMAGES, drawn)))
-
-
-@pytest.mark.parametrize("weight", [1.0, 0.1])
-def test_the_weight_is_the_recipes(build, weight):
+def test_the_weight_is_the_recipes(build):
     model = build()
     torch.manual_seed(3)
     reconstruction, transfer_loss = model(IMAGES)
     torch.manual_seed(3)
     with noted() as parts:
-        found = distilled_mae_loss(model, IMAGES, torch.zeros(3), Recipe(transfer_weight=weight))
-    assert abs(found - reconstruction - weight * transfer_loss).item() <= 1e-12
+        found = distilled_mae_loss(model, IMAGES, torch.zeros(3), Recipe(transfer_weight=0.1))
+    assert abs(found - reconstruction - 0.1 * transfer_loss).item() <= 1e-12
     assert parts == {"reconstruction": reconstruction, "transfer_loss": transfer_loss}
 
 
@@ -217,12 +203,11 @@ def test_the_teacher_is_run_no_further_than_its_last_compared_layer(build):
 # --- Hidden states
 
 
-@pytest.mark.parametrize("pooled", [{}, NO_TOKEN], ids=["class token", "mean"])
-def test_hidden_states_of_unequal_depths_by_hand(small_vit, pooled):
+def test_hidden_states_of_unequal_depths_by_hand(small_vit):
     """Layers 0 and 2 of the student with 1 and 0 of a teacher of two layers, whose last is read behind its
     final norm."""
-    student = randomise(MaskedAutoencoder(small_vit(1, **pooled), 0.75, 16, 1, 2), 3)
-    teacher = randomise(small_vit(2, **pooled, depth=2, embed_dim=36), 5)
+    student = randomise(MaskedAutoencoder(small_vit(1, **NO_TOKEN), 0.75, 16, 1, 2), 3)
+    teacher = randomise(small_vit(2, **NO_TOKEN, depth=2, embed_dim=36), 5)
     model = DistilledHiddenMae(teacher, student, layers={0: 1, 2: 0}).double()
 
     def read(vit, layer):
@@ -232,8 +217,7 @@ def test_hidden_states_of_unequal_depths_by_hand(small_vit, pooled):
         x = torch.cat([tokens[:, :prefix], tokens[:, prefix:].gather(1, shown)], 1)
         for block in vit.blocks[: layer + 1]:
             x = block(x)
-        final = vit.fc_norm if pooled else vit.norm
-        return (final if layer + 1 == len(vit.blocks) else vit.blocks[layer + 1].norm1)(x)
+        return (vit.fc_norm if layer + 1 == len(vit.blocks) else vit.blocks[layer + 1].norm1)(x)
 
     expected = 0
     for (of_student, of_teacher), widen in zip(((0, 1), (2, 0)), model.widening, strict=True):
@@ -242,37 +226,12 @@ def test_hidden_states_of_unequal_depths_by_hand(small_vit, pooled):
     assert abs(model(IMAGES, ORDER).transfer_loss - expected).item() <= 1e-10
 
 
-# --- What no map can show
-
-
-def test_constants_added_to_rows_are_what_no_map_can_show():
-    z_s, z_t = (3 * random_images(2, 4, 6, 6, seed=seed, dtype=torch.float64) for seed in (1, 2))
-    constants = random_images(2, 4, 6, 1, seed=3, dtype=torch.float64)
-    before, after = logit_error(z_s, z_t), logit_error(z_s + constants, z_t)
-    assert abs(after.visible - before.visible).item() <= 1e-12
-    assert (after.whole - before.whole).abs().item() > 0.1
-    row_means = (z_s + constants - z_t).mean(-1)
-    assert abs(after.whole - after.visible - row_means.square().mean()).item() <= 1e-12
-    share = after.invisible_share.item()
-    assert share == pytest.approx((row_means.square().mean() / after.whole).item()) and 0 < share < 1
-    only_constants = logit_error(z_t + constants, z_t)
-    assert only_constants.visible.item() <= 1e-24 and only_constants.invisible_share.item() == 1
-    torch.testing.assert_close((z_t + constants).softmax(-1), z_t.softmax(-1), rtol=0, atol=1e-12)
-
-
 # --- What does not fit
 
 
 @pytest.mark.parametrize(
     "teacher, options",
-    [
-        ({"patch_size": 4}, {}),
-        ({"img_size": 48}, {}),
-        (REGISTERS, {}),
-        ({"num_heads": 4}, {"mix_heads": False}),
-        ({}, {"layers": [3]}),
-        ({"depth": 2}, {"layers": [2]}),
-    ],
+    [({"patch_size": 4}, {}), (REGISTERS, {}), ({"num_heads": 4}, {"mix_heads": False})],
     ids=str,
 )
 def test_pairs_that_do_not_fit(build, teacher, options):

@@ -6,14 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from atfamily.grafit import NOT_SEEN, Grafit, embed, grafit_loss, instance_loss, knn_loss, numbered, snca_loss
-from atfamily.measures.probes import features
+from atfamily.grafit import NOT_SEEN, Grafit, grafit_loss, instance_loss, knn_loss, numbered, snca_loss
 from atlib import AttentionTransfer, Plan
 from atlib.data import Images
 from atlib.losses import noted
 from atlib.recipe import Recipe
 from atlib.train import train
-from tests.helpers import random_images, randomise, tiny
+from tests.helpers import random_images, tiny
 
 
 def turned(images):
@@ -153,50 +152,6 @@ def test_a_step_is_one_call(loss):
 # --- The whole
 
 
-def test_embeddings_are_what_the_head_reads():
-    vit, images = randomise(tiny(num_classes=3)).eval(), some_images()
-    batch, _ = images.take(range(24))
-    with torch.no_grad():
-        assert torch.allclose(vit.head(embed(vit, batch)), vit(batch), atol=1e-5)
-        assert torch.allclose(embed(vit, batch), features(vit, images), atol=1e-5)
-
-
-def test_a_pair_that_copies_is_a_trunk_and_its_teacher_stays():
-    teacher = randomise(tiny(1, num_classes=0)).eval()
-    pair = AttentionTransfer(teacher, tiny(num_classes=3), Plan())
-    model, before = grafit(pair), {key: x.clone() for key, x in teacher.state_dict().items()}
-    assert not any("teacher" in key for key in model.state_dict())
-    recipe = Recipe(steps=4, batch_size=8, lr=1e-2)
-    train(model, numbered(some_images()), recipe, loss=grafit_loss, progress=None, cpu=True)
-    assert all(torch.equal(x, before[key]) for key, x in teacher.state_dict().items())
-    assert features(model.trunk, some_images()).shape == (24, 16)
-
-
-def test_neighbours_become_those_of_the_label():
-    """A few steps on images of which a channel says the label."""
-    pixels = torch.randint(120, (24, 3, 32, 32), generator=torch.Generator().manual_seed(0))
-    labels = torch.arange(24) % 3
-    pixels[torch.arange(24), labels] += 60
-    images = numbered(Images(pixels.to(torch.uint8), labels))
-
-    def of_neighbours(model):
-        with torch.no_grad():
-            all_of_them, targets = images.take(range(24))
-            model.train()(all_of_them, *targets.unbind(1))
-            return model.eval()(all_of_them, *targets.unbind(1))[0].item()
-
-    model = grafit(hidden=32)
-    before = of_neighbours(model)
-    recipe = Recipe(steps=30, batch_size=8, lr=3e-3)
-    train(model, images, recipe, loss=grafit_loss, progress=None, cpu=True)
-    assert of_neighbours(model) < 0.3 < before
-
-
-def test_what_cannot_be():
-    distills = AttentionTransfer(tiny(1), tiny(num_classes=3), Plan(how="distill"))
+def test_a_pair_that_distills_is_no_trunk():
     with pytest.raises(ValueError):
-        grafit(distills)
-    with pytest.raises(ValueError):
-        grafit(momentum=1.5)
-    with pytest.raises(ValueError):
-        Grafit(tiny(num_classes=3), turned, 20)(*[x for x in some_images().take(range(24))], torch.arange(24))
+        grafit(AttentionTransfer(tiny(1), tiny(num_classes=3), Plan(how="distill")))

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from atfamily.linear_attention import EluPlusOne, Hedgehog, LinearAttention, LinearTransfer, linear_attention
-from atlib import AttentionTransfer, Plan, walk
+from atlib import walk
 from atlib.attention import FORBIDDEN, Instead, Seen, Unwalkable
 from atlib.losses import attention_cross_entropy
 from tests import longhand
@@ -52,25 +52,12 @@ def map_of(student, layer, q, k):
     return p / p.sum(-1, keepdim=True)
 
 
-@KINDS
-def test_linear_time_is_the_written_out_map_times_v(features):
-    q, k, v = (random_images(2, 3, 7, 5, seed=seed, dtype=torch.float64) for seed in range(3))
-    q, k = features(3, 5).double()(q), features(3, 5).double()(k)
-    p = torch.einsum("bhif,bhjf->bhij", q, k)
-    p = p / p.sum(-1, keepdim=True)
-    assert (p.sum(-1) - 1).abs().max() < 1e-12 and p.min() > 0
-    assert (linear_attention(q, k, v) - p @ v).abs().max() < 1e-12
-
-
 def test_hedgehogs_features_are_those_of_the_published_definition():
     """[softmax(x W), softmax(-x W)] over the head's width, W at first the identity, no bias, at least 1e-12:
     LoLCATs' published code (feature_map.py, "softmax_dim" behind an untied matrix of each head)."""
     phi, x = Hedgehog(2, 4).double(), 30 * random_images(3, 2, 5, 4, dtype=torch.float64)
     published = torch.cat([F.softmax(x, -1), F.softmax(-x, -1)], -1).clamp(min=1e-12)
     assert torch.equal(phi(x), published) and published.min() == 1e-12
-    randomise(phi)
-    y = torch.einsum("hdf,bhnd->bhnf", phi.weight, x)
-    assert (phi(x) - torch.cat([F.softmax(y, -1), F.softmax(-y, -1)], -1)).abs().max() < 1e-11
 
 
 def test_a_mask_takes_its_share_of_a_linear_map():
@@ -81,11 +68,6 @@ def test_a_mask_takes_its_share_of_a_linear_map():
     found = seen.without(FORBIDDEN * (1 - allowed)).map
     expected = q @ k.mT * allowed
     torch.testing.assert_close(found, expected / expected.sum(-1, keepdim=True))
-
-
-def test_far_below_zero_the_plain_features_stay_above_zero():
-    x = torch.tensor([[[[-200.0, -20.0, 0.0, 3.0]]]])
-    assert EluPlusOne(1, 4)(x).flatten().tolist() == pytest.approx([1e-12, 1e-12, 1.0, 4.0])
 
 
 @KINDS
@@ -162,25 +144,6 @@ def test_the_teacher_may_see_another_image_and_is_not_run_in_evaluation(small_vi
     with torch.no_grad():
         logits, loss = pair(torch.stack([images, others], 1))
     assert torch.equal(logits, model(images)) and loss.isnan()
-
-
-def test_with_a_copied_map_both_kinds_of_attention_are_one(small_vit, student, images):
-    """So Copy into a linear student is Copy: there the map is given, and nobody asks for q and k."""
-    teacher, model = small_vit(2).double(), student()
-    maps = {i: seen.map for i, seen in enumerate(walk(teacher, images).layers)}
-    copied = AttentionTransfer(teacher, model.model, Plan())(images).logits
-    with_linear = {i: Instead(map=p) for i, p in maps.items()}
-    assert (walk(model.model, images, replace=with_linear).logits - copied).abs().max() < 1e-11
-
-
-def test_other_libraries_models_and_training_take_it(images):
-    """RoPE, registers, a gradient step; the weights it begins with are those of the model."""
-    timm = pytest.importorskip("timm")
-    eva = timm.create_model("eva02_tiny_patch14_224", img_size=28, patch_size=14, depth=2, num_classes=3)
-    model = LinearAttention(eva)
-    loss = model(random_images(2, 3, 28, 28)).square().mean()
-    loss.backward()
-    assert loss.isfinite() and all(w.grad.isfinite().all() for w in model.features.parameters())
 
 
 def test_what_cannot_be_is_refused(small_vit, student, images):

@@ -7,7 +7,7 @@ from atfamily.stored_maps import load_stored_maps, save_stored_maps
 from atlib import walk
 from atlib.analysis import walks
 from atlib.attention import Instead
-from atlib.baselines import MeanMapCopy, mean_maps, one_group
+from atlib.baselines import MeanMapCopy, mean_maps
 from atlib.data import Images
 from atlib.pair import Normalisation
 from atlib.vit import Architecture
@@ -34,24 +34,6 @@ def test_means_equal_a_loop(small_vit, images):
                 walk(vit, images[i : i + 1]).layers[layer].map[0] for i in range(30) if groups[i] == group
             ]
             torch.testing.assert_close(maps[group], sum(of_group) / len(of_group), rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("group_of, number", [(one_group, 1), (parity, 3)])
-def test_the_mean_of_two_shards_is_that_of_the_whole(small_vit, images, group_of, number):
-    """However the images come, and however many processes have a part of them."""
-    vit = small_vit(seed=1)
-    whole = mean_maps(vit, images, group_of, number)
-    batches = mean_maps(vit, iter(images[torch.randperm(30)].split(11)), group_of, number)
-    shards = [images[0::2], images[1::2]]
-    counts = [torch.bincount(group_of(some), minlength=number)[:, None, None, None] for some in shards]
-    parts = [mean_maps(vit, shard, group_of, number) for shard in shards]
-    for p, of_batches, *of_shards in zip(whole, batches, *parts, strict=True):
-        together = sum(n * mean for n, mean in zip(counts, of_shards)) / sum(counts)
-        torch.testing.assert_close(together, p, rtol=1e-5, atol=1e-7)
-        torch.testing.assert_close(of_batches, p, rtol=1e-5, atol=1e-7)
-    if number == 1:
-        for p, default in zip(whole, mean_maps(vit, images), strict=True):
-            assert torch.equal(p, default), "one group is the default"
 
 
 def test_the_student_uses_its_groups_map(small_vit, images):

@@ -52,32 +52,6 @@ def test_equals_the_published_network(name, pool):
 # --- Pools
 
 
-@pytest.mark.parametrize("queries", [1, 3])
-@pytest.mark.parametrize("heads", [1, 2])
-def test_the_pool_equals_a_loop(queries, heads):
-    pool = randomise(AttentionPool(8, queries, heads).double(), 4)
-    patches = random_images(2, 6, 8, dtype=torch.float64)
-    gathered, p = pool(patches)
-    assert p.shape == (2, heads, queries, 6 + (queries == 1))
-    torch.testing.assert_close(p.sum(-1), torch.ones(2, heads, queries, dtype=torch.float64))
-    d = 8 // heads
-    for b in range(2):
-        for i in range(queries):
-            own = pool.queries[0, i]
-            keys = [*([own] if queries == 1 else []), *patches[b]]
-            mixed = []
-            for h in range(heads):
-                some = slice(h * d, (h + 1) * d)
-                q = pool.q(pool.norm1(own))[some]
-                scores = torch.stack([q @ pool.k(pool.norm1(key))[some] for key in keys]) / d**0.5
-                weights = scores.exp() / scores.exp().sum()
-                torch.testing.assert_close(p[b, h, i], weights)
-                mixed.append(sum(w * pool.v(pool.norm1(key))[some] for w, key in zip(weights, keys)))
-            x = own + pool.scale1.gamma * pool.proj(torch.cat(mixed))
-            x = x + pool.scale2.gamma * pool.mlp(pool.norm2(x))
-            torch.testing.assert_close(gathered[b, i], x)
-
-
 def test_a_given_map_replaces_the_pools_own():
     pool = randomise(AttentionPool(8).double(), 4)
     patches = random_images(2, 6, 8, dtype=torch.float64)
@@ -102,8 +76,9 @@ def expected_row(teacher, images, temperature, tokens, layer=-1):
     return row / row.sum(-1, keepdim=True)
 
 
-@pytest.mark.parametrize("pool, first", [("attention", 0), ("per class", 1), ("average", 1)])
-@pytest.mark.parametrize("layer", [-1, 0])
+@pytest.mark.parametrize(
+    "pool, first, layer", [("attention", 0, -1), ("per class", 1, 0), ("average", 1, -1)]
+)
 def test_copy_puts_the_class_row_into_the_pool(images, pool, first, layer):
     teacher, student = vit().double(), small(pool=pool).double()
     pair = PoolTransfer(teacher, student, copy=True, temperature=2.0, layer=layer)

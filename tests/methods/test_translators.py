@@ -1,17 +1,13 @@
 """A translator's loss word by word, and its translations step by step."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
-from atfamily.sentences import Sentences
 from atfamily.seq2seq import BEGIN, END, PAD
 from atfamily.sequence_transfer import SequenceTransfer
 from atfamily.translation import translate, translation_loss
 from atlib.losses import noted
 from atlib.recipe import Recipe
-from atlib.train import train
 from tests.methods.test_seq2seq import SOURCE, TARGET, small
 
 
@@ -44,14 +40,3 @@ def test_translations_are_the_likeliest_words_one_after_another():
             logits[[PAD, BEGIN]] = -1e9
             said.append(logits.argmax().item())
         assert found[row].tolist() == said[1:] + [PAD] * (found.shape[1] - len(said) + 1)
-
-
-def test_it_learns_to_turn_words_around():
-    """A short run of the one training loop, on three sentences by heart."""
-    source = torch.tensor([[3, 4, 5, END], [5, 4, 4, END], [4, 3, 3, END]])
-    target = torch.cat([torch.full((3, 1), BEGIN), source[:, :3].flip(1), source[:, 3:]], 1)
-    torch.manual_seed(0)
-    model = small(0).float()
-    recipe = replace(Recipe(), steps=60, batch_size=3, lr=5e-3, label_smoothing=0.0)
-    train(model, Sentences(source, target), recipe, loss=translation_loss, progress=None, cpu=True)
-    assert torch.equal(translate(model, source, 4), target[:, 1:])

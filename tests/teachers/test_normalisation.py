@@ -11,23 +11,15 @@ from safetensors.torch import save_file
 from timm.data.constants import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
 from timm.models import save_for_hf
 
-from atlib import AttentionTransfer, Plan, create_vit, load_teacher
+from atlib import create_vit, load_teacher
 from atlib.checkpoint import save_vit
-from atlib.pair import IMAGENET, Normalisation, attach, renormalised
-from atlib.vit import Architecture, check_activation, weights_file
+from atlib.pair import Normalisation, attach, renormalised
+from atlib.vit import Architecture, check_activation
 from atrun.teachers.files import normalisation_beside
 from tests.helpers import random_images, randomise
-from tests.teacher_layouts import decoder
 
 TINY = {"img_size": 32, "patch_size": 8, "embed_dim": 192, "depth": 1, "num_heads": 3, "num_classes": 0}
 OTHER = Normalisation(0.25, 0.125)
-
-
-def test_numbers_of_pixels_up_to_255_are_refused_with_those_up_to_1():
-    with pytest.raises(ValueError, match=r"0..1 it is 0\.498, 0\.498, 0\.498"):
-        Normalisation((127, 127, 127), (50, 50, 50))
-    with pytest.raises(ValueError, match=r"std=50.*0\.196"):
-        Normalisation(0.5, 50)
 
 
 @pytest.fixture
@@ -41,25 +33,15 @@ def test_a_file_that_does_not_say_is_believed_by_what_is_beside_it(vit, tmp_path
     save_file(vit.state_dict(), path)
     assert load(path).normalisation is None
     assert "not known" in capsys.readouterr().out
-    (tmp_path / "config.json").write_text(
-        json.dumps({"pretrained_cfg": {"mean": [0.5] * 3, "std": [0.5] * 3}})
-    )
+    beside = {"pretrained_cfg": {"mean": [0.5] * 3, "std": [0.5] * 3}}
+    (tmp_path / "config.json").write_text(json.dumps(beside))
     assert load(path).normalisation == Normalisation(0.5, 0.5)
     processor = tmp_path / "preprocessor_config.json"
-    processor.write_text(
-        json.dumps({"image_mean": list(OPENAI_CLIP_MEAN), "image_std": list(OPENAI_CLIP_STD)})
-    )
-    teacher = load(path)
-    assert teacher.normalisation == Normalisation(OPENAI_CLIP_MEAN, OPENAI_CLIP_STD)
+    processor.write_text(json.dumps(CLIP))
+    assert load(path).normalisation == Normalisation(OPENAI_CLIP_MEAN, OPENAI_CLIP_STD)
     said = capsys.readouterr().out.splitlines()[-1]
-    assert "32 x 32 px" in said and "0.481 0.458 0.408" in said and "preprocessor_config.json" in said
-    processor.write_text(json.dumps({"do_normalize": False}))
-    assert load(path).normalisation == Normalisation(0.0, 1.0)
-    # what is given counts most
-    assert load(path, normalisation=OTHER).normalisation == OTHER
-    processor.write_text("{")
-    with pytest.raises(OSError):
-        load(path)
+    assert "0.481 0.458 0.408" in said and "preprocessor_config.json" in said
+    assert load(path, normalisation=OTHER).normalisation == OTHER  # what is given counts most
 
 
 CLIP = {"image_mean": list(OPENAI_CLIP_MEAN), "image_std": list(OPENAI_CLIP_STD)}
@@ -138,25 +120,7 @@ def test_what_a_run_wrote_says_how_its_images_were_normalised(vit, tmp_path):
     assert load_teacher(before).normalisation == Normalisation(0.1, 0.2)
 
 
-def test_layouts_of_a_single_code_are_that_codes(vit, tmp_path):
-    path = tmp_path / "mae.pth"
-    torch.save({"model": {**vit.state_dict(), **decoder()}}, path)
-    assert load_teacher(path, heads=3).normalisation == IMAGENET
-
-
-def test_a_timm_name_says_it_itself(tmp_path, monkeypatch, capsys):
-    name = "vit_tiny_patch16_224.augreg_in21k"
-    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
-    weights_file(name).parent.mkdir()
-    save_file(create_vit(name).state_dict(), weights_file(name))
-    teacher = load_teacher(name)
-    assert teacher.normalisation == Normalisation(0.5, 0.5)
-    assert "mean 0.5 0.5 0.5" in capsys.readouterr().out
-
-
 def test_every_tag_with_quickgelu_is_refused_and_the_right_name_given():
-    import timm
-
     tags = [
         name
         for name in timm.list_pretrained("vit_*")
@@ -171,17 +135,6 @@ def test_every_tag_with_quickgelu_is_refused_and_the_right_name_given():
         check_activation(right), check_activation(name, {"act_layer": "quick_gelu"})
 
 
-def test_flip_teaches_a_student_with_its_activation(tmp_path):
-    size = {"img_size": 32, "patch_size": 8, "embed_dim": 192, "depth": 1, "num_heads": 3}
-    pooled = {"global_pool": "avg", "fc_norm": False, "pool_include_prefix": True, "num_classes": 0}
-    teacher = create_vit({**size, **pooled, "act_layer": "gelu_tanh"})
-    plain = create_vit({**size, **pooled, "num_classes": 4})
-    with pytest.raises(ValueError, match="activation"):
-        AttentionTransfer(teacher, plain, Plan())
-    right = create_vit({**size, **pooled, "num_classes": 4, "act_layer": "gelu_tanh"})
-    assert AttentionTransfer(teacher, right, Plan()).mismatched == {}
-
-
 def test_what_timm_saved_is_built_as_its_config_says(tmp_path):
     """Heads and activation are not in the weights: without the file, they are asked for."""
     options = dict(
@@ -193,27 +146,20 @@ def test_what_timm_saved_is_built_as_its_config_says(tmp_path):
     teacher = load_teacher(tmp_path / "model.safetensors", quiet=True)
     assert teacher.architecture.overrides["num_heads"] == 6 and not teacher.guessed
     assert torch.equal(teacher.vit.forward_features(images), made.eval().forward_features(images))
-    assert (
-        load_teacher(tmp_path / "model.safetensors", heads=3, quiet=True).architecture != teacher.architecture
-    )
     for pickled in (False, True):  # the folder itself, with safetensors and with a pickle of timm's
         folder = tmp_path / str(pickled)
         save_for_hf(made, folder, model_args=options, safe_serialization=not pickled)
         there = load_teacher(folder, quiet=True)
         assert there.architecture == teacher.architecture
         assert torch.equal(there.vit.forward_features(images), teacher.vit.forward_features(images))
-    (tmp_path / "True" / "pytorch_model.bin").unlink()
     plain = randomise(timm.create_model("vit_tiny_patch16_224", depth=1, img_size=32, num_classes=0))
     save_file(plain.state_dict(), tmp_path / "plain.safetensors")  # another model, which the file is not of
     assert len(load_teacher(tmp_path / "plain.safetensors", heads=3, quiet=True).vit.blocks) == 1
-    with pytest.raises(OSError):
-        load_teacher(tmp_path / "True")
     config = json.loads((tmp_path / "config.json").read_text())
-    for more, named in (({"nose": 1}, "nose"), ({"num_heads": 5}, "divisible")):
-        broken = config | {"model_args": config["model_args"] | more}
-        (tmp_path / "config.json").write_text(json.dumps(broken))
-        with pytest.raises(ValueError, match=named):
-            load_teacher(tmp_path / "model.safetensors")
+    config["model_args"] |= {"nose": 1}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError):
+        load_teacher(tmp_path / "model.safetensors")
 
 
 def test_what_timm_saved_of_another_size_or_with_names_of_its_own(tmp_path):

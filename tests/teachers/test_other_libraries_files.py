@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from timm.models import save_for_hf
 
-from atlib import AttentionTransfer, Plan, create_student, load_teacher, walk
+from atlib import load_teacher, walk
 from atlib.pair import IMAGENET
 from atrun.teachers.folders import KINDS
 from tests.helpers import random_images, randomise
@@ -35,31 +35,11 @@ def test_a_folder_of_save_pretrained_is_the_same_vit(tmp_path, name):
     assert json.loads(json.dumps(teacher.architecture.overrides)) == teacher.architecture.overrides
 
 
-def test_the_student_of_a_live_model_is_built_from_its_saved_weights(tmp_path):
-    """As the message says: it has the teacher's components, and learns from the live model."""
-    live = randomise(BUILDS["transformers Dinov2Model"]()).eval()
-    with pytest.raises(ValueError, match=r"load_teacher\(FILE\)"):
-        create_student(live, 5)
-    live.save_pretrained(tmp_path)
-    student = create_student(load_teacher(tmp_path).vit, 5)
-    logits, loss = AttentionTransfer(live, student, Plan(how="distill"))(IMAGES)
-    assert logits.shape == (2, 5) and loss.isfinite() and student.blocks[0].ls1.gamma is not None
-
-
 def test_a_folder_at_another_image_size(tmp_path):
     randomise(BUILDS["transformers Dinov2Model"]()).save_pretrained(tmp_path)
     teacher = load_teacher(tmp_path, image_size=48)
     assert walk(teacher.vit, random_images(1, 3, 48, 48)).tokens.shape == (1, 37, 24)
     assert "4 x 4 to 6 x 6" in teacher.resized
-
-
-def test_folders_that_cannot_be_read_say_why(tmp_path):
-    (tmp_path / "config.json").write_text('{"model_type": "vit"}')
-    with pytest.raises(OSError):
-        load_teacher(tmp_path)
-    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
-    with pytest.raises(ValueError):
-        load_teacher(tmp_path)
 
 
 def test_torchvisions_file(tmp_path):
@@ -99,31 +79,20 @@ def test_metas_dinov3(tmp_path, biased):
     assert all(torch.equal(value, state[key]) for key, value in vit.state_dict().items())
 
 
-def vit_of_transformers(folder, **changes):
-    """A folder of a small ViT, and what it computes."""
-    model = randomise(BUILDS["transformers ViTModel"]()).eval()
-    model.save_pretrained(folder)
-    return walk(model, IMAGES).tokens
-
-
 def test_a_file_in_a_folder_of_save_pretrained_is_the_folder(tmp_path):
-    tokens = vit_of_transformers(tmp_path)
+    model = randomise(BUILDS["transformers ViTModel"]()).eval()
+    model.save_pretrained(tmp_path)
+    tokens = walk(model, IMAGES).tokens
     teacher = load_teacher(tmp_path / "model.safetensors")
     torch.testing.assert_close(walk(teacher.vit, IMAGES).tokens, tokens, rtol=1e-4, atol=1e-4)
-    (tmp_path / "config.json").unlink()
-    for path in (tmp_path, tmp_path / "model.safetensors"):
-        with pytest.raises(ValueError, match="config.json"):
-            load_teacher(path)
 
 
 def test_a_folder_with_missing_weights_is_refused(tmp_path):
     """Transformers fills them with random numbers, and prints a table."""
-    vit_of_transformers(tmp_path)
+    BUILDS["transformers ViTModel"]().save_pretrained(tmp_path)
     state = load_file(tmp_path / "model.safetensors")
-    save_file(
-        {name: value for name, value in state.items() if "layer.2." not in name},
-        tmp_path / "model.safetensors",
-    )
+    fewer = {name: value for name, value in state.items() if "layer.2." not in name}
+    save_file(fewer, tmp_path / "model.safetensors")
     with pytest.raises(ValueError):
         load_teacher(tmp_path)
 
@@ -152,15 +121,13 @@ def test_siglip_2_at_its_own_grid(tmp_path):
         torch.testing.assert_close(teacher.vit.forward_features(IMAGES), right, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("branch", [True, False])
-def test_the_top_folder_of_a_hubs_cache(tmp_path, branch):
+def test_the_top_folder_of_a_hubs_cache(tmp_path):
     cache = tmp_path / "models--facebook--dino"
     made = randomise(timm.create_model("vit_small_patch16_224", depth=1, img_size=32, num_classes=0)).eval()
     options = {"depth": 1, "img_size": 32, "num_classes": 0}
     save_for_hf(made, cache / "snapshots" / "abc", model_args=options, safe_serialization=True)
-    if branch:
-        (cache / "refs").mkdir()
-        (cache / "refs" / "main").write_text("abc")
-        (cache / "snapshots" / "older").mkdir()
+    (cache / "refs").mkdir()
+    (cache / "refs" / "main").write_text("abc")
+    (cache / "snapshots" / "older").mkdir()
     teacher = load_teacher(cache, quiet=True)
     assert torch.equal(teacher.vit.pos_embed, made.pos_embed) and "abc" in teacher.name

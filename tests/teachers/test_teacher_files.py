@@ -77,8 +77,7 @@ def test_code_in_an_npz_is_not_run(tmp_path):
     assert not mark.exists()
 
 
-@pytest.mark.parametrize("kind", ["zipped", "old", "safetensors"])
-@pytest.mark.parametrize("left", [0.02, 0.5, 0.98])
+@pytest.mark.parametrize("kind, left", [("zipped", 0.98), ("old", 0.5), ("safetensors", 0.5)])
 def test_files_cut_off_are_named_and_left_alone(tmp_path, kind, left):
     path, state = tmp_path / "w.npz", {"weight": torch.randn(40, 40)}
     if kind == "safetensors":
@@ -99,17 +98,10 @@ def program(path):
 
 OTHERS = {
     "empty": lambda path: path.write_bytes(b""),
-    "a page": lambda path: path.write_bytes(b"<html>404 not found</html>"),
-    "a picture": lambda path: path.write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(40)),
-    "a pickled number": lambda path: path.write_bytes(b"\x80\x02K\x03."),
     "half an archive": lambda path: path.write_bytes(b"PK\x03\x04" + bytes(60)),
     "a program": program,
-    "a folder": lambda path: path.mkdir(),
-    "nothing": lambda path: None,
     "a tensor": lambda path: torch.save(torch.zeros(3), path),
-    "no weights": lambda path: torch.save({"epoch": 3}, path),
     "an empty model": lambda path: torch.save({"model": {}}, path),
-    "an empty state": lambda path: torch.save({}, path),
     "a number of NumPy's": lambda path: torch.save({"model": STATE, "best": np.float64(3)}, path),
 }
 

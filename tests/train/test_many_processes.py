@@ -8,6 +8,7 @@ to an absolute 1e-9. Losses are averaged over the processes in float32: a relati
 
 import json
 import shutil
+import socket
 import time
 from dataclasses import replace
 
@@ -22,8 +23,8 @@ from atrun.checkpoint_manager import CheckpointManager
 from atrun.log import read_log
 from atrun.record import read_record
 from tests import two
-from tests.helpers import ROOT, in_a_fork, made_once, tiny
-from tests.launching import torchrun
+from tests.helpers import ROOT, ended, in_a_fork, made_once, start, tiny
+from tests.launching import accelerate_launch, torchrun
 
 pytestmark = pytest.mark.slow
 PROGRAM = str(ROOT / "tests" / "two.py")
@@ -40,7 +41,7 @@ def pair_of_processes(tmp_path_factory):
 
 
 def find_out(folder):
-    words = ["--standalone", "--nproc_per_node", "2", PROGRAM, str(folder)]
+    words = ["--standalone", "--nproc_per_node", "2", PROGRAM, "all", str(folder)]
     done = in_a_fork(folder, torchrun, *words, seconds=400, **SURROUNDINGS)
     assert (folder / "found.json").exists(), done.said[-4000:]
     seconds = time.time() - (folder / "found.json").stat().st_mtime
@@ -132,3 +133,24 @@ def test_a_dead_process_ends_the_run_in_bounded_time(pair_of_processes):
     done, seconds = pair_of_processes[1]["done"], pair_of_processes[1]["seconds"]
     assert done.code == 1 and seconds < 100
     assert "exitcode  : 1" in done.said and "rank      : 1" in done.said
+
+
+def test_two_machines_on_loopback(tmp_path):
+    """`accelerate launch` once on each of two "machines", which find each other through an address."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    launch = "--multi_gpu --num_machines 2 --num_processes 2".split()
+    launch += ["--main_process_ip", "127.0.0.1", "--main_process_port", str(port), "--machine_rank"]
+    machines = []
+    for rank in range(2):
+        (tmp_path / str(rank)).mkdir()
+        words = [*launch, str(rank), PROGRAM, "machines", str(tmp_path)]
+        machines.append(start(tmp_path / str(rank), accelerate_launch, *words, **SURROUNDINGS))
+    done = [ended(*machine, seconds=300) for machine in machines]
+    assert [one.code for one in done] == [0, 0], [one.said for one in done]
+    first, second = (json.loads((tmp_path / f"machine-{rank}.json").read_text()) for rank in range(2))
+    assert first == second and (first["world"], first["local"]) == (2, "0")
+    weights, _, _ = two.trained("plain")
+    for rank in range(2):
+        assert difference(load_file(tmp_path / f"{rank}.safetensors"), weights) < 1e-9

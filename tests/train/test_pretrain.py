@@ -105,32 +105,6 @@ def test_loss_equals_the_longhand(autoencoder, options, visible, prefix):
     assert mae_loss(model, IMAGES, torch.zeros(3), Recipe()).item() == found.item()
 
 
-def change(images, order, places):
-    """The images with the pixels of some places of each permutation replaced."""
-    changed = images.clone()
-    for image, row in zip(changed, order.tolist()):
-        for place in row[places]:
-            top, left = 8 * (place // 4), 8 * (place % 4)
-            image[:, top : top + 8, left : left + 8] = torch.rand(3, 8, 8, dtype=torch.float64)
-    return changed
-
-
-def test_the_encoder_sees_visible_patches_only(autoencoder):
-    model, order = autoencoder(), order_of(3, 3, 16)
-    encoded = []
-    model.to_decoder.register_forward_hook(lambda module, inputs, output: encoded.append(inputs[0]))
-    losses = []
-    for images in (IMAGES, change(IMAGES, order, slice(4, None)), change(IMAGES, order, slice(0, 1))):
-        torch.manual_seed(3)
-        losses.append(model(images).item())
-    plain, hidden_changed, shown_changed = encoded
-    assert plain.shape == (3, 4, 24)
-    assert torch.equal(hidden_changed, plain) and losses[1] != losses[0], (
-        "hidden pixels are target and nothing else"
-    )
-    assert not torch.equal(shown_changed, plain)
-
-
 def test_an_order_that_is_given_is_the_one_that_would_be_drawn(autoencoder):
     """Also where the ViT draws before it: positions are dropped first, as they always were."""
     for vit in ({}, {"pos_drop_rate": 0.3}):
