@@ -34,6 +34,11 @@ class CastOnce:
         ]
         self._kept: list[tuple | None] = [None] * len(self._places)
 
+    @property
+    def bytes(self) -> int:
+        """That the cast weights take, two each."""
+        return sum(2 * weights[name].numel() for weights, name in self._places)
+
     @contextmanager
     def in_use(self, device: torch.device) -> Iterator[None]:
         """Within it the teachers, which are on that device, have the weights that autocast would make there;

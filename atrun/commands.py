@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from atlib._util import INTERRUPTED, STOPPED, require_known
+from atlib.processes import processes_asked
 from atlib.train import Preempted
 from atrun import recipes
 from atrun.build import known_size, outputs_for, training_images
@@ -95,6 +96,8 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
     parser.add_argument("--speed", choices=SPEEDS, help=speed)
     dry_run = "print model, schedule, memory, time and cost; train nothing, read no weights, decode no image"
     parser.add_argument("--dry-run", action="store_true", help=dry_run)
+    processes = "of a dry run: the processes that `accelerate launch` is to start (default: as it did, or 1)"
+    parser.add_argument("--processes", type=int, metavar="N", help=processes)
     parser.add_argument("--settings", action=_Settings, nargs=0, help="list all further options, and exit")
     parser.description = f"For example\n\n  python -m atlib {EXAMPLES[command]}"
     parser.epilog = (
@@ -128,7 +131,9 @@ def train_command(arguments: argparse.Namespace) -> int:
         config, rules = configured(recipe, arguments.data, arguments.teacher, changes, arguments.seed or 0)
         note(rules)  # after all that can be wrong, which would be hard to see below it
     if arguments.dry_run:
-        return dry_run(config)
+        return dry_run(config, arguments.processes)
+    if arguments.processes is not None:
+        raise ValueError(f"--processes {arguments.processes}: of --dry-run; `accelerate launch` starts them")
     if out is None:
         raise ValueError("--out DIR is missing: where shall the run's files go? (--dry-run needs none)")
     if is_main_process():
@@ -160,8 +165,12 @@ def resume_command(arguments: argparse.Namespace) -> int:
     return _in_folder(folder, lambda: resume(folder, **asked))
 
 
-def dry_run(config: RunConfig) -> int:
-    """Print what a run would be and cost, after some of its steps on noise; nothing is trained."""
+def dry_run(config: RunConfig, processes: int | None = None) -> int:
+    """Print what a run would be and cost, after some of its steps on noise; nothing is trained. processes:
+    that share a step; None: as many as a launcher has started."""
+    processes = processes_asked() if processes is None else processes
+    if not 1 <= processes <= config.recipe.batch_size:
+        raise ValueError(f"--processes {processes}: from 1 to the batch, {config.recipe.batch_size}")
     from atrun import estimate  # a run that trains counts no FLOPs
 
     size = known_size(config)
@@ -169,7 +178,7 @@ def dry_run(config: RunConfig) -> int:
     if size is None:
         images = training_images(config)
         size = len(images), outputs_for(config, images)
-    expected = estimate.estimate(config, *size)
+    expected = estimate.estimate(config, *size, processes=processes)
     return _say(estimate.as_text(expected, oddities(config.recipe_name), config_diff(config, size[0])))
 
 

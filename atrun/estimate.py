@@ -16,9 +16,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from atfamily.measures import accounting
 from atfamily.measures.accounting import Memory, shape_of, step_memory
 from atlib.baselines import StoredMaps
+from atlib.cast_once import CastOnce
 from atlib.loading import Batch, ShardSpec, steps_per_epoch
 from atlib.pair import IMAGENET
 from atlib.plan import Plan
+from atlib.processes import processes_asked
 from atlib.recipe import Recipe
 from atlib.train import make_optimizer, schedule, train
 from atlib.vit import VITS
@@ -39,7 +41,9 @@ from atrun.untrained import UNTRAINED
 STEPS = 4  # timed; the first is thrown away
 SAFE_SHARE = 0.6  # of the memory that is free
 EFFICIENCY = 0.4  # of a matrix product's speed that a step reaches: a guess
-PAPER_GPU_HOURS, PAPER_EPOCHS = 2735, 100  # of ViT-L on ImageNet-1k: quoted from arXiv 2411.09702
+# Of Copy and of Distill with ViT-L on ImageNet-1k: the cost table of arXiv 2411.09702.
+PAPER_GPU_HOURS, PAPER_EPOCHS = 2735, 100
+PAPER_RECIPES = ("copy-vit-large", "distill-vit-large")
 GIB = 2**30
 
 
@@ -68,15 +72,23 @@ class Estimate(NamedTuple):
     seconds: float | None
     timed: int | None
     on_vit: int = 0
+    processes: int = 1
+
+    @property
+    def images(self) -> int:
+        """Of a step, on one device."""
+        return -(-self.config.recipe.batch_size // self.processes)
 
     @property
     def steps_per_epoch(self) -> int:
         return steps_per_epoch(self.count, self.config.recipe.batch_size)
 
 
-def estimate(config: RunConfig, count: int, outputs: int, limit: float = 20.0) -> Estimate:
-    """What the run would be on `count` training images with so many outputs. No weights are read, nothing is
-    trained.
+def estimate(
+    config: RunConfig, count: int, outputs: int, limit: float = 20.0, processes: int = 1
+) -> Estimate:
+    """What the run would be on `count` training images with so many outputs, divided among so many processes,
+    each with a device like this machine's. No weights are read, nothing is trained.
 
     A few steps are timed on random numbers with freshly initialised models, in some `limit` seconds; where
     that is too short for one image, the time comes from FLOPs and the speed of a matrix product here. The
@@ -92,15 +104,17 @@ def estimate(config: RunConfig, count: int, outputs: int, limit: float = 20.0) -
         on_vit = numbers[0] - numbers[1]
     else:
         flops = flops_of(config, skeleton)
-    memory, batch, seconds = memory_of(config, outputs), config.recipe.batch_size, None
-    timing = time_steps(config, outputs, flops, memory, limit)
+    batch, seconds = -(-config.recipe.batch_size // processes), None  # of one device
+    share = replace(config, recipe=replace(config.recipe, batch_size=batch))
+    memory = memory_of(share, outputs)
+    timing = time_steps(share, outputs, flops, memory, limit)
     if timing is not None:
         seconds = timing[1] * batch / timing[0]
     elif flops is not None:
         seconds = flops * batch / speed()
     timed = None if timing is None else timing[0]
     when = moments(config, groups)
-    return Estimate(config, count, skeleton, groups, when, flops, memory, seconds, timed, on_vit)
+    return Estimate(config, count, skeleton, groups, when, flops, memory, seconds, timed, on_vit, processes)
 
 
 def assembled(config: RunConfig, outputs: int) -> nn.Module:
@@ -202,7 +216,8 @@ def _step(config: RunConfig, model: nn.Module, outputs: int, batch: int) -> floa
     images = RandomImages(shape, lambda count: made_up(config, outputs, count), batch, STEPS)
     log: list[dict] = []
     train(model, images, recipe, loss=loss_of(config), progress=None, log=log.append)
-    return batch / statistics.median(entry["images_per_second"] for entry in log[1:STEPS])
+    rate = statistics.median(entry["images_per_second"] for entry in log[1:STEPS])
+    return batch * processes_asked() / rate  # each process has made so many
 
 
 def speed() -> float:
@@ -304,7 +319,8 @@ def flops_of_detector(config: RunConfig, outputs: int) -> int:
 
 def memory_of(config: RunConfig, outputs: int) -> Memory:
     """The memory of one step on one device, in float32, for one of the `accumulate` parts of the batch;
-    counted on shapes, nothing is allocated.
+    counted on shapes, nothing is allocated. With the teacher are its weights in half precision, where it is
+    computed in that.
 
     What is kept for the backward pass is linear in the batch: counted for one image and for two. It is 0 for
     pre-training without labels, where it is not counted. Of a detector, whose shapes hang on what it finds,
@@ -313,7 +329,7 @@ def memory_of(config: RunConfig, outputs: int) -> Memory:
     size, part, few = _size(config, outputs), part_of(config), fewest(config, outputs)
     if config.detects:
         model, objects = assembled(config, outputs).train(), made_up(config, outputs, 1)
-        loss = loss_of(config)
+        cast, loss = CastOnce(model).bytes, loss_of(config)
         memory = step_memory(
             model, torch.randn(1, 3, *size), lambda model, images: loss(model, images, objects, config.recipe)
         )
@@ -321,6 +337,7 @@ def memory_of(config: RunConfig, outputs: int) -> Memory:
     else:
         with torch.device("meta"):
             model = assembled(config, outputs)
+        cast = CastOnce(model).bytes
         with FakeTensorMode(allow_non_fake_inputs=True):
             model = model.to_empty(device="cpu").train()  # with its teacher, which moves along
             if config.method.pretrains:
@@ -331,7 +348,9 @@ def memory_of(config: RunConfig, outputs: int) -> Memory:
                 saved = memory.saved + (part - few) * (more.saved - memory.saved)
     averaged = memory.weights if config.recipe.ema is not None else 0
     optimizer = int(memory.optimizer / 2 * state_per_weight(config.recipe))  # in place of AdamW's two
-    return memory._replace(weights=memory.weights + averaged, optimizer=optimizer, saved=saved)
+    teacher = memory.teacher + (cast if config.recipe.mixed_precision in ("bf16", "fp16") else 0)
+    weights = memory.weights + averaged
+    return memory._replace(weights=weights, optimizer=optimizer, saved=saved, teacher=teacher)
 
 
 def state_per_weight(recipe: Recipe, width: int = 256) -> float:
@@ -349,7 +368,7 @@ def state_per_weight(recipe: Recipe, width: int = 256) -> float:
 
 
 def part_of(config: RunConfig) -> int:
-    """Images that are computed at one time on one device."""
+    """Images that are computed at one time, of the run's batch."""
     return -(-config.recipe.batch_size // config.recipe.accumulate)
 
 
@@ -372,6 +391,8 @@ def as_text(estimate: Estimate, oddities: Sequence[str] = (), config_diff: Seque
     if config.student_weights is not None:
         teacher += f", the student starts from {config.student_weights}"
     parts = "" if recipe.accumulate == 1 else f", computed in {recipe.accumulate} parts"
+    devices = estimate.processes
+    among = "" if devices == 1 else f", {estimate.images:,} on each of {devices} devices"
     sections = {
         "run": [
             f"{config.recipe_name}: {config.method}{teacher}, seed {config.seed}",
@@ -389,7 +410,8 @@ def as_text(estimate: Estimate, oddities: Sequence[str] = (), config_diff: Seque
             for when, (step, least, most) in estimate.moments.items()
         ],
         "steps": [
-            f"{recipe.steps:,} steps of {recipe.batch_size:,} images{parts}: {estimate.steps_per_epoch:,} an"
+            f"{recipe.steps:,} steps of {recipe.batch_size:,} images{among}{parts}:"
+            f" {estimate.steps_per_epoch:,} an"
             f" epoch, {recipe.steps / estimate.steps_per_epoch:.4g} epochs"
         ],
         "all that decides a result": _settings(config),
@@ -450,7 +472,8 @@ def model_lines(estimate: Estimate) -> list[str]:
 
 
 def _memory_lines(estimate: Estimate) -> list[str]:
-    memory, config, images = estimate.memory, estimate.config, part_of(estimate.config)
+    memory, config = estimate.memory, estimate.config
+    images = -(-estimate.images // config.recipe.accumulate)
     parts = ", ".join(f"{name} {value / GIB:.3g}" for name, value in memory._asdict().items() if value)
     total = f"{memory.total / GIB:.3g} GiB on one device"
     lines = [f"{total} for {images:,} images at once, float32: {parts}"]
@@ -473,7 +496,7 @@ def _memory_lines(estimate: Estimate) -> list[str]:
 
 
 def _time_lines(estimate: Estimate) -> list[str]:
-    recipe, timed = estimate.config.recipe, estimate.timed
+    recipe, timed, share = estimate.config.recipe, estimate.timed, estimate.images
     if estimate.seconds is None:
         return ["not estimated: no step fits into this machine's memory, and FLOPs are not counted"]
     where = f"{torch.get_num_threads()} threads of a CPU"
@@ -482,12 +505,12 @@ def _time_lines(estimate: Estimate) -> list[str]:
     how = f"measured: steps of {timed} images on {where}"
     if timed is None:
         how = "NOT measured: FLOPs at the speed of a matrix product on this machine, so at least that"
-    elif timed < recipe.batch_size:
-        how += f", in proportion for {recipe.batch_size:,}"
+    elif timed < share:
+        how += f", in proportion for {share:,}"
     rate, epoch = recipe.batch_size / estimate.seconds, estimate.seconds * estimate.steps_per_epoch / 60
     return [
         f"{estimate.seconds:.3g} s a step, {rate:.3g} images/s, {epoch:.3g} minutes an epoch",
-        how,
+        how + (", without what processes send each other" if estimate.processes > 1 else ""),
         "reading and changing images is not counted: see `benchmarks/data.py`",
     ]
 
@@ -496,21 +519,20 @@ def _cost_lines(estimate: Estimate) -> list[str]:
     config, recipe, lines = estimate.config, estimate.config.recipe, []
     if estimate.seconds is not None:
         hours = recipe.steps * estimate.seconds / 3600
-        lines.append(f"{hours:.3g} hours in all on one device such as this")
+        devices = estimate.processes
+        on = "one device" if devices == 1 else f"{devices} devices"
+        each = "" if devices == 1 else f", {devices * hours:.3g} hours of a device"
+        lines.append(f"{hours:.3g} hours in all on {on} such as this{each}")
     if estimate.flops is None:
         lines.append("FLOPs are not counted for this kind of model or method")
     else:
         per_image, whole = estimate.flops / 1e9, estimate.flops * recipe.batch_size * recipe.steps
         lines.append(f"at least {per_image:.4g} GFLOPs an image in training, {whole:.3g} FLOPs in all")
-    if (
-        config.plan is not None
-        and str(config.model.name).startswith("vit_large")
-        and "imagenet" in config.data
-    ):
+    if config.recipe_name in PAPER_RECIPES and config.data == "imagenet-1k":
         epochs = recipe.steps / estimate.steps_per_epoch
         lines.append(
-            f"the paper (arXiv 2411.09702): {PAPER_GPU_HOURS:,} GPU-hours for {PAPER_EPOCHS} epochs of ViT-L"
-            f" on ImageNet-1k, so {PAPER_GPU_HOURS * epochs / PAPER_EPOCHS:,.0f} for the {epochs:.4g} epochs"
-            " of this run"
+            f"the paper (arXiv 2411.09702): {PAPER_GPU_HOURS:,} GPU-hours for {PAPER_EPOCHS} epochs of its"
+            f" Copy and of its Distill, so {PAPER_GPU_HOURS * epochs / PAPER_EPOCHS:,.0f} for the"
+            f" {epochs:.4g} of this run"
         )
     return lines

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from atlib import AttentionTransfer, Plan, create_vit
 from atlib.baselines import FeatureDistillation
+from atlib.cast_once import CastOnce
 from atlib.objectives import outputs
 from atlib.recipe import Recipe
 from atlib.train import make_optimizer
@@ -91,15 +92,17 @@ def make_step(
     return Step(student, teaching, make_optimizer(student, RECIPE), images, labels, autocast)
 
 
-def loss_of(step: Step, module: nn.Module) -> Tensor:
-    """Cross-entropy plus λ times the transfer loss of one batch: a scalar."""
-    with torch.autocast(step.images.device.type, torch.bfloat16, enabled=step.autocast):
+def loss_of(step: Step, module: nn.Module, cast: CastOnce) -> Tensor:
+    """Cross-entropy plus λ times the transfer loss of one batch: a scalar. cast: of the module, as `train`
+    has it."""
+    device = step.images.device
+    with torch.autocast(device.type, torch.bfloat16, enabled=step.autocast), cast.in_use(device):
         logits, transfer_loss = outputs(module, step.images)
         return nn.functional.cross_entropy(logits, step.labels) + RECIPE.transfer_weight * transfer_loss
 
 
-def optimise(step: Step, module: nn.Module) -> None:
+def optimise(step: Step, module: nn.Module, cast: CastOnce) -> None:
     """One optimiser step: forward, backward, AdamW, gradients dropped."""
-    loss_of(step, module).backward()
+    loss_of(step, module, cast).backward()
     step.optimizer.step()
     step.optimizer.zero_grad(set_to_none=True)

@@ -17,6 +17,8 @@ from recording import leave, require_positive
 from torch.profiler import ProfilerActivity, profile
 from transfer_step import IMAGE_SIZE
 
+from atlib.cast_once import CastOnce
+
 METHODS = ("fine-tune", "distill-part")
 
 
@@ -47,15 +49,16 @@ def profiled(step: Step, module: torch.nn.Module, options: argparse.Namespace) -
     """{"ms": of a step on the wall clock, "idle_ms": of these without a kernel, "kernels": [{"name", "ms",
     "calls"} a step, the longest first]}."""
     on_gpu = step.images.is_cuda
+    cast = CastOnce(module)
     wait = torch.cuda.synchronize if on_gpu else lambda: None
     for _ in range(3):  # what is made in the first steps: moments, kernels, plans
-        optimise(step, module)
+        optimise(step, module, cast)
     wait()
     activities = [ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * on_gpu]
     with profile(activities=activities) as profiler:
         start = time.perf_counter()
         for _ in range(options.steps):
-            optimise(step, module)
+            optimise(step, module, cast)
         wait()
         seconds = time.perf_counter() - start
     field = "self_device_time_total" if on_gpu else "self_cpu_time_total"

@@ -26,6 +26,8 @@ from methods import Step, known_methods, loss_of, make_step, optimise
 from recording import leave, require_positive
 from timing import interleave, ratio, spread
 
+from atlib.cast_once import CastOnce
+
 IMAGE_SIZE = {197: 224, 785: 448}  # 14 x 14 or 28 x 28 patches, and the class token
 IN_MEMORY_BY_BATCH = ("fine-tune", "copy", "distill-part", "dense-distill-part")
 
@@ -123,8 +125,9 @@ def measure_memory(options: argparse.Namespace, batch: int, device: torch.device
         step = build(options, batch, device, teacher=name != "fine-tune")
         module = known_methods(len(step.student.blocks))[name].build(step.teacher, step.student).train()
         step = step._replace(teacher=None)  # what the method does not hold of it goes
+        cast = CastOnce(module)
         for _ in range(2):
-            optimise(step, module)
+            optimise(step, module, cast)
 
     wanted = known_methods(12) if batch == options.batch else IN_MEMORY_BY_BATCH
     return {name: peak_allocated(lambda name=name: run(name), device) / 1e6 for name in wanted}
@@ -137,7 +140,10 @@ def measure_steps(options: argparse.Namespace, device: torch.device) -> tuple[di
     shape, methods = shape_of(step.student), known_methods(len(step.student.blocks))
     modules = {name: method.build(step.teacher, step.student).train() for name, method in methods.items()}
     counted = {name: count_flops(step, module) / options.batch for name, module in modules.items()}
-    actions = {name: lambda module=module: optimise(step, module) for name, module in modules.items()}
+    actions = {
+        name: lambda module=module, cast=CastOnce(module): optimise(step, module, cast)
+        for name, module in modules.items()
+    }
     interleave(actions, 1)  # warm-up
     rounds = interleave(actions, options.repetitions)
     least = {name: method.least(shape) for name, method in methods.items()}
@@ -175,7 +181,7 @@ def count_flops(step: Step, module: torch.nn.Module) -> int:
     """FLOPs of the matrix products that forward and backward of one batch really do, including those that
     fused attention computes twice."""
     with counter() as counted:
-        loss_of(step, module).backward()
+        loss_of(step, module, CastOnce(module)).backward()
     step.optimizer.zero_grad(set_to_none=True)
     return counted.get_total_flops()
 

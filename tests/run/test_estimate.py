@@ -93,8 +93,28 @@ def test_memory_grows_with_the_part_of_the_batch_and_holds_teacher_and_average()
     )
     assert double.saved - whole.saved == 2 * (whole.saved - half.saved) > 0
     assert averaged.weights == 8 * numbers
-    copied = memory_of(replace(GLYPHS, method="copy", plan=Plan(), teacher="glyphs"), 8)
-    assert copied.teacher == 4 * (numbers - 65 * 8), "the teacher is without its class head"
+    copy = replace(GLYPHS, method="copy", plan=Plan(), teacher="glyphs")
+    teacher = 4 * (numbers - 65 * 8)  # without its class head
+    assert memory_of(copy, 8).teacher == teacher
+    in_half = memory_of(replace(copy, recipe=replace(copy.recipe, mixed_precision="bf16")), 8)
+    biases = WIDTH + DEPTH * (4 * WIDTH + 5 * WIDTH)
+    layers = PATCH * WIDTH + DEPTH * 12 * WIDTH * WIDTH + biases
+    assert in_half.teacher == teacher + 2 * layers, "linear layers and the patches are kept in half precision"
+
+
+def test_processes_share_a_step(monkeypatch):
+    """33 images on 4 devices: 9 on one. What is measured is a step of these."""
+    asked = []
+    monkeypatch.setattr(measure_steps, "time_steps", lambda share, *rest: asked.append(share) or (3, 0.5))
+    config = replace(GLYPHS, recipe=replace(GLYPHS.recipe, batch_size=33, accumulate=2))
+    found = estimate(config, 330, 8, processes=4)
+    assert found.images == asked[0].recipe.batch_size == 9 and found.steps_per_epoch == 10
+    assert found.memory == memory_of(asked[0], 8) and found.seconds == 0.5 * 9 / 3
+    text = as_text(found)
+    assert "33 images, 9 on each of 4 devices, computed in 2 parts" in text and "for 5 images at once" in text
+    hours = 100 * found.seconds / 3600
+    assert f"{hours:.3g} hours in all on 4 devices such as this, {4 * hours:.3g} hours of a device" in text
+    assert f"{33 / found.seconds:.3g} images/s" in text
 
 
 @pytest.mark.parametrize(
@@ -173,7 +193,11 @@ def test_the_papers_recipe_without_data_weights_or_a_model_of_that_size(capsys, 
         "distill map of 18 layers, 0 to 17",
         "125,200 steps of 2,048 images: 626 an epoch, 200 epochs",
         "NOT measured",
-        "2,735 GPU-hours for 100 epochs of ViT-L on ImageNet-1k, so 5,470 for the 200 epochs of this run",
+        "2,735 GPU-hours for 100 epochs of its Copy and of its Distill, so 5,470 for the 200",
         "lr 0.0008",
     ):
         assert part in text
+    asked = "train --recipe partial-copy-vit-large --data imagenet-1k --dry-run --processes 8".split()
+    assert command.main(asked) == 0
+    text = capsys.readouterr().out
+    assert "on each of 8 devices" in text and "GPU-hours" not in text, "the paper says nothing of these"
