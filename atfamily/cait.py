@@ -171,6 +171,8 @@ class CaitTransfer(Distillation):
                 require_known(name, how, HOW)
         if patches is None and class_rows is None:
             raise ValueError("patches= and class_rows= are None: nothing is transferred")
+        if (patches is None and layers is not None) or (class_rows is None and class_layers is not None):
+            raise ValueError("layers are paired of a part that is None")
         if forbids_pairs(teacher.blocks):
             raise ValueError("the teacher's attention forbids pairs of tokens")
         if class_rows is not None and teacher.cls_token is None:

@@ -93,6 +93,8 @@ class StaticMixing(nn.Module):
         self, x: Tensor, memory: Tensor, mask: Tensor, given: Tensor | None = None
     ) -> tuple[Tensor, Seen]:
         """As `Attention.forward`; the map is A without what is forbidden, (B, 1, M, M), and memory is x."""
+        if given is not None and given.shape[1] != 1:
+            raise ValueError(f"map {tuple(given.shape)}: static mixing has one head")
         M = x.shape[1]
         shares = self.shares[:M, :M] if given is None else given
         seen = Seen(None, None, x[:, None], 1.0, given=shares * (mask == 0), mask=mask)

@@ -24,7 +24,13 @@ def disagreement(logits_a: Tensor, logits_b: Tensor) -> float:
     classes) each."""
     check_scores(logits_a, "logits_a")
     check_scores(logits_b, "logits_b")
+    _require_same_images(logits_a, logits_b)
     return (logits_a.argmax(1).cpu() != logits_b.argmax(1).cpu()).double().mean().item()
+
+
+def _require_same_images(a: Tensor, b: Tensor) -> None:
+    if a.shape != b.shape:  # one row would be broadcast
+        raise ValueError(f"predictions of other images or classes: {tuple(a.shape)}, {tuple(b.shape)}")
 
 
 def ensemble_logits(logits: Sequence[Tensor]) -> Tensor:
@@ -41,6 +47,7 @@ def ensemble_accuracy(p_a: Tensor, p_b: Tensor, labels: Tensor) -> float:
     integers. Source: arXiv 2411.09702, section on ensembles."""
     check_probabilities(p_a, "p_a")
     check_probabilities(p_b, "p_b")
+    _require_same_images(p_a, p_b)
     check_labels(labels, *p_a.shape)
     return ((p_a.double() + p_b.double()).argmax(1).cpu() == labels.cpu()).double().mean().item()
 

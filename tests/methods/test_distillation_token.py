@@ -12,7 +12,7 @@ from torch.nn.functional import cosine_similarity, cross_entropy
 from atfamily.distillation_token import DistillationToken, both_heads, small_convnet, token_report
 from atlib import AttentionTransfer, Plan, create_vit
 from atlib.baselines import hard_distillation, soft_distillation
-from atlib.data import UNLABELLED, with_unlabelled
+from atlib.data import UNLABELLED, Images, with_unlabelled
 from atlib.objectives import task_loss
 from atlib.recipe import Recipe
 from atlib.train import student_loss
