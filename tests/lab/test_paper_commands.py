@@ -128,7 +128,7 @@ def configured(tmp_path, monkeypatch):
     monkeypatch.setattr(commands, "start", start)
     monkeypatch.setattr(commands, "help_text", lambda *settings: "")  # which nobody asks for here
     monkeypatch.setattr(commands, "summary", lambda folder, record: "")
-    monkeypatch.setattr(commands, "dry_run", lambda config: done.append(config) or 0)
+    monkeypatch.setattr(commands, "dry_run", lambda config, processes: done.append(config) or 0)
     monkeypatch.setattr(measure, "_test_of", test_of)
     monkeypatch.setattr(measure, "measured_lines", lambda tests: [])
 
