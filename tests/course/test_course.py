@@ -38,14 +38,6 @@ def test_every_test_that_a_master_names_exists_and_says_what_it_tests(name):
         )
 
 
-def test_points_are_those_of_the_design():
-    points = {
-        name: sum(task["points"] for task in course.tasks_of(course.read_master(name).cells).values())
-        for name in course.assignments()
-    }
-    assert points == {"a1": 20, "a2": 25, "a3": 25, "a4": 30}
-
-
 def test_a_solution_is_taken_out_of_what_students_get():
     code = (
         "# BEGIN SOLUTION NO PROMPT\nclass A:\n    pass\n\n# END SOLUTION\ndef f(x):\n    # BEGIN SOLUTION\n"

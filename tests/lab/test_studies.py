@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 import torch
 from safetensors.torch import load_file
-from timm.models.deit import VisionTransformerDistilled
 
 from atbook.lab import study as runner
 from atbook.lab.pretraining_methods import PRETRAINING_METHODS
@@ -24,7 +23,6 @@ from atlib.baselines import LogitDistillation
 from atlib.checkpoint import load_vit, save_weights
 from atlib.loading import seed_for
 from atlib.pair import student_of
-from atlib.student import describe
 from atlib.vit import Architecture
 from tests import toy
 from tests.helpers import randomise, same
@@ -136,29 +134,10 @@ def test_again_is_the_same_teacher_and_other_first_weights(sources, kept, build)
 # --- All studies
 
 
-def built_of(student):
-    """What a student is built of, by the names of timm's constructor."""
-    layer_scale = getattr(student.blocks[0].ls1, "gamma", None)
-    return {
-        "num_heads": student.blocks[0].attn.num_heads,
-        "depth": len(student.blocks),
-        "embed_dim": student.embed_dim,
-        "num_classes": student.num_classes,
-        "patch_size": student.patch_embed.patch_size[0],
-        "init_values": None if layer_scale is None else pytest.approx(layer_scale[0].item()),
-        "reg_tokens": describe(student)["registers"],
-        "pre_norm": describe(student)["pre_norm"],
-        "drop_rate": student.head_drop.p,
-        "drop_path_rate": pytest.approx(getattr(student.blocks[-1].drop_path1, "drop_prob", 0.0)),
-        "global_pool": student.global_pool,
-        "distilled": isinstance(student, VisionTransformerDistilled),
-    }
-
-
 @pytest.mark.parametrize(
     "study, variant", BUILT.values(), ids=[f"{s.name} {v.name}" for s, v in BUILT.values()]
 )
-def test_every_variant_is_built_of_what_it_names_and_trains_one_step(build, study, variant):
+def test_every_variant_is_built_and_trains_one_step(build, study, variant):
     asked, needed = [], set()
 
     class Watched(Sources):
@@ -191,9 +170,6 @@ def test_every_variant_is_built_of_what_it_names_and_trains_one_step(build, stud
     if variant.measure is not ACCURACY:
         figures = variant.measure.of(model.eval(), scale.held_out("test", variant.twin))
         assert 0 <= figures[variant.measure.figure] <= 1
-    if variant.student and study.name != "finer":
-        built = built_of(getattr(model, "student", model).eval())
-        assert {name: built[name] for name in variant.student} == variant.student
 
 
 # --- A distillation token, rows, and what is distilled too

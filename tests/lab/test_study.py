@@ -188,28 +188,6 @@ def test_what_is_missing_is_made_again_the_same_and_nothing_else(finished, tmp_p
     }
 
 
-def test_an_interrupted_study_goes_on(finished, tmp_path, monkeypatch):
-    train, left = runner.train, [2]
-
-    def interrupted(*arguments, **options):
-        left[0] -= 1
-        if left[0] < 0:
-            raise KeyboardInterrupt
-        return train(*arguments, **options)
-
-    place = toy.place(tmp_path)
-    monkeypatch.setattr(runner, "train", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        run_study(CENTRAL, place, 1, ["scratch", "copy"])
-    half = found(place)
-    assert sum(kind == "trial" for kind, *_ in half) == 2
-    monkeypatch.setattr(runner, "train", train)
-    for record in run_study(CENTRAL, place, 1, ["scratch", "copy"]):
-        assert record.results == found(finished[0])[record.key].results, "as if it had not been interrupted"
-    assert half.items() <= found(place).items()
-    assert not [name for name in toy.files(tmp_path) if "tmp" in name]
-
-
 # --- A study that starts from it
 
 
@@ -242,23 +220,6 @@ def test_kept_weights_give_the_recorded_figures(place, tmp_path, monkeypatch):
         student = getattr(model, "student", model)
         assert same(load_file(run.weights), dict(student.state_dict())), "the student alone"
     assert toy.files(tmp_path) == before
-
-
-def test_records_and_weights_are_made_again_when_either_is_asked_for(place, monkeypatch):
-    run = Run(STUDY, place, "weight 7", 0)
-    trained(run)
-    weights, record = load_file(run.weights), run.record()
-    run.weights.unlink()
-    trained(run)
-    assert run.record() == record and same(load_file(run.weights), weights)
-    forget(place, STUDY, run.key)
-    trained(run)
-    again = run.record()
-    assert (again.results, again.history, again.config) == (record.results, record.history, record.config)
-    run.weights.unlink()
-    toy.forbid_training(monkeypatch)
-    assert run_study(STUDY, place, 1, ["weight 7"]) == [again], "a study wants records, and they are there"
-    assert not run.weights.exists()
 
 
 def test_a_teacher_of_the_study_is_made_once(place, monkeypatch):
