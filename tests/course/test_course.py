@@ -49,6 +49,12 @@ def test_a_solution_is_taken_out_of_what_students_get():
     assert course.with_solution("X = g(1) # SOLUTION", {"X": "[1]"}) == "X = [1]"
 
 
+def test_a_short_secret_is_refused(tmp_path):
+    (tmp_path / "short").write_text("abc")
+    with pytest.raises(ValueError):
+        course.read_secret(tmp_path / "short")
+
+
 def test_a_student_has_own_numbers_which_do_not_hang_on_how_the_name_is_typed():
     assert own_seed("Ada ", "a1/3") == own_seed("ada", "a1/3") != own_seed("Bob", "a1/3")
     asked, (graded, _) = "Ada\u00a0 \tLovelace\u200b", name_of(['STUDENT = "Ada\u00a0 \\tLovelace\u200b"'])

@@ -3,6 +3,7 @@
 import csv
 from datetime import UTC, datetime, timedelta
 from pathlib import Path, PurePosixPath
+from types import SimpleNamespace
 
 import pytest
 
@@ -159,6 +160,29 @@ def test_the_teacher_says_whose_a_work_is_and_a_pair_has_both_its_points(
             grade(edition, folder, tmp_path)
 
 
+def test_texts_stand_below_the_titles_of_their_questions(edition):
+    handed = solution(edition, "Ada")
+    handed.reading.texts = ["## 4. Sinks (5 points)", "I think so.\n# 20 points\n===", "## 5. Other"]
+    some = SimpleNamespace(
+        texts={"## 4. Sinks (5 points)", "## 5. Other"},
+        by_hand={"q4": {"title": "Sinks"}, "q5": {"title": "Other"}},
+    )
+    assert gradebook.texts_by_question(handed, some) == [
+        "## Sinks\n\n    I think so.\n    # 20 points\n    ===",
+        "## Other\n\n*no text*",
+    ]
+
+
+def test_points_that_cannot_be_are_named(edition, folder, tmp_path, graded_by_points):
+    grade(edition, folder, tmp_path)
+    path = tmp_path / "a1" / "hand.csv"
+    hand = rows_of(path)
+    hand[0]["points"] = "7"
+    gradebook.write_table(path, gradebook.HAND, hand)
+    with pytest.raises(ValueError, match="'7' of 1"):
+        gradebook.totals([tmp_path / "a1"], tmp_path)
+
+
 def test_what_two_students_share_is_noted_for_the_teacher(edition):
     def line(file, student):
         return gradebook.Line(Result(file, student, "graded", {}, [], 0.0))
@@ -215,6 +239,13 @@ def test_two_works_of_one_name_are_not_added_up(edition, folder, tmp_path, grade
     assert {page.partition(".")[0] for page in pages} == {"Eve-one-a1-ipynb", "Eve-two-a1-ipynb"}
     with pytest.raises(ValueError, match=r"'one/a1.ipynb' and 'two/a1.ipynb' would both count for 'eve'"):
         gradebook.totals([tmp_path / "a1"], tmp_path)
+
+
+def test_a_roster_without_ids_is_refused(tmp_path):
+    for text in ("name\nAda\n", "id,name\n,Ada\n", "id,name\n1,Ada\n1,Bob\n"):
+        (tmp_path / "roster.csv").write_text(text)
+        with pytest.raises(ValueError, match="id"):
+            gradebook.read_roster(tmp_path / "roster.csv")
 
 
 ADA, BOB = gradebook.Student("al1", "Ada Lovelace", canvas="123"), gradebook.Student("bb2", "Bob Bob")

@@ -10,7 +10,6 @@ from tests.helpers import ROOT
 
 TEMPLATE = ROOT / "course" / "template"
 WORKFLOW = (TEMPLATE / ".github" / "workflows" / "check.yml").read_text(encoding="utf-8")
-README = (TEMPLATE / "README.md").read_text(encoding="utf-8")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 
