@@ -18,13 +18,6 @@ def verdict(page):
     return page.inner_text(".explorer-tour .explorer-says")
 
 
-def looks(page):
-    return page.locator(".tour-drawing").get_attribute("aria-label")
-
-
-# Seeds from 1 up to the first whose outcomes are the usual ones, with and without the noise of training.
-
-
 MATCH, FIND = "the key's colour", "four white corners"
 # Of every step: what the question asks for, the verdict on the typical scene, what the teacher sees.
 EXPECTED = [
@@ -50,47 +43,6 @@ def test_six_steps_say_what_is_seen(tour):
     assert page.get_by_role("button", name="Next").is_disabled()
     page.get_by_role("button", name="Back").click()
     assert address(page) == {"tour": "5"}
-
-
-def test_two_maps_are_compared_and_differ_where_a_message_leaks(tour):
-    page = tour("#tour=3")
-
-    def texts():
-        return " ".join(page.locator(".tour-drawing text").all_text_contents())
-
-    assert "the two are alike" in texts() and page.locator(".tour-differs").count() == 0
-    page.get_by_role("button", name="Next").click()
-    assert "red: they differ" in texts()
-    assert page.locator(".tour-differs").count() == 4  # two tokens, two maps
-    above, below = map(int, re.search(r"target: (\d+) % above, (\d+) % here", texts()).groups())
-    assert f"the target gets {above} % in this map, and {below} %" in looks(page) and below - above > 20
-    page.get_by_label("The teacher looks at").select_option("scene")
-    assert "to compare" not in texts()
-
-
-def test_a_map_is_painted_with_mouse_and_keyboard(tour):
-    page = tour("#tour=5")
-    cell, shapes = page.evaluate(
-        """() => {
-            const scene = Explorer.draw("match", Explorer.TYPICAL.match);
-            return [scene.cell, scene.cells.map(one => ExplorerWeights.shapes[one.shape])];
-        }"""
-    )
-    page.locator(f'[data-at="map-{cell}"]').click()
-    assert address(page) == {"tour": "5", "cell": str(cell)}
-    assert f"answers {shapes[cell]}" in verdict(page) and verdict(page).endswith("right.")
-    page.keyboard.press("ArrowLeft" if cell % 4 else "ArrowRight")
-    beside = cell - 1 if cell % 4 else cell + 1
-    assert address(page)["cell"] == str(beside)
-    assert page.evaluate("document.activeElement.dataset.at") == f"map-{beside}"
-    assert "100 %" in looks(page)
-    assert re.search(rf"answers {shapes[beside]} .*: that is what you point at", verdict(page))
-    key = page.evaluate("Explorer.draw('match', Explorer.TYPICAL.match).key")
-    page.locator(f'[data-at="map-{key}"]').click()
-    assert "the key, which has no shape" in verdict(page)
-    page.locator('[data-at="student-0"]').focus()
-    page.keyboard.press("ArrowRight")
-    assert address(page)["token"] == "1" and "The token of row 0, column 0" in looks(page)
 
 
 def test_pages_with_a_step_ask_for_steps_that_there_are():

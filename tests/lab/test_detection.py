@@ -94,7 +94,6 @@ def test_teachers_of_scenes(tmp_path):
     make_teacher(place, 0, DETECTION, of_labels)
     painter, classifier = load_vit(place.teacher(0)), load_vit(place.teacher(0, LABELLED_SCENES))
     assert painter.num_classes == 0 and classifier.num_classes == 8
-    assert painter.pos_embed.shape == classifier.pos_embed.shape == (1, 65, 64)
     (of_painter,), (of_classifier,) = (read_file(place.records(name)) for name in ("transfer", "detection"))
     assert of_painter.results["unlearned"] == of_painter.history[-1]["unlearned"] > 0.5
     assert 0 <= of_classifier.results["unlearned"] <= 1
@@ -137,7 +136,6 @@ def test_every_run_and_trial_leaves_a_record_with_its_figures(finished):
     for record, expected in zip(records, (boxes, {"test_iou"}), strict=True):
         assert expected - sizes <= set(record.results) <= expected
         assert all(0 <= value <= 1 for value in record.results.values())
-        assert record.config["scale"] == "scenes" and record.config["labels"] == 8
     trials = [record for record in read_file(place.records("detection")) if record.kind == "trial"]
     assert {(record.method, record.trial) for record in trials} == {(m, t) for m in METHODS for t in (0, 1)}
     for record in trials:

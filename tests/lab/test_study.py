@@ -135,16 +135,11 @@ def test_every_method_leaves_a_record(finished):
     place, records, _ = finished
     assert [(r.kind, r.method, r.seed) for r in records] == [("run", method, 0) for method in CENTRAL_METHODS]
     for record in records:
-        assert record.experiment == "transfer" and record.seconds > 0
-        assert set(record.results) == RESULTS
-        assert 0 <= record.results["test_accuracy"] <= 1
-        assert record.config["labels"] == 16
-        assert record.config["student"] == {"name": "glyphs", "overrides": {}}
+        assert set(record.results) == RESULTS and 0 <= record.results["test_accuracy"] <= 1
         assert record.config["recipe"]["steps"] == 2 == record.history[-1]["step"]
     teachers = {("teacher", "teacher", seed, None) for seed in (0, TUNING_SEED)}
     trials = {("trial", method, TUNING_SEED, trial) for method in CENTRAL_METHODS for trial in range(2)}
     assert set(found(place)) == {record.key for record in records} | teachers | trials
-    assert found(place)["teacher", "teacher", 0, None].results["pretraining_loss"] > 0
 
 
 def test_the_best_trial_is_chosen_and_the_first_of_equals(place):
@@ -244,9 +239,6 @@ def test_a_teacher_of_the_study_is_made_once(place, monkeypatch):
     weights.unlink()
     run_study(TAUGHT, place, 1)
     assert len(made) == 2, "whose students are all recorded is not made again"
-    forget(place, TAUGHT, ("run", "copy", 0, None))
-    run_study(TAUGHT, place, 1)
-    assert len(made) == 3 and same(load_vit(weights).state_dict(), expected)
 
 
 def squared_loss(model, images, labels, recipe):
@@ -283,10 +275,6 @@ def test_a_variant_that_others_are_built_on_is_run_first(place, monkeypatch):
     assert [name for name in asked if name.startswith("first")] == [f"first-trial{best}.safetensors"] * 2 + [
         "first-seed0.safetensors"
     ]
-    kept = {path.name for path in (place.work / BUILT_ON.name).iterdir()}
-    assert kept == {*(f"first-trial{i}.safetensors" for i in (0, 1)), "first-seed0.safetensors"} | {
-        "second-seed0.safetensors"
-    }
     built_on(BUILT_ON, place, "first", 0).weights.unlink()  # thrown away with the work folder
     forget(place, BUILT_ON, ("run", "second", 0, None))
     order.clear()
