@@ -4,35 +4,9 @@ import re
 from types import SimpleNamespace
 
 import yaml
-from docutils import nodes
 
 from tests.helpers import ROOT
-from tools.book_pages import MOVED, last_of_each_bar, lead_on, put_drawings, put_explorer
-
-
-def test_a_bar_is_left_with_its_last_state():
-    text = "train:   0%|    | 0/5\ntrain:  60%|██  | 3/5\ntrain: 100%|████| 5/5\ndone\n"
-    assert last_of_each_bar(text) == "train: 100%|████| 5/5\ndone\n"
-
-
-def test_a_drawing_stands_in_the_page_with_its_alt_text_and_caption():
-    def page(uri, *below):
-        image = nodes.image(uri=uri, alt='What "it" shows')
-        return nodes.section("", nodes.paragraph("", "", image), *below)
-
-    caption = nodes.paragraph("", "", nodes.emphasis("", "Its point."))
-    drawn = page("book/assets/drawings/twin.svg", caption, nodes.paragraph("", "Text."))
-    put_drawings(None, drawn)
-    figure, text = drawn.children
-    svg = figure[0].astext()
-    assert isinstance(figure, nodes.figure) and text.astext() == "Text."
-    assert figure[1].astext() == "Its point." and isinstance(figure[1], nodes.caption)
-    assert 'aria-label="What &quot;it&quot; shows"' in svg and not re.search("<style|<title", svg)
-    assert svg.count("<path") == (ROOT / "book/assets/drawings/twin.svg").read_text().count("<path")
-    for other in (page("book/assets/the-experiment.svg"), page("book/assets/drawings/twin.svg", text)):
-        put_drawings(None, other)
-        assert not list(other.findall(nodes.caption))
-        assert bool(list(other.findall(nodes.image))) == ("the-experiment" in str(other))
+from tools.book_pages import MOVED, lead_on, put_explorer
 
 
 def test_old_addresses_lead_to_pages_that_are_there(tmp_path):

@@ -6,11 +6,8 @@ import re
 
 import pytest
 from matplotlib import pyplot as plt
-from nbclient import NotebookClient
-from nbformat import v4
 
 from atbook.slider import Slider
-from tests.helpers import ROOT
 
 
 def parabola(power):
@@ -43,21 +40,6 @@ def test_one_frame_for_each_value_in_order():
     assert len({frame["src"] for frame in shown}) == 3
     for frame in shown:
         assert base64.b64decode(frame["src"].removeprefix("data:image/png;base64,")).startswith(b"\x89PNG")
-
-
-@pytest.mark.slow
-def test_in_a_kernel_both_forms():
-    """The file by its path: the package's own import brings torch, and seconds."""
-    code = f"""
-import runpy
-from matplotlib import pyplot as plt
-Slider = runpy.run_path({str(ROOT / "atbook" / "slider.py")!r})["Slider"]
-print(sorted(Slider(lambda value: plt.figure(), [1], "label", "alt")._repr_mimebundle_()))
-"""
-    notebook = v4.new_notebook(cells=[v4.new_code_cell(code)])
-    NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
-    said = "".join(output.text for output in notebook.cells[0].outputs if output.output_type == "stream")
-    assert "['application/vnd.jupyter.widget-view+json', 'text/html', 'text/plain']" in said
 
 
 def test_it_opens_where_it_is_told():

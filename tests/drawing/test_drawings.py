@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from atbook.drawing import drawings, seen
-from atbook.drawing.pictograms import ROWS, both, photograph, pictograms
+from atbook.drawing.pictograms import ROWS, photograph, pictograms
 from atbook.drawing.ruler import RULERS
 from atbook.lab.findings import SCRATCH
 from atbook.lab.verdicts import Estimate, accuracies
@@ -91,26 +91,14 @@ def test_the_jigsaw_points_to_another_cell_than_the_map():
     assert left == seen.scene().cell != right
 
 
-@pytest.mark.parametrize("task", ["find", "match"])
-def test_the_pictograms_have_a_row_for_each_thing_that_is_handed_over(task):
+def test_the_pictograms_have_the_numbers_that_they_are_given():
     means = {method: 0.2 + 0.1 * row for row, method in enumerate(ROWS)}
     of = {name: Estimate(mean, mean, mean, 0.0, 2, 4000, (mean, mean)) for name, mean in means.items()}
     of["copy"] = Estimate(0.6, 0.2, 0.9, 0.0, 3, 4000, (0.9, 0.1, 0.8))  # two groups
-    drawn = pictograms(task, of)
-    root = ElementTree.fromstring(drawn)
-    words = [text.text for text in root.iter("{http://www.w3.org/2000/svg}text")]
+    words = re.findall(r">([^<>]+)</text>", pictograms("find", of))
     shown = [word for word in words if re.fullmatch(r"[\d.]+ %", word)]
     assert shown == [f"{100 * mean:.1f} %" for name, mean in means.items() if name != "copy"]
     assert "2 seeds: 80 to 90 %" in words and "1 seed: 10 %" in words
-    assert [word for word in words if word in {row.name for row in ROWS.values()}] == [
-        row.name for row in ROWS.values()
-    ]
-    # a picture in each row for the student, and for the teacher where there is one
-    assert drawn.count("<image ") == len(ROWS) + sum(row.whose is None for row in ROWS.values())
-    assert drawn.count("<circle ") == 2 * (len(ROWS) - 1) + 3
-    sizes = [float(size) for size in re.findall(r'font-size="([\d.]+)"', drawn)]
-    assert min(sizes) * 341 / 360 > 11 and not re.search("<style|<title", drawn) and root.get("aria-label")
-    assert both({task: of}).count("<svg ") == 1
 
 
 @pytest.mark.parametrize("task", ["find", "match"])

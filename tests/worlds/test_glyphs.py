@@ -108,24 +108,25 @@ def test_the_label_is_the_glyph_in_the_marked_cell():
         assert np.abs(marked.astype(int) - clean).max() <= 1  # the background, 0.1, lies between two bytes
 
 
-CHANGES = dict(
-    task="match",
-    noise=0.5,
-    background=0.4,
-    contrast=0.3,
-    blur=1.0,
-    saturation=0.0,
-    hue_shift=1 / 3,
-    clutter=3,
-    cue=0.2,
-    jitter=0,
-    scale=4 / 3,
-    rendering="dotted",
-    decoy=0.6,
-    texture=1.0,
-    pointer=1,
-    offset=4,
-)
+# A factor's other value, and the first digits of what its 60 images hash to: the records are of these.
+CHANGES = {
+    "task": ("match", "65335474fc0d"),
+    "noise": (0.5, "2709df7f64e6"),
+    "background": (0.4, "d9aa05b36d82"),
+    "contrast": (0.3, "7f94edc38985"),
+    "blur": (1.0, ""),  # sums of floats: see its test
+    "saturation": (0.0, "e72cd8d085bd"),
+    "hue_shift": (1 / 3, "209e20667906"),
+    "clutter": (3, "6e13b3618352"),
+    "cue": (0.2, "0fca7632e70a"),
+    "jitter": (0, "98ea3acb193e"),
+    "scale": (4 / 3, "a31012dc6d30"),
+    "rendering": ("dotted", "0254dc0ba07a"),
+    "decoy": (0.6, "2cda39a97e9c"),
+    "texture": (1.0, "e602e9ab9ddd"),
+    "pointer": (1, "4fff05dab121"),
+    "offset": (4, "0597ac384e5e"),
+}
 
 
 def drawn_with(size=60, **changes):
@@ -134,7 +135,8 @@ def drawn_with(size=60, **changes):
 
 @pytest.mark.parametrize("factor", CHANGES)
 def test_a_factor_changes_the_picture_and_no_choice(factor):
-    plain, changed = drawn_with(), drawn_with(**{factor: CHANGES[factor]})
+    plain, changed = drawn_with(), drawn_with(**{factor: CHANGES[factor][0]})
+    assert hashlib.sha256(changed.images.tobytes()).hexdigest().startswith(CHANGES[factor][1])
     assert not np.array_equal(plain.images, changed.images)
     for name in CHOICES:
         assert np.array_equal(getattr(plain, name), getattr(changed, name))
@@ -152,39 +154,12 @@ def test_noise_is_added_with_its_standard_deviation():
     assert np.abs(twice - 2 * little)[untouched].max() < 2 / 255, "the same noise, only stronger"
 
 
-def test_background_and_cue_change_their_pixels_only():
-    plain, brighter, dimmer = drawn_with(), drawn_with(background=0.4), drawn_with(cue=0.2)
-    for index, cell in enumerate(plain.cell):
-        for place, (a, b, c) in enumerate(
-            zip(*(cells_of(drawn.images[index]) for drawn in (plain, brighter, dimmer)))
-        ):
-            ink = inked(a)
-            assert np.array_equal(a[:, ink], b[:, ink])
-            away = ~ink
-            away[[0, 0, -1, -1], [0, -1, 0, -1]] = False
-            assert (b[:, away] == round(0.4 * 255)).all()
-            a, c = a.copy(), c.copy()
-            if place == cell:
-                assert (corners(c) == round(255 * (0.1 + 0.2 * 0.9))).all()
-                c[:, [0, 0, -1, -1], [0, -1, 0, -1]] = corners(a)
-            assert np.array_equal(a, c)
-    assert (corners(drawn_with(cue=0.0).clean[0]) == BACKGROUND).all()
-
-
 @pytest.mark.parametrize("twin", [None, *TWINS])
 @pytest.mark.parametrize("offset", [1, 7])
 def test_an_offset_moves_all_cells(twin, offset):
     plain, moved = (generate("test", 20, 1, replace(CLEAN, offset=some), twin) for some in (0, offset))
     assert np.array_equal(np.roll(plain.images, (offset, offset), (2, 3)), moved.images)
     assert np.array_equal(plain.shape, moved.shape)
-
-
-def test_an_offset_leaves_the_noise_where_it_is():
-    empty = {"background": 0.5, "cue": 0.0, "clutter": 0}
-    plain, moved = (drawn_with(offset=some, **empty).images for some in (0, 4))
-    noise = [drawn_with(offset=some, noise=0.05, **empty).images.astype(int) for some in (0, 4)]
-    ground = (plain == 128) & (moved == 128)
-    assert ground.mean() > 0.8 and np.array_equal(noise[0][ground], noise[1][ground])
 
 
 def test_contrast_scales_around_mid_grey():
@@ -203,25 +178,6 @@ def test_blur_is_a_gaussian_with_repeated_edges():
             for j in range(-3, 4)
         )
         assert np.abs(blurred[:, :, row, column] - expected).max() <= 1
-
-
-def test_clutter_counts_the_distractors():
-    filled = {}
-    for clutter in (0, 1, 7, 15):
-        drawn = drawn_with(clutter=clutter)
-        filled[clutter] = [
-            {place for place, cell in enumerate(cells_of(image)) if inked(cell).any()}
-            for image in drawn.images
-        ]
-        assert all(len(places) == clutter + 1 for places in filled[clutter])
-        assert all(cell in places for cell, places in zip(drawn.cell, filled[clutter]))
-        for image, full, places in zip(drawn.images, drawn_with().images, filled[clutter]):
-            assert all(
-                np.array_equal(a, b)
-                for place, (a, b) in enumerate(zip(cells_of(image), cells_of(full)))
-                if place in places
-            )
-    assert all(few <= many for few, many in zip(filled[1], filled[7]))
 
 
 @pytest.mark.parametrize("scale, size", [(0.5, 3), (1.0, 6), (4 / 3, 8)])
@@ -257,37 +213,3 @@ def test_a_decoy_is_three_dots_on_another_cell(level):
     assert counts[0] == 0 and counts[1:].min() >= 6 and counts[1:].max() <= 40, (
         "each of the 15 others, about 20 times"
     )
-
-
-def striped(direction):
-    """The pixels that stripes of a direction leave, the long way."""
-    number = {
-        "across": lambda row, column: row,
-        "down": lambda row, column: column,
-        "falling": lambda row, column: (row - column) // 2,
-        "rising": lambda row, column: (row + column) // 2,
-    }[direction]
-    return np.array([[number(row, column) % 2 == 0 for column in range(8)] for row in range(8)])
-
-
-DIRECTIONS = ("across", "down", "falling", "rising")
-
-
-def test_texture_cuts_stripes_into_the_glyph():
-    """What is left has the colours it had, lies where the glyph lay, and is the glyph through one of four
-    gratings, all of which occur."""
-    plain, half, cut = drawn_with(200), drawn_with(200, texture=0.5), drawn_with(200, texture=1.0)
-    seen = []
-    for index in range(200):
-        for a, b, c in zip(*(cells_of(drawn.images[index]) for drawn in (plain, half, cut))):
-            kept = inked(c)
-            assert (kept <= inked(a)).all() and np.array_equal(a[:, kept], c[:, kept])
-            fits = [
-                direction for direction in DIRECTIONS if np.array_equal(kept, inked(a) & striped(direction))
-            ]
-            assert fits
-            seen += fits if len(fits) == 1 else []
-            middle = (a.astype(float) + c) / 2
-            assert np.abs(b - middle).max() <= 1, "half the depth"
-    shares = [seen.count(direction) / len(seen) for direction in DIRECTIONS]
-    assert all(0.2 < share < 0.3 for share in shares)

@@ -50,8 +50,3 @@ def test_a_twin_shares_what_it_says_and_nothing_else(twin, shared):
         assert equal["cells"] == 0
     assert all(read(image)[0] == cell for image, cell in zip(other.images, other.cells))
     assert (drawn.images == other.images).flatten(1).double().mean(1).max() < 0.3
-
-
-def test_photographs_of_another_size_are_refused():
-    with pytest.raises(ValueError, match="16"):
-        mosaics.draw_mosaics(POOL.with_pixels(POOL.pixels[..., :8]), 4, 0)
