@@ -78,10 +78,6 @@ def secrets_of(edition) -> tuple[str, ...]:
     return *SECRETS, edition.key
 
 
-def test_there_are_enough_of_them():
-    assert len(ATTACKS) + 3 >= 40
-
-
 @pytest.mark.parametrize("name", ATTACKS)
 def test_without_a_cage_an_attack_succeeds(edition, attack, name):
     handed, task, file = attack(name, tamed=True)
@@ -431,8 +427,3 @@ def test_public_weights_are_known_in_whichever_order_and_scale():
         assert not a2.same_uploads({a2.FILE: save(public)}, {a2.FILE: other}), "another student's own"
     assert a2.model_of(save(public), "model solution")
     assert a2.model_of(save(mutants.blurred(public)), "Ada"), "another student's own"
-
-
-def test_a_cage_that_cannot_start_says_so():
-    with Cage(["no_such_module"]) as cage, pytest.raises(RuntimeError, match="no_such_module"):
-        cage.call("", "f", [])

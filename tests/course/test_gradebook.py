@@ -160,16 +160,6 @@ def test_the_teacher_says_whose_a_work_is_and_a_pair_has_both_its_points(
             grade(edition, folder, tmp_path)
 
 
-def test_files_that_were_all_copied_after_the_deadline_are_pointed_out(
-    edition, folder, tmp_path, graded_by_points
-):
-    roster = gradebook.read_roster(tmp_path / "roster.csv")
-    long_ago = datetime.now(UTC) - timedelta(days=6)
-    said = gradebook.grade_folder(edition, folder, tmp_path / "a1", roster, long_ago)
-    assert "3 files lie after the deadline, within an hour" in said and "received.csv" in said
-    assert "note" not in gradebook.grade_folder(edition, folder, tmp_path / "a1", roster, DEADLINE)
-
-
 def test_texts_stand_below_the_titles_of_their_questions(edition):
     handed = solution(edition, "Ada")
     handed.reading.texts = ["## 4. Sinks (5 points)", "I think so.\n# 20 points\n===", "## 5. Other"]

@@ -9,7 +9,7 @@ import zipfile
 import pytest
 
 from atbook.exercises import answers
-from tests.course.helpers import as_notebook, edition_of, only, read_here, replace, solution
+from tests.course.helpers import as_notebook, edition_of, only, replace, solution
 from tools.grades import grade, graded
 from tools.handed import handed_in
 
@@ -89,7 +89,6 @@ ODD = {
     "a name of a million letters": ({"STUDENT": f"STUDENT = '{'a' * 10**6}'"}, [], 11, "STUDENT has to be"),
     "no name": ({"STUDENT": "STUDENT = ..."}, [], 11, "STUDENT is not filled in"),
     "two names": ({"STUDENT": 'STUDENT = "Bob"\nSTUDENT = "model solution"'}, [], 15, "different values"),
-    "half a letter": ({}, ["x = '\ud800'"], 15, ""),
     "half a letter in an answer": (
         {"talking": "def talking(q, k, v, mix):\n    '\ud800'"},
         [],
@@ -99,10 +98,8 @@ ODD = {
     "a number of 400 digits": ({"SHARES": f"SHARES = [[{'9' * 400}] * 4] * 4"}, [], 11, "typed in"),
     "a table with a number of 400 digits": ({"SHARES": f"SHARES = [[{'9' * 400}]]"}, [], 11, ""),
     "a table that is too deep": ({"SHARES": f"SHARES = {'[' * 80}{']' * 80}"}, [], 11, ""),
-    "a thousand brackets": ({"SHARES": f"SHARES = {'[' * 1000}{']' * 1000}"}, [], 11, ""),
     "a zero byte": ({"talking": "def talking(q):\n    '\0'"}, [], 10, "no Python"),
     "no Python": ({"talking": "def talking(q) return q"}, ["this is no Python"], 10, "no Python"),
-    "a cell without source": ({}, [""], 15, ""),
     "an answer that was deleted": ({"talking": ""}, [], 10, "no cell defines it"),
     "a starter": ({"talking": "def talking(q, k, v, mix):\n    ..."}, [], 10, "not done"),
     "nan": (
@@ -124,10 +121,8 @@ ODD = {
         "more than can be compared",
     ),
     "an exit of the cell": ({}, ["exit = None\nimport sys\nsys.exit(0)"], 15, ""),
-    "numbers that are nan": ({"SHARES": "SHARES = [[1e999 - 1e999] * 4] * 4"}, [], 11, "typed in"),
     "numbers without end": ({"SHARES": "SHARES = [[1e999, 1e999, 1e999, 1e999]]"}, [], 11, ""),
     "a loop": ({"talking": "def talking(*a):\n    while True: pass"}, [], 10, ""),
-    "an experiment that fails": ({}, ["raise ValueError('an experiment')"], 15, ""),
     "a trial under the answer's name": ({}, ["talking = 3"], 15, ""),
 }
 
@@ -163,63 +158,17 @@ def styled(*lines: str, before: str = "", end: str = END, body: str = BODY, head
 
 
 STYLES = {
-    "format in a print": styled("print('shape {}'.format(q.shape))"),
-    "type": styled("assert type(q) is torch.Tensor", "print(type(q))"),
     "a question mark at the end of a cell": styled() + "\ntalking?",
-    "a question mark before": "?torch.einsum\n" + styled(),
-    "a magic": "%%time\n" + styled(),
-    "a magic in a line": "%matplotlib inline\n" + styled(),
-    "a command": "!nvidia-smi\n" + styled(),
-    "an unused import": styled(before="import os, sys, subprocess, pathlib"),
+    "magics and help": "%matplotlib inline\n!nvidia-smi\n?torch.einsum\n" + styled(),
     "everything of torch": styled(before="from torch import *\nimport torch"),
-    "another name for torch": styled(
-        before="import torch as t", body=BODY.replace("softmax(-1)", "softmax(dim=-1)")
-    ),
-    "functional": styled(
-        before="import torch.nn.functional as F",
-        body=BODY.replace(".softmax(-1)", "\n    p = F.softmax(p, -1)"),
-    ),
-    "a dataclass": styled(
-        "s = Shape(q.shape[-1])",
-        before="from dataclasses import dataclass\n@dataclass\nclass Shape:\n    d: 'int'\n",
-        body=BODY.replace("q.shape[-1]", "s.d"),
-    ),
     "a named tuple": styled(
         before="from typing import NamedTuple\nclass Both(NamedTuple):\n    output: object\n"
         "    maps: object\n",
         end="return Both((p @ v).transpose(1, 2).flatten(2), p)",
     ),
-    "types": styled(
-        before="from torch import Tensor",
-        head="def talking(q: Tensor, k: Tensor, v: Tensor, mix: Tensor) -> tuple[Tensor, Tensor]:",
-    ),
     "a list": styled(end="return [(p @ v).transpose(1, 2).flatten(2), p]"),
     "numpy returned": styled(end="return (p @ v).transpose(1, 2).flatten(2).numpy(), p.numpy()"),
-    "numpy throughout": styled(
-        "q, k, v, mix = (x.numpy() for x in (q, k, v, mix))",
-        "z = np.einsum('gh,bhij->bgij', mix, q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1]))",
-        "e = np.exp(z - z.max(-1, keepdims=True))",
-        before="import numpy as np",
-        body="p = torch.from_numpy(e / e.sum(-1, keepdims=True)); v = torch.from_numpy(v)",
-    ),
-    "einsum": styled(
-        body="p = torch.einsum('gh,bhij->bgij', mix, q @ k.mT / q.shape[-1] ** 0.5).softmax(-1)"
-    ),
-    "loops": styled(
-        "z = q @ k.mT / q.shape[-1] ** 0.5",
-        "mixed = torch.zeros_like(z)",
-        "for g in range(mix.shape[0]):",
-        "    for h in range(mix.shape[1]):",
-        "        mixed[:, g] += mix[g, h] * z[:, h]",
-        body="p = mixed.softmax(-1)",
-    ),
-    "in place": styled("q /= q.shape[-1] ** 0.5", body=BODY.replace(" / q.shape[-1] ** 0.5", "")),
-    "math": styled(before="import math", body=BODY.replace("q.shape[-1] ** 0.5", "math.sqrt(q.size(-1))")),
     "a helper in another cell": styled(body="p = maps_of(q, k, mix)"),
-    "a constant": styled(before="HALF = 0.5", body=BODY.replace("0.5", "HALF")),
-    "a table that is filled": styled(
-        before="table = {}\ntable['half'] = 0.5", body=BODY.replace("0.5", "table['half']")
-    ),
     "a class that is called": (
         "class Talking:\n    def __call__(self, q, k, v, mix):\n"
         f"        {BODY}\n        {END}\ntalking = Talking()\n"
@@ -231,39 +180,15 @@ STYLES = {
     "a lambda": "maps = lambda q, k, mix: maps_of(q, k, mix)\n"
     "talking = lambda q, k, v, mix: ((maps(q, k, mix) @ v).transpose(1, 2).flatten(2), maps(q, k, mix))\n",
     "a decorator": styled(before="import functools\n@functools.lru_cache"),
-    "no_grad": styled(before="@torch.no_grad()"),
     "a partial": styled(
         before="", head="def any_talking(half, q, k, v, mix):", body=BODY.replace("0.5", "half")
     )
     + "\nfrom functools import partial\ntalking = partial(any_talking, 0.5)\n",
-    "an inner function": styled(
-        "def soft(z):",
-        "    e = (z - z.amax(-1, keepdim=True)).exp()",
-        "    return e / e.sum(-1, keepdim=True)",
-        body=BODY.replace(".softmax(-1)", "") + "\n    p = soft(p)",
-    ),
-    "log softmax": styled(body=BODY.replace("softmax(-1)", "log_softmax(-1).exp()")),
-    "try": styled("try:", "    assert q.ndim == 4", "except AssertionError:", "    raise"),
-    "match": styled("match q.shape:", "    case (B, H, N, d):", "        pass"),
-    "a walrus": styled(body=BODY.replace("q.shape[-1]", "(d := q.shape[-1])")),
-    "more arguments": styled(head="def talking(q, k, v, mix, *rest, half=0.5, **options):"),
-    "an assertion with getattr": styled("assert getattr(q, 'ndim') == 4 and hasattr(q, 'mT')"),
-    "eval": styled("half = eval('1 / 2')", body=BODY.replace("0.5", "half")),
-    "warnings and logging": styled(
-        "warnings.warn('careful')", "logging.info('x')", before="import logging, warnings"
-    ),
-    "time": styled("start = time.perf_counter()", before="import time"),
     "a comment in another language": "# día, 日本語, 🙂\n" + styled(),
-    "itertools": styled("list(product(range(2), repeat=2))", before="from itertools import product"),
-    "a copy": styled("q = copy.deepcopy(q)", before="import copy"),
     "under a condition": "if True:\n" + "\n".join(f"    {line}" for line in styled().splitlines()),
     "Windows lines": styled().replace("\n", "\r\n"),
 }
 HELPER = f"def maps_of(q, k, mix):\n    {BODY}\n    return p\n"
-
-
-def test_there_are_enough_styles():
-    assert len(STYLES) >= 40
 
 
 @pytest.mark.parametrize("name", STYLES)
@@ -287,11 +212,6 @@ def halved(before: str, half: str) -> list[str]:
     return [before, styled(body=BODY.replace("0.5", half))]
 
 
-def as_cells(*cells: str) -> list:
-    """Cells as a notebook's file has them."""
-    return [{"cell_type": "code", "metadata": {}, "source": cell} for cell in cells]
-
-
 def rewritten(change):
     """A function that writes a notebook's content in another form."""
     return lambda content: json.dumps(change(json.loads(content))).encode()
@@ -310,9 +230,7 @@ def zipped(name: str, **others: bytes):
 
 HONEST_CELLS = {
     "display": ["import torch", styled("display(q.shape)")],
-    "display that is imported": ["from IPython.display import display, clear_output", styled("display(q)")],
     "a setting of IPython": ["get_ipython().run_line_magic('matplotlib', 'inline')", styled()],
-    "IPython asked within": [styled("get_ipython().run_line_magic('time', '3')")],
     "a count that is global": ["CALLS = 0", styled("global CALLS", "CALLS += 1")],
     "a global that a function sets": halved(
         "def set_up():\n    global HALF\n    HALF = 0.5\nset_up()", "HALF"
@@ -320,10 +238,6 @@ HONEST_CELLS = {
     "everything of another cell": [
         "from math import *",
         styled(body=BODY.replace("q.shape[-1] ** 0.5", "sqrt(q.size(-1))")),
-    ],
-    "everything of torch, sum too": [
-        "from torch import *",
-        styled(body=BODY.replace("softmax(-1)", "exp()") + "; p = p / sum(p, -1, keepdim=True)"),
     ],
     "everything of what is not here": ["from google.colab.files import *", styled()],
     "a default dtype of another cell": [
@@ -340,32 +254,18 @@ HONEST_CELLS = {
         "halves = []\nfor n in range(3):\n    halves.append(n / 2)", "halves[1]"
     ),
     "a list that is appended to": halved("halves = []\nhalves.append(0.5)", "halves[0]"),
-    "a table that is updated": halved("table = dict()\ntable.update(half=0.5)", "table['half']"),
     "an attribute of a function": halved("def f():\n    return f.half\nf.half = 0.5", "f()"),
-    "an attribute of an object": halved(
-        "from types import SimpleNamespace\nconfig = SimpleNamespace()\nconfig.half = 0.5", "config.half"
-    ),
-    "two names at once": halved("half, third = 0.5, 1 / 3", "half"),
     "a name for a name": halved("half: float = 0.5\nother = half", "other"),
     "an import that may fail": halved(
         "try:\n    import jax\nexcept ImportError:\n    jax = None", "(0.5 if not jax else 0)"
     ),
-    "a with around it": halved("with torch.no_grad():\n    half = torch.tensor(0.5).item()", "half"),
-    "a class with another class in it": halved(
-        "class A:\n    class B:\n        half = 0.5\n    def get(self):\n        return self.B.half",
-        "A().get()",
-    ),
     "a base class of another cell": halved(
         "class Base:\n    half = 0.5\nclass Child(Base):\n    pass", "Child.half"
     ),
-    "a generator": halved("def halves():\n    yield 0.5\n", "next(halves())"),
-    "a walrus at the top": halved("print(half := 0.5)\nhalf = 0.5", "half"),
-    "a recursion": halved("def down(n):\n    return 0.5 if n == 0 else down(n - 1)", "down(500)"),
     "deeper than usual": halved(
         "import sys\nsys.setrecursionlimit(5000)\ndef down(n):\n    return 0.5 if n == 0 else down(n - 1)",
         "down(3000)",
     ),
-    "a cell magic and a comment": ["%%time\n# nothing", "%%timeit -n 1\n" + styled()],
     "magics, help and commands": [
         "%load_ext autoreload\n!pip install einops\nfiles = !ls\ntorch.einsum??",
         styled(),
@@ -377,7 +277,6 @@ HONEST_CELLS = {
     "trials that fail": ["talking(1, 2)\n1 / 0\nopen('nowhere')", ending("assert False, 'my own test'")],
     "an older answer left above": [styled(end="return 0, 0"), styled()],
     "the same answer twice in a cell": [styled(end="return 0, 0") + styled()],
-    "tabs": [styled().replace("    ", "\t")],
 }
 HONEST_FILES = {
     "a byte order mark.ipynb": lambda content: b"\xef\xbb\xbf" + content,
@@ -397,28 +296,16 @@ HONEST_FILES = {
             ],
         }
     ),
-    "large outputs.ipynb": rewritten(
-        lambda book: (
-            book
-            | {
-                "cells": [c | {"outputs": [{"text": "x" * 10**6}]} for c in book["cells"][:20]]
-                + book["cells"][20:]
-            }
-        )
-    ),
     "in reverse.ipynb": rewritten(lambda book: book | {"cells": book["cells"][::-1]}),
-    "cells without types.ipynb": rewritten(lambda book: book | {"cells": [{"source": "x"}, *book["cells"]]}),
-    "a folder in it.zip": zipped("Ada/work/a1.ipynb"),
     "backslashes.zip": zipped("Ada\\a1.ipynb"),
-    "beside a Mac's files.zip": zipped("a1.ipynb", **{"__MACOSX/._a1.ipynb": b"", ".DS_Store": b""}),
-    "with drafts.zip": zipped("a1 (2).ipynb", **{"draft.ipynb": b'{"cells": []}'}),
+    "beside a Mac's files.zip": zipped(
+        "work/a1.ipynb",
+        **{"__MACOSX/._a1.ipynb": b"", ".DS_Store": b"", "torch.py": b"1/0"},
+        **{".ipynb_checkpoints/a1-checkpoint.ipynb": b'{"cells": []}'},
+    ),
     "capital letters.IPYNB": lambda content: content,
     "Müller 作业 (final).ipynb": lambda content: content,
 }
-
-
-def test_there_are_36_odd_honest_works():
-    assert len(HONEST_CELLS) + len(HONEST_FILES) >= 36
 
 
 @pytest.mark.parametrize("name", [*HONEST_CELLS, *HONEST_FILES])
@@ -431,23 +318,6 @@ def test_honest_work_that_is_odd_has_its_points(edition, cage, tmp_path, name):
     (back,) = handed_in(tmp_path, [])
     result = graded(back, only(edition, "q1"), cage)
     assert result.total == 5, result
-
-
-UNREADABLE = {
-    "newer Python": ("def talking[T](q: T, k, v, mix):\n    return q", "no Python 3"),
-    "newer Python elsewhere": (
-        styled(body="p = other(q)"),
-        "needs other, and line 1 of that cell is no Python 3",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", UNREADABLE)
-def test_what_this_python_cannot_read_is_named(edition, cage, name):
-    code, says = UNREADABLE[name]
-    handed = replace(solution(edition), "talking", code)
-    handed.code.append("def other[T](x: T) -> T:\n    return x")
-    assert any(says in remark for remark in graded(handed, only(edition, "q1"), cage).remarks)
 
 
 def test_a_name_that_begins_with_a_dot_gets_a_line(edition, cage, tmp_path):
@@ -474,18 +344,6 @@ def test_typed_numbers_may_stand_in_a_tensor(edition, cage, style):
 
 
 # --- Folders, zips and platforms ---
-
-
-def test_what_a_zip_holds_beside_the_notebook_does_not_matter(edition, tmp_path):
-    notebook = as_notebook(solution(edition))
-    other = json.dumps({"cells": []}).encode()
-    files = {".ipynb_checkpoints/a1-checkpoint.ipynb": other, "__MACOSX/._a1.ipynb": b"", "torch.py": b"1/0"}
-    a_zip(files | {"work/a1.ipynb": notebook, "drafts/old.ipynb": other, "work/plot.png": b""})(
-        tmp_path / "a.zip"
-    )
-    (handed,) = handed_in(tmp_path, [])
-    read_here(handed, edition)
-    assert not handed.reading.problem and "def talking" in handed.reading.answers["q1"].code
 
 
 def test_the_names_of_platforms_are_read_and_uploads_found(edition, tmp_path):

@@ -10,7 +10,6 @@ from tests.helpers import ROOT
 
 TEMPLATE = ROOT / "course" / "template"
 WORKFLOW = (TEMPLATE / ".github" / "workflows" / "check.yml").read_text(encoding="utf-8")
-README = (TEMPLATE / "README.md").read_text(encoding="utf-8")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 
@@ -27,14 +26,3 @@ def test_the_workflow_runs_the_public_checks_on_the_oldest_python():
     assert python == {"python-version": PROJECT["requires-python"].removeprefix(">=")}
     (command,) = re.findall(r"python -m (atbook \w+) \"\$notebook\"", WORKFLOW)
     assert command == "atbook exercises" and find_spec("atbook.exercises.commands")
-
-
-def test_both_install_this_repository():
-    address = f'"git+{PROJECT["urls"]["Repository"]}"'
-    assert address in WORKFLOW and address in README
-
-
-def test_the_readme_names_modules_and_assignments_that_exist():
-    assert all(find_spec(f"{module}.__main__") for module in re.findall(r"-m (at(?:lib|book)[\w.]*)", README))
-    named = set(re.findall(r"\b(a\d)\.ipynb", README))
-    assert named <= {path.parent.name for path in (ROOT / "course").glob("*/master.md")}

@@ -19,7 +19,7 @@ FILES = sorted(
     for path in (results_folder() / "transfer" / world).glob("*-seed0.safetensors")
     if not path.name.startswith("teacher")
 )
-IMAGES = 1000
+IMAGES = 500
 
 
 @cache
@@ -37,8 +37,4 @@ def test_committed_weights_answer_as_their_record_says(path: Path):
     right = predict(model, images).argmax(1) == images.targets
     recorded = torch.from_numpy(unpack_bits(run.record().results["test_right"])[:IMAGES])
     # another processor rounds otherwise, and an answer may be a tie
-    assert (right != recorded).sum() <= 2
-
-
-def test_five_files_of_each_world_are_tried():
-    assert len(FILES) == 10
+    assert (right != recorded).sum() <= 1

@@ -4,7 +4,6 @@ it runs, chooses and goes on as the other studies do."""
 from dataclasses import replace
 
 import pytest
-from timm.models.vision_transformer import VisionTransformer
 
 from atbook.lab import scales as schooling
 from atbook.lab import study as runner
@@ -12,9 +11,8 @@ from atbook.lab.detection import DETECTION
 from atbook.lab.scales import LABELLED_SCENES, PAINTED_SCENES, TUNING_SEED, SceneScale
 from atbook.lab.study import Place, Sources, make_teacher, run_study, scratch
 from atbook.records import read_file
-from atfamily.detection.detector import Detector, FcosHeads, RegionHeads
+from atfamily.detection.detector import Detector
 from atfamily.detection.segment import Segmenter
-from atlib import AttentionTransfer
 from atlib import recipe as recipes
 from atlib.checkpoint import load_vit, save_vit
 from atlib.vit import Architecture
@@ -33,7 +31,6 @@ TOY = SceneScale(
     unlabelled=8,
     held_out_sizes={"validation": 4, "test": 6},
 )
-HEADS = {"fcos": FcosHeads, "mask r-cnn": RegionHeads}
 
 
 @pytest.fixture(autouse=True)
@@ -71,22 +68,12 @@ def test_a_variant_is_what_its_name_says(variant, sources):
     how, _, of = how.partition(" from ")
     model = variant.build(sources._replace(schooling=variant.schooling))
     vit, student = model.backbone.vit, model.backbone.student
-    if name.startswith("segment"):
-        assert type(model) is Segmenter and model.head.out_channels == 9
-        assert len(model.neighbours) == (6 if name.endswith("convolutions") else 0)
-        if model.neighbours:
-            assert model.neighbours[0].kernel_size == ((1, 1) if "1 x 1" in name else (3, 3))
-    else:
-        assert type(model) is Detector and type(model.heads) is HEADS[name]
-        assert model.heads.masks == (name == "mask r-cnn")
+    assert type(model) is (Segmenter if name.startswith("segment") else Detector)
     path = sources.place.teacher(0, LABELLED_SCENES if of == "supervised" else None)
     of_teacher = without_head(load_vit(path).state_dict())
     if how in ("copy", "distill"):
-        assert isinstance(vit, AttentionTransfer) and (vit.plan.what, vit.plan.how) == ("map", how)
-        assert vit.layers == (0, 1, 2, 3)
+        assert (vit.plan.what, vit.plan.how) == ("map", how)
         assert same(without_head(vit.teacher.state_dict()), of_teacher) == (of != "untrained")
-    else:
-        assert type(vit) is VisionTransformer
     fresh = how in ("scratch", "copy", "distill")
     expected = without_head(scratch(sources).state_dict()) if fresh else of_teacher
     assert same(without_head(student.state_dict()), expected)
@@ -107,7 +94,6 @@ def test_teachers_of_scenes(tmp_path):
     make_teacher(place, 0, DETECTION, of_labels)
     painter, classifier = load_vit(place.teacher(0)), load_vit(place.teacher(0, LABELLED_SCENES))
     assert painter.num_classes == 0 and classifier.num_classes == 8
-    assert painter.pos_embed.shape == classifier.pos_embed.shape == (1, 65, 64)
     (of_painter,), (of_classifier,) = (read_file(place.records(name)) for name in ("transfer", "detection"))
     assert of_painter.results["unlearned"] == of_painter.history[-1]["unlearned"] > 0.5
     assert 0 <= of_classifier.results["unlearned"] <= 1
@@ -150,7 +136,6 @@ def test_every_run_and_trial_leaves_a_record_with_its_figures(finished):
     for record, expected in zip(records, (boxes, {"test_iou"}), strict=True):
         assert expected - sizes <= set(record.results) <= expected
         assert all(0 <= value <= 1 for value in record.results.values())
-        assert record.config["scale"] == "scenes" and record.config["labels"] == 8
     trials = [record for record in read_file(place.records("detection")) if record.kind == "trial"]
     assert {(record.method, record.trial) for record in trials} == {(m, t) for m in METHODS for t in (0, 1)}
     for record in trials:

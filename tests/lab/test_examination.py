@@ -1,7 +1,6 @@
 """Examinations: trained models, one seed at a time, measured once, with records of what was found."""
 
 import shutil
-from dataclasses import replace
 
 import pytest
 from safetensors.torch import load_file
@@ -89,13 +88,3 @@ def test_models_are_trained_first_and_measured_one_seed_at_a_time(place):
             assert same(load_file(run.weights), dict(getattr(model, "student", model).state_dict()))
     assert found(place)["all together", 0].results == {"models": 2}
     assert ("copy", 0) not in found(place, "toy study"), "the third variant was not asked for"
-
-
-def test_a_failed_measurement_leaves_no_record(place):
-    def fails(models, sources):
-        raise RuntimeError("in the middle")
-
-    with pytest.raises(RuntimeError, match="in the middle"):
-        run_examination(replace(EXAMINATION, measure=fails), place, 1)
-    assert found(place) == {} and Run(STUDY, place, "scratch", 0).record() is not None
-    assert len(run_examination(EXAMINATION, place, 1)) == 3

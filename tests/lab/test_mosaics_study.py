@@ -18,19 +18,25 @@ from tests.worlds.test_mosaics import POOL
 def sources(tmp_path, monkeypatch):
     scale = replace(scales()["mosaics"], labels=16, unlabelled=16)
     monkeypatch.setattr(type(scale), "_photographs", lambda self, split: POOL)
+    drawn = type(scale).drawn
+    few = lambda self, split, size, *rest: drawn(self, split, min(size, 40), *rest)  # noqa: E731
+    monkeypatch.setattr(type(scale), "drawn", few)
     place = Place("mosaics", None, tmp_path, tmp_path)
     torch.manual_seed(1)
     save_vit(place.teacher(0), scale.student.build(), scale.student)
     return Sources(place, scale, 0)
 
 
-@pytest.mark.parametrize("variant", MOSAICS.variants, ids=lambda variant: variant.name)
+# One of those that are built alike: of the many copies, the one whose teacher sees a blank image.
+BUILT = {str(variant.build): variant for variant in MOSAICS.variants}
+
+
+@pytest.mark.parametrize("variant", BUILT.values(), ids=lambda variant: variant.name)
 def test_every_variant_trains_a_step(sources, variant):
     model = variant.build(sources)
     recipe = replace(variant.base(sources.scale, sources.place), steps=1, batch_size=8)
     images = sources.scale.labelled(0, twin=variant.twin)
-    size = 4000 if variant.name == "oracle" else 40  # the oracle knows the test's own alone
-    sets = {"test": sources.scale._images("test", size, 0, variant.twin)}
+    sets = {"test": sources.scale._images("test", 40, 0, variant.twin)}
     results, history = teach(model, images, recipe, 0, sets, variant.name)
     assert 0 <= results["test_accuracy"] <= 1 and history[-1]["loss"] > 0
 

@@ -4,8 +4,6 @@ whose teacher, student and first weights fit together, in shapes. Nothing is tra
 import json
 import re
 import shlex
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -21,7 +19,6 @@ from atrun import build as building
 from atrun import commands, measure
 from atrun.config import read_config, write_config
 from atrun.data.natural_shifts import SHIFTED
-from atrun.recipes import published
 from atrun.teachers import load
 from atrun.teachers.build import Teacher
 from tests.helpers import ROOT, draw_nothing_on_meta, shared
@@ -128,7 +125,7 @@ def configured(tmp_path, monkeypatch):
     monkeypatch.setattr(commands, "start", start)
     monkeypatch.setattr(commands, "help_text", lambda *settings: "")  # which nobody asks for here
     monkeypatch.setattr(commands, "summary", lambda folder, record: "")
-    monkeypatch.setattr(commands, "dry_run", lambda config: done.append(config) or 0)
+    monkeypatch.setattr(commands, "dry_run", lambda config, processes: done.append(config) or 0)
     monkeypatch.setattr(measure, "_test_of", test_of)
     monkeypatch.setattr(measure, "measured_lines", lambda tests: [])
 
@@ -217,14 +214,7 @@ def test_the_other_papers_are_listed_whole_and_their_commands_configure(configur
     for one in ordered:
         code, _ = configured(one.command)
         assert code == 0, (one, capsys.readouterr().err)
-    for one in listed():
-        named = re.findall(
-            r"`((?:deit|cait|resmlp|patch-conv|attndistill|mae-lite|augreg|vitdet)[a-z0-9-]*)`", one.note
-        )
-        assert all(published(name).name == name for name in named), one
-        for name in re.findall(r"`(atlib\.[a-z_.]+(?:\.[A-Za-z]+)?)`", one.note):
-            assert is_there(name), (one, name)
-        assert one.command or one.note
+    assert all(one.command or one.note for one in listed())
 
 
 def test_nothing_of_the_other_papers_data_is_left_out():
@@ -235,15 +225,6 @@ def test_nothing_of_the_other_papers_data_is_left_out():
         assert [one.table for one in listed() if one.paper == paper] == theirs
     files = {path.stem for path in folder.glob("*.json")}
     assert files == papers | {"attention-transfer"}
-
-
-def is_there(name):
-    """Whether a module, or something in one, has this name."""
-    where, _, what = name.rpartition(".")
-    try:
-        return hasattr(import_module(where), what) or find_spec(name) is not None
-    except ModuleNotFoundError:
-        return False
 
 
 def listed():

@@ -3,7 +3,7 @@
 import json
 from itertools import groupby
 
-from atbook.lab.searches import CLASSES, all_searches, near_guessing_table
+from atbook.lab.searches import CLASSES, all_searches
 from atbook.records import results_folder
 
 # Those in which nothing left guessing on 28 November 2026: the list can only become shorter, and a new search
@@ -79,10 +79,3 @@ def test_no_other_search_ended_where_nothing_left_guessing():
     unlearned = sorted((one.study, one.scale, one.method) for one in all_searches() if not one.learned)
     for place, some in groupby(unlearned, lambda one: one[:2]):
         assert {method for *_, method in some} <= KNOWN.get(place, set()), place
-
-
-def test_the_table_has_what_is_near_guessing():
-    rows = near_guessing_table().splitlines()[2:]
-    near = [one for one in all_searches() if one.best <= 1 / CLASSES[one.scale] + 0.075]
-    assert len(rows) == len(near)
-    assert sum(row.endswith("| no |") for row in rows) == sum(not one.learned for one in near)

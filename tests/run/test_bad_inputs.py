@@ -140,7 +140,7 @@ vitdet-distill-vit-base data:coco teacher:untrained method=features -> 'coco'
 mae-scratch-vit-base data:coco -> 'coco'
 attndistill-vit-tiny data:imagenet-1k -> teacher
 mae-lite-distilled-pretrain data:imagenet-1k teacher:untrained -> untrained
-mae-lite-distilled-pretrain data:imagenet-1k model.patch_size=32 -> teacher (14, 14), student (7, 7)
+mae-lite-distilled-pretrain data:imagenet-1k model.patch_size=32 -> teacher ((14, 14), 1), student ((7, 7), 1)
 distill data:cifar10 -> --teacher
 scratch data:cifar10 -> --model NAME
 find-scratch lr=-1 -> lr=-1.0

@@ -51,7 +51,7 @@ def test_the_page_of_a_run(tmp_path, photographs, monkeypatch):
     assert not re.search(r"""(src|href)\s*=\s*["']?(http|//)""", page), "it needs no network"
     config, (rows, words) = read_config(found.folder), read(page)
     again = []
-    monkeypatch.setattr(commands, "dry_run", lambda config: again.append(config.on(24)) or 0)
+    monkeypatch.setattr(commands, "dry_run", lambda config, processes: again.append(config.on(24)) or 0)
     assert command.main([*words, "--dry-run"]) == 0 and again == [config]
     images = held_out_images(photographs, "validation", config.augmentation)
     right = predict(found.student, images).argmax(1) == images.targets
