@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from atbook.exercises import judge
+from atbook.exercises import check, find, judge
 from atbook.exercises.judging import Exercise
 
 
@@ -30,6 +30,7 @@ def test_right_wrong_and_known_wrong():
     other = judge(DOUBLE, lambda x: 2 * x**2 + 2 * x)
     assert not other.passed and other.mistake is None
     assert "expected 2, got 4 at (0, 1); 3 of 4 entries differ" in other.says and "0 of 1" in other.says
+    assert "the largest difference is 18" in other.says
 
 
 @pytest.mark.parametrize("answer", [lambda x: None, lambda x: ..., lambda x: _raise(NotImplementedError())])
@@ -45,8 +46,11 @@ def _raise(error):
     ("answer", "named"),
     [
         (lambda x: _raise(KeyError("mine")), "KeyError: 'mine'"),
+        (lambda x, y: x, "TypeError"),
+        (lambda x: _raise(SystemExit(3)), "SystemExit"),
         (lambda x: 2 * x[0], r"expected the shape (2, 2), got (2,)"),
         (lambda x: [2 * x], r"expected the shape (2, 2), got (1, 2, 2)"),
+        (lambda x: ["2x"], "expected a tensor, got a list"),
         (lambda x: "2x", "got a str"),
         (lambda x: x * math.nan, "4 of 4 numbers are nan or infinite"),
         (lambda x: x.mul_(2), "changed its arguments"),
@@ -57,15 +61,42 @@ def test_what_is_wrong_is_told(answer, named):
     assert not verdict.passed and verdict.mistake is None and named in verdict.says
 
 
+ROWS = exercise(lambda p: p.softmax(-1), lambda: (torch.arange(12.0).double().sin().reshape(2, 2, 3),))
+MEAN = exercise(lambda x: x.mean(1), lambda: (torch.arange(1.0, 13).double().reshape(3, 4),))
+
+
+@pytest.mark.parametrize(
+    ("task", "answer", "said"),
+    [
+        (DOUBLE, lambda x: -2 * x, "the sign is turned round"),
+        (DOUBLE, lambda x: 200 * x, "no per cent"),
+        (DOUBLE, lambda x: 2 * x / math.log(2), "not log2"),
+        (DOUBLE, lambda x: 2 * x.mT, "transposed"),
+        (MEAN, lambda x: x.sum(1), "the size of axis 1 of `x`: it is 4 times too large: a sum"),
+        (MEAN, lambda x: x.mean(1) / 4, "it is 1/4 of the right one: a mean"),
+        (ROWS, lambda p: p.exp() * p.softmax(-1), "the rows of your result do not sum to 1"),
+    ],
+)
+def test_how_a_wrong_result_is_related_to_the_right_one_is_told(task, answer, said):
+    verdict = judge(task, answer)
+    assert not verdict.passed and said in verdict.says
+
+
 @pytest.mark.parametrize(
     "answer",
     [
         lambda x: (2 * x).tolist(),
+        lambda x: (2 * x).numpy(),
+        lambda x: list(2 * x),
         lambda x: x @ torch.tensor([[2.0, 0.0], [0.0, 2.0]]),  # in single precision, as in the chapters
     ],
 )
 def test_a_right_result_may_be_written_in_other_ways(answer):
     assert judge(DOUBLE, answer).passed
+
+
+def test_one_number_may_be_a_tensor_of_one_number():
+    assert judge(exercise(lambda x: x.sum(), numbers), lambda x: x.sum().reshape(1)).passed
 
 
 def test_a_teacher_may_be_frozen_by_the_answer():
@@ -77,6 +108,21 @@ def test_a_teacher_may_be_frozen_by_the_answer():
         return torch.ones(2).double(), torch.ones(2).double()
 
     assert judge(exercise(lambda a, b: (a.detach() * b).sum(), inputs, grads=("a", "b")), frozen).passed
+
+
+def test_an_error_of_the_check_is_no_fault_of_the_student():
+    verdict = judge(exercise(lambda x: _raise(RuntimeError("mine")), numbers), lambda x: 2 * x)
+    assert not verdict.passed and verdict.mistake == "the check" and "no mistake of yours" in verdict.says
+
+
+def test_a_value_in_place_of_the_function():
+    verdict = judge(DOUBLE, torch.zeros(2))
+    assert not verdict.passed and "expected a function, got a Tensor" in verdict.says
+
+
+def test_printing_in_place_of_returning(capsys):
+    verdict = judge(DOUBLE, lambda x: print(2 * x))
+    assert not verdict.passed and "return" in verdict.says and capsys.readouterr().out == ""
 
 
 def test_an_answer_that_runs_for_ever_is_ended_even_where_it_catches_exceptions(monkeypatch):
@@ -100,6 +146,12 @@ def test_gradients_are_judged_where_they_count():
     assert judge(counted, lambda x: 2 * x).mistake == "Not that."
     only = exercise(lambda x: 2 * x, numbers, grads=("x",), gradients_only=True)
     assert judge(only, lambda x: 2 * x + 7).passed and not judge(only, lambda x: 3 * x).passed
+
+
+def test_gradients_of_lists_of_tensors():
+    counted = exercise(lambda x: sum(x), lambda: ([*numbers(), *numbers()],), grads=("x",))
+    assert judge(counted, lambda x: x[0] + x[1]).passed
+    assert "gradient of x: entry 1" in judge(counted, lambda x: x[0] + x[1].detach()).says
 
 
 def test_a_tensor_that_is_too_large_is_told_although_the_numbers_are_right():
@@ -128,3 +180,15 @@ def test_randomness_is_the_same_for_every_answer_and_the_students_own_is_untouch
     torch.manual_seed(5)
     assert judge(noisy, lambda x: x + torch.rand(2, 2)).passed
     assert torch.equal(torch.rand(1), expected)
+
+
+def test_an_unknown_number_lists_the_close_ones(capsys):
+    with pytest.raises(ValueError, match=r"6\.9"):
+        find("6.9")
+    check("6.9", print)  # never raises
+    assert "'6.1'" in capsys.readouterr().out
+
+
+def test_check_prints_the_verdict(capsys):
+    check("6.1", lambda *maps: None)
+    assert capsys.readouterr().out.startswith("Exercise 6.1: not done yet")

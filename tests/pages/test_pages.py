@@ -2,7 +2,7 @@
 
 import re
 from functools import cache
-from itertools import combinations
+from itertools import combinations, pairwise
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -16,6 +16,19 @@ def test_the_front_door_leads_to_the_first_page(browser):
     tab = browser.new_page()
     tab.goto((HTML / "index.html").as_uri())
     tab.wait_for_url("**/book/index.html")
+    tab.close()
+
+
+def test_panels_of_the_front_page_stand_side_by_side_and_below_each_other_on_a_phone(browser):
+    tab = browser.new_page()
+    tab.goto((HTML / "book" / "index.html").as_uri())
+    for width, below in ((1280, False), (390, True)):
+        tab.set_viewport_size({"width": width, "height": 844})
+        for panels in tab.locator(".panels").all():
+            boxes = [one.bounding_box() for one in panels.locator("> div").all()]
+            assert len(boxes) >= 2
+            for one, other in pairwise(boxes):
+                assert (other["y"] >= one["y"] + one["height"]) == below
     tab.close()
 
 
@@ -67,6 +80,22 @@ def test_no_sideways_scroll_on_a_desktop_and_on_a_phone(page):
         page.tab.set_viewport_size({"width": 1280, "height": 900})
 
 
+def test_no_cell_of_the_claims_is_taller_than_three_lines(browser):
+    tab = browser.new_page(viewport={"width": 1300, "height": 900})
+    tab.goto((HTML / "book" / "claims.html").as_uri())
+    tall = tab.evaluate("""() => {
+        const lines = e => {
+            const style = getComputedStyle(e), range = document.createRange();
+            range.selectNodeContents(e);
+            return Math.round(range.getBoundingClientRect().height / parseFloat(style.lineHeight));
+        };
+        const shown = [...document.querySelectorAll('table td')].filter(e => e.offsetParent);
+        return shown.filter(e => !e.closest('details:not([open])') && lines(e) > 3).map(e => e.textContent);
+    }""")
+    tab.close()
+    assert tall == []
+
+
 def test_every_image_loads_and_says_what_it_shows(page):
     images = page.all(
         "img", "({alt: e.alt.trim(), source: e.getAttribute('src').slice(0, 80), width: e.naturalWidth})"
@@ -106,6 +135,25 @@ def test_drawings_are_legible_on_a_phone_and_nothing_in_them_overlaps(page):
             across = min(one["right"], other["right"]) - max(one["left"], other["left"])
             down = min(one["bottom"], other["bottom"]) - max(one["top"], other["top"])
             assert across < 1 or down < 3, (one["says"], other["says"])
+
+
+def test_figures_have_the_colour_of_the_page_and_letters_of_nine_pixels_on_a_phone(page):
+    sizes = """(scale => ({
+        label: e.getAttribute('aria-label'),
+        colour: getComputedStyle(e).color === getComputedStyle(e.closest('article')).color,
+        smallest: Math.min(...[...e.querySelectorAll('text')].map(
+            text => parseFloat(getComputedStyle(text).fontSize) * scale)),
+    }))(e.getBoundingClientRect().width / e.viewBox.baseVal.width)"""
+    page.tab.set_viewport_size({"width": 390, "height": 844})
+    try:
+        drawn = page.all("svg.plot", sizes)
+        wide = page.tab.evaluate("document.documentElement.scrollWidth")
+    finally:
+        page.tab.set_viewport_size({"width": 1280, "height": 900})
+    assert wide <= 390
+    for figure in drawn:
+        assert figure["label"] and figure["colour"]
+        assert figure["smallest"] is None or figure["smallest"] > 8.9, figure
 
 
 @cache
@@ -155,6 +203,19 @@ def test_sliders_move_their_picture(page):
         assert seen() == before
 
 
+def test_pictures_of_sliders_have_their_own_width_on_a_phone(page):
+    """Drawn at 72 dots an inch, a letter of 9 points has 9 pixels there."""
+    page.tab.set_viewport_size({"width": 390, "height": 844})
+    try:
+        widths = page.all(".frames-slider img", "[e.getBoundingClientRect().width, e.naturalWidth]")
+        knobs = page.all(".frames-slider input", "e.getBoundingClientRect().right")
+    finally:
+        page.tab.set_viewport_size({"width": 1280, "height": 900})
+    for width, natural in widths:
+        assert width >= natural
+    assert all(right <= 390 for right in knobs)
+
+
 def test_a_click_on_a_choice_opens_the_explanation(page, browser):
     if not page.all(".predict", "1"):
         return
@@ -182,3 +243,23 @@ def test_results_are_open(page):
     )
     assert results
     assert [result["text"] for result in results if result["closed"]] == []
+
+
+def test_the_page_look_answers_a_click_and_is_readable_in_the_dark(browser):
+    tab = browser.new_page(viewport={"width": 1280, "height": 900}, color_scheme="dark")
+    tab.goto((HTML / "book" / "look.html").as_uri())
+    before = tab.inner_text(".look-says")
+    stage = tab.get_by_role("application").first
+    stage.click(position={"x": 10, "y": 10})
+    after = tab.inner_text(".look-says")
+    assert "Class token" in before and "Patch row 0, column 0" in after
+    # The theme lays a light ground under the output of a cell.
+    grounds = tab.evaluate("""() => {
+        const grounds = [];
+        for (let e = document.querySelector(".look"); e; e = e.parentElement)
+            grounds.push(getComputedStyle(e).backgroundColor);
+        return grounds.filter(colour => !/, 0\\)$/.test(colour));
+    }""")
+    light = sum(map(int, re.findall(r"\d+", grounds[0])[:3])) / 3
+    assert light < 60, f"the ground of the page is {grounds[0]}"
+    tab.close()

@@ -1,10 +1,12 @@
 """The benchmark of transfer steps: its FLOP counts, its memory counts, its dense baseline, its arithmetic,
 and one small run."""
 
+import json
 from functools import partial
 
 import flops
 import methods
+import others
 import pytest
 import torch
 import transfer_step
@@ -95,6 +97,17 @@ def test_flops_of_distill(images, layers):
     assert flops.distill(shape) == flops.distill(shape, 4)
 
 
+def test_flops_of_projected_features(images):
+    """For each pair of layers a product forward and two backward."""
+    shape, wide = flops.shape_of(vit()), flops.shape_of(vit())._replace(width=20)
+    projector = torch.nn.Linear(shape.width, 20, bias=False)
+    stream = torch.zeros(BATCH, shape.tokens, shape.width, requires_grad=True)
+    spent = both_ways(lambda: projector(stream).sum())
+    without = flops.feature_distillation(shape, 2, wide)
+    assert without == flops.fine_tuning(shape) + wide.embed + 2 * wide.block
+    assert flops.feature_distillation(shape, 2, wide, projectors=3) == without + 3 * spent
+
+
 @pytest.mark.parametrize(
     ("how", "layers"),
     [("copy", (0, 1, 2, 3)), ("copy", (1, 3)), ("distill", (0, 1, 2)), ("distill", (0, 1, 2, 3))],
@@ -135,7 +148,7 @@ def test_memory_of_known_allocations():
 
 
 @pytest.mark.slow
-def test_a_small_run_writes_its_record(tmp_path, monkeypatch):
+def test_the_command_prints_a_table_and_writes_a_record(tmp_path, capsys, monkeypatch):
     """With ViTs of four layers."""
     monkeypatch.setattr(methods, "create_vit", partial(create_vit, depth=4))
     out = tmp_path / "records.jsonl"
@@ -145,14 +158,16 @@ def test_a_small_run_writes_its_record(tmp_path, monkeypatch):
         transfer_step.main([*small.split(), "--out", str(out)])
     finally:
         torch.set_num_threads(threads)
-    (record,) = read_file(out)
+    (record,), printed = read_file(out), capsys.readouterr().out
     assert (record.experiment, record.method) == ("benchmarks", "transfer_step-tiny-197-cpu")
     assert record.config["model"] == "tiny" and record.config["batch"] == 1 and "out" not in record.config
     by_method = record.results["methods"]
     plain = by_method["fine-tune"]
     assert list(by_method) == list(methods.known_methods(4))
     for name, one in by_method.items():
-        assert one["seconds"] == record.history[0][name]
+        assert one["title"] in printed
+        assert one["seconds"] == one["seconds_min"] == record.history[0][name]
+        assert one["images_per_second"] == pytest.approx(1 / one["seconds"])
         assert one["ratio"] == pytest.approx(one["seconds"] / plain["seconds"])
         assert one["memory_ratio"] == pytest.approx(one["peak_memory_mb"] / plain["peak_memory_mb"])
         # weights of four matrices, biases and norms of a block of width 192
@@ -163,7 +178,27 @@ def test_a_small_run_writes_its_record(tmp_path, monkeypatch):
         assert one["memory_ratio_with_teacher"] == pytest.approx(one["peak_memory_mb"] / held)
         assert one["flops_per_image"] >= 0.99 * one["least_flops_per_image"], name
         assert one["peak_memory_mb"] > 4 * 4e-6 * 4 * block, "weights, gradients, two moments"
+    assert plain["ratio"] == plain["memory_ratio"] == plain["least_flops_ratio"] == 1
     by_batch = record.results["memory_by_batch"]
+    assert set(by_batch["2"]) == set(transfer_step.IN_MEMORY_BY_BATCH)
     assert by_batch["2"]["fine-tune"] > by_batch["1"]["fine-tune"]
-    growth = record.results["loss"]["growth"]
-    assert growth["map-free"] < 4.5 < growth["dense"]
+    assert record.results["loss"]["growth"]["map-free"] < 4.5 < record.results["loss"]["growth"]["dense"]
+    assert record.results["targets"]["loss_memory_growth"]["hit"]
+    json.dumps(record.results, allow_nan=False)
+
+
+@pytest.mark.slow
+def test_a_step_beside_other_libraries(tmp_path, monkeypatch):
+    """With ViTs of four layers."""
+    monkeypatch.setattr(others, "create_vit", partial(create_vit, depth=4))
+    out, threads = tmp_path / "records.jsonl", torch.get_num_threads()
+    try:
+        others.main(["--batch", "1", "--repetitions", "1", "--threads", "1", "--out", str(out)])
+    finally:
+        torch.set_num_threads(threads)
+    (record,) = read_file(out)
+    (seconds,), measured = record.history, record.results["methods"]
+    assert list(measured)[:4] == ["scratch", "atlib, Distill", "timm, features", "timm, logits"]
+    for name, row in measured.items():
+        assert row["seconds"] == seconds[name] > 0
+        assert row["ratio"] == pytest.approx(seconds[name] / seconds["scratch"])

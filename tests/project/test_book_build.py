@@ -1,12 +1,22 @@
-"""The build of the book: an error is no output, and outputs last as long as what they come from."""
+"""The build of the book: notebooks side by side, errors that end it, and going on after it was stopped."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from itertools import groupby
 
 import pytest
 from jupyter_cache import get_cache
 from nbformat.v4 import new_output
 
-from tools import build_book, execute
+from tests.helpers import ROOT
+from tools import build_book, execute, forked
 
 TOP = "---\nfile_format: mystnb\nkernelspec: {name: python3, display_name: Python 3}\n---\n"
+WAIT = "from pathlib import Path\nimport time\nwhile not Path('{}').exists():\n    time.sleep(0.05)\n"
 
 
 def notebook(folder, name, *cells):
@@ -21,6 +31,128 @@ def outputs(folder, source):
     record = cache.match_cache_notebook(execute.myst_nb_reader_plugin(str(source)))
     cells = cache.get_cache_bundle(record.pk).nb.cells
     return "".join(output.text for cell in cells for output in cell.get("outputs", []))
+
+
+@pytest.mark.slow
+def test_notebooks_run_side_by_side_and_a_failing_one_is_named(tmp_path, capsys):
+    """Two that wait for each other end only when they run at the same time."""
+    one = notebook(
+        tmp_path,
+        "one",
+        "open('1', 'w')\n" + WAIT.format("2"),
+        "import os\nprint(os.environ['OMP_NUM_THREADS'])",
+    )
+    two = notebook(
+        tmp_path, "two", "open('2', 'w')\n" + WAIT.format("1"), "print('page')\n1 / 0", "open('3', 'w')"
+    )
+    assert execute.execute([one, two], tmp_path / "cache", 60) == [two]
+    said = capsys.readouterr()
+    assert "two.md FAILED" in said.err and "ZeroDivisionError" in said.err and "1 / 0" in said.err
+    assert outputs(tmp_path, one) == "1\n" and not (tmp_path / "3").exists()
+    with pytest.raises(KeyError):
+        outputs(tmp_path, two)
+
+
+PROBE = """import os, signal, sys
+print(sys.path, os.getcwd(), signal.getsignal(signal.SIGINT), __name__)
+print(sorted((name, value) for name, value in os.environ.items() if name != "JPY_PARENT_PID"))
+!echo said by a process
+import torch, numpy
+from matplotlib import get_backend, pyplot
+print(get_backend(), torch.get_num_threads(), torch.manual_seed(1).initial_seed(), torch.rand(3))
+print(pyplot.rcParams["font.size"])
+pyplot.plot([1, 2])
+from torch.utils.data import DataLoader
+list(DataLoader(range(4), num_workers=2))"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="kernels are forked on Linux alone")
+def test_a_forked_kernel_is_like_one_of_its_own_process(tmp_path):
+    """Same path, folder, environment, signals, threads, numbers, settings of matplotlib; figures and what
+    processes say arrive."""
+    (tmp_path / "matplotlibrc").write_text("font.size: 17\n")
+    source = notebook(tmp_path, "probe", PROBE, "import tools")
+    _, alone, _, missing = execute.run(source, 300)
+    # from a server for which figures go elsewhere
+    with forked.kernels(execute.surroundings() | {"MPLBACKEND": "agg"}):
+        _, fork, _, missing_too = execute.run(source, 300)
+    assert "No module named 'tools'" in str(missing) and "No module named 'tools'" in str(missing_too)
+    first, second = (nb.cells[0].outputs for nb in (alone, fork))
+    # what is printed in one cell may arrive in several parts
+    kinds, same = (
+        [kind for kind, _ in groupby(output.output_type for output in cell)] for cell in (first, second)
+    )
+    assert same == kinds
+    texts, same = (
+        "".join(output.text for output in cell if output.output_type == "stream") for cell in (first, second)
+    )
+    assert same == texts and "said by a process" in same and "inline" in same and "\n17.0\n" in same
+    pictures, same = (
+        [
+            re.sub("<dc:date>.*", "", output.data["image/svg+xml"])
+            for output in cell
+            if "image/svg+xml" in output.get("data", {})
+        ]
+        for cell in (first, second)
+    )
+    assert len(same) == 1 and same == pictures
+
+
+@pytest.mark.slow
+def test_a_cell_that_takes_too_long_fails(tmp_path, capsys):
+    slow = notebook(tmp_path, "slow", "import time\ntime.sleep(60)")
+    assert execute.execute([slow], tmp_path / "cache", 1) == [slow]
+    assert "timed out" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=lambda number: number.name)
+def test_a_stopped_build_goes_on_and_leaves_no_kernel(tmp_path, number):
+    notebook(tmp_path, "first", "open('runs', 'a').write('x')")
+    notebook(
+        tmp_path,
+        "second",
+        "import os\nopen('pid.new', 'w').write(str(os.getpid()))\nos.rename('pid.new', 'pid')\n"
+        + WAIT.format("go"),
+    )
+    program = (
+        "from tools.execute import *\nforked.IMPORTED.clear()\n"  # these notebooks need none of them
+        "print(execute([Path('first.md'), Path('second.md')], Path('cache'), 600))"
+    )
+    command = [sys.executable, "-c", program]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    build = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=tmp_path)
+    assert build.stdout.readline().startswith("first: ")
+    while not (tmp_path / "pid").exists():
+        assert build.poll() is None
+        time.sleep(0.05)
+    build.send_signal(number)
+    assert build.wait(60) == (-number if number == signal.SIGKILL else 128 + number)
+    build.stdout.close()
+    kernel = int((tmp_path / "pid").read_text())
+    for _ in range(600):
+        if not is_running(kernel):
+            break
+        time.sleep(0.1)
+    assert not is_running(kernel)
+
+    (tmp_path / "go").touch()
+    again = subprocess.run(
+        command, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=300, check=True
+    )
+    assert again.stdout.startswith("1 of 2 ") and again.stdout.endswith("[]\n")
+    assert (tmp_path / "runs").read_text() == "x", "the first had run, and did not run again"
+
+
+def is_running(process):
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    # Nobody may be there to ask for its exit status: then it stays listed as a zombie.
+    state = subprocess.run(["ps", "-o", "stat=", "-p", str(process)], capture_output=True, text=True).stdout
+    return bool(state.strip()) and not state.startswith("Z")
 
 
 @pytest.fixture
@@ -38,14 +170,6 @@ def ran(monkeypatch):
 
     monkeypatch.setattr(execute, "run", run)
     return names
-
-
-def test_a_notebook_that_fails_is_named_and_has_no_outputs(tmp_path, ran, monkeypatch):
-    source, right = notebook(tmp_path, "one", "1 / 0"), execute.run
-    monkeypatch.setattr(execute, "run", lambda *of: (*right(*of)[:3], ZeroDivisionError("in a cell")))
-    assert execute.execute([source], tmp_path / "cache", 60) == [source]
-    with pytest.raises(KeyError):
-        outputs(tmp_path, source)
 
 
 @pytest.mark.parametrize("left", [None, "", '{"cells": ['], ids=["no file", "empty file", "half a file"])

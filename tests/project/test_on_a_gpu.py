@@ -40,3 +40,9 @@ def test_a_command_that_takes_too_long_is_stopped_and_run_again(tmp_path, monkey
     entries = log_of(tmp_path)
     assert [entry["ended"] for entry in entries] == ["in time", "in time"]
     assert all(entry["seconds"] < 20 for entry in entries)
+
+
+def test_a_command_that_fails_does_not_stop_the_others(tmp_path, monkeypatch):
+    monkeypatch.setattr(on_a_gpu, "commands", lambda *_: [["-c", "raise SystemExit(3)"], ["-c", ""]])
+    assert on_a_gpu.main(["--small", "--parts", "tests", "--out", str(tmp_path)]) == 1
+    assert [entry["ended"] for entry in log_of(tmp_path)] == ["badly", "well"]
