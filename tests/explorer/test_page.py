@@ -47,6 +47,23 @@ def test_the_links_of_chapters_ask_for_what_is_here(explorer):
         assert explorer(html.unescape(link)).inner_text(".explorer-notice") == "", link
 
 
+def test_edits_change_the_answer_and_undo_takes_them_back(explorer):
+    page = explorer("#world=find&model=fine-tune&seed=2")
+    marked = page.evaluate("Explorer.draw('find', 2).cell")
+    states = [(page.evaluate("location.hash"), says(page))]
+    page.locator(".explorer-cells button").nth(marked).click()
+    for name in ("ring", "wedge"):
+        page.get_by_label("Shape", exact=True).select_option(label=name)
+        assert f"answers {name}" in says(page) and "right" in says(page)
+        states.append((page.evaluate("location.hash"), says(page)))
+    page.get_by_role("button", name="Undo").click()
+    assert (page.evaluate("location.hash"), says(page)) == states[1]
+    for _ in range(2):
+        page.get_by_role("button", name="Undo").click()
+    assert (page.evaluate("location.hash"), says(page)) == states[0]
+    assert page.get_by_role("button", name="Undo").is_disabled()
+
+
 def test_a_row_is_painted_with_sliders(explorer):
     page = explorer("#world=match&model=copy&layer=3")
     page.get_by_text("Paint a map").click()
@@ -60,13 +77,19 @@ def test_a_row_is_painted_with_sliders(explorer):
     shares = [int(digit, 36) for digit in digits]
     looks = page.locator(".explorer-cells button").nth(6).get_attribute("aria-label")
     assert f"{round(100 * 20 / sum(shares))} % of the attention" in looks
+    page.keyboard.press("ArrowLeft")
+    assert address(page)["paint"].split(".")[2][7] == "j"
     page.get_by_role("button", name="Only the answer's cell").click()
     cell = page.evaluate("Explorer.draw('match', Explorer.TYPICAL.match).cell")
     assert address(page)["paint"] == "3.0." + "".join("k" if to == cell + 1 else "0" for to in range(17))
+    named = page.locator(".explorer-cells button").nth(cell)
+    assert "100 % of the attention" in named.get_attribute("aria-label")
     page.locator(".explorer-palette input").nth(cell + 1).fill("0")  # nothing would be left to give
     assert address(page)["paint"].endswith("k" + "0" * (15 - cell))
     page.get_by_role("button", name="Undo").click()
-    assert address(page)["paint"] == painted["paint"]
+    assert address(page)["paint"].split(".")[2][7] == "j"
+    page.get_by_role("button", name="As it was").click()
+    assert "paint" not in address(page)
 
 
 def test_a_keyboard_reaches_everything(explorer):

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.explorer.conftest import address
+from tests.explorer.conftest import SCRIPTS, address
 from tests.helpers import ROOT
 
 
@@ -16,6 +16,43 @@ def tour(play):
 
 def verdict(page):
     return page.inner_text(".explorer-tour .explorer-says")
+
+
+def looks(page):
+    return page.locator(".tour-drawing").get_attribute("aria-label")
+
+
+# Seeds from 1 up to the first whose outcomes are the usual ones, with and without the noise of training.
+TYPICAL = """world => {
+    const read = name => Explorer.readModel(ExplorerWeights, world, name);
+    const [teacher, scratch, student] = ["teacher", "scratch", "copy"].map(read);
+    const best = logits => logits.indexOf(Math.max(...logits));
+    const share = logits => 1 / logits.reduce((sum, one) => sum + Math.exp(one - Math.max(...logits)), 0);
+    const usual = (seed, noise) => {
+        const scene = Explorer.draw(world, seed), label = Explorer.label(scene);
+        const bytes = one => Explorer.render(one, { ...Explorer.WORLD, noise });
+        const seen = one => Explorer.prepare(bytes(one), ExplorerWeights.pixels), pixels = seen(scene);
+        const twin = what => Explorer.twin(scene, what, seed + 1000000);
+        const theirs = Explorer.label(twin("routing"));
+        const given = maps => best(Explorer.forward(student, pixels, maps).logits);
+        const copy = one => given(Explorer.forward(teacher, seen(one)).maps), routed = copy(twin("routing"));
+        const alone = Explorer.forward(scratch, pixels).logits;
+        const own = world === "match"
+            ? best(alone) !== label && (noise > 0 || share(alone) < 0.5) && routed === label
+            : best(alone) === label && routed === theirs && copy(twin("distractors")) === label;
+        return own && theirs !== label && copy(scene) === label && copy(twin("message")) !== label
+            && given(Explorer.uniformMaps(4, 4, 17)) !== label;
+    };
+    let seed = 1;
+    while (!(usual(seed, 0) && usual(seed, 0.2))) seed += 1;
+    return seed;
+}"""
+
+
+def typical(world):
+    """The seed of a world's first scene."""
+    (seed,) = re.findall(rf"TYPICAL = {{.*{world}: (\d+)", (SCRIPTS / "state.js").read_text("utf-8"))
+    return int(seed)
 
 
 MATCH, FIND = "the key's colour", "four white corners"
@@ -43,6 +80,47 @@ def test_six_steps_say_what_is_seen(tour):
     assert page.get_by_role("button", name="Next").is_disabled()
     page.get_by_role("button", name="Back").click()
     assert address(page) == {"tour": "5"}
+
+
+def test_two_maps_are_compared_and_differ_where_a_message_leaks(tour):
+    page = tour("#tour=3")
+
+    def texts():
+        return " ".join(page.locator(".tour-drawing text").all_text_contents())
+
+    assert "the two are alike" in texts() and page.locator(".tour-differs").count() == 0
+    page.get_by_role("button", name="Next").click()
+    assert "red: they differ" in texts()
+    assert page.locator(".tour-differs").count() == 4  # two tokens, two maps
+    above, below = map(int, re.search(r"target: (\d+) % above, (\d+) % here", texts()).groups())
+    assert f"the target gets {above} % in this map, and {below} %" in looks(page) and below - above > 20
+    page.get_by_label("The teacher looks at").select_option("scene")
+    assert "to compare" not in texts()
+
+
+def test_a_map_is_painted_with_mouse_and_keyboard(tour):
+    page = tour("#tour=5")
+    cell, shapes = page.evaluate(
+        """() => {
+            const scene = Explorer.draw("match", Explorer.TYPICAL.match);
+            return [scene.cell, scene.cells.map(one => ExplorerWeights.shapes[one.shape])];
+        }"""
+    )
+    page.locator(f'[data-at="map-{cell}"]').click()
+    assert address(page) == {"tour": "5", "cell": str(cell)}
+    assert f"answers {shapes[cell]}" in verdict(page) and verdict(page).endswith("right.")
+    page.keyboard.press("ArrowLeft" if cell % 4 else "ArrowRight")
+    beside = cell - 1 if cell % 4 else cell + 1
+    assert address(page)["cell"] == str(beside)
+    assert page.evaluate("document.activeElement.dataset.at") == f"map-{beside}"
+    assert "100 %" in looks(page)
+    assert re.search(rf"answers {shapes[beside]} .*: that is what you point at", verdict(page))
+    key = page.evaluate("Explorer.draw('match', Explorer.TYPICAL.match).key")
+    page.locator(f'[data-at="map-{key}"]').click()
+    assert "the key, which has no shape" in verdict(page)
+    page.locator('[data-at="student-0"]').focus()
+    page.keyboard.press("ArrowRight")
+    assert address(page)["token"] == "1" and "The token of row 0, column 0" in looks(page)
 
 
 def test_pages_with_a_step_ask_for_steps_that_there_are():

@@ -4,6 +4,8 @@ import re
 
 import pytest
 
+from tests.explorer.conftest import nameless
+
 
 @pytest.fixture
 def training(play):
@@ -69,3 +71,10 @@ def test_two_students_learn_stop_and_go_on(training):
     page.get_by_label("The second one copies").select_option("routing")  # another question ends the run
     assert "same weights" in status(page) and button(page, "Train").is_enabled()
     assert "Student with maps of a routing twin" in page.inner_text(".explorer-two >> nth=0")
+
+
+@pytest.mark.parametrize("width", (1000, 390))
+def test_it_is_no_wider_than_the_page_and_everything_has_a_name(training, width):
+    page = training(width)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert nameless(page) == []

@@ -14,8 +14,8 @@ from PIL import Image
 from atbook.lab import scales as schooling
 from atbook.lab import study
 from atbook.lab.scales import RETRIEVAL, TUNING_SEED, CifarScale, Schooling, TeacherFailed, colour, scales
-from atbook.lab.study import CENTRAL, run_study
-from atbook.records import read_file
+from atbook.lab.study import CENTRAL, Place, run_study
+from atbook.records import read_file, read_records
 from atbook.worlds import glyphs, pretext
 from atlib import create_vit, recipe
 from atlib.checkpoint import load_vit
@@ -25,6 +25,7 @@ from atlib.train import Preempted, train
 from atlib.vit import Architecture
 from tests import toy
 from tests.helpers import random_images, same
+from tests.lab.test_pacs import write
 
 RECIPE = replace(pretext.RETRIEVAL, steps=3, batch_size=8)
 
@@ -159,6 +160,41 @@ def test_a_teacher_must_be_worth_something_before_students_are_compared(
     assert {r.key for r in read_file(place.records("transfer")) if r.kind == "teacher"} == {
         ("teacher", "teacher", TUNING_SEED, None)
     }
+
+
+# --- PACS: students see photographs only, every other domain is for reporting alone
+
+
+@pytest.fixture
+def pacs(tmp_path, monkeypatch):
+    """A small PACS and a small CIFAR-10 in a folder, and the scale that reads them."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    datasets.disable_progress_bars()
+    domains = ["photo"] * 20 + ["art_painting"] * 10 + ["cartoon"] * 10 + ["sketch"] * 10
+    write(tmp_path / "data" / "pacs" / "train.parquet", domains)
+    write_cifar(tmp_path / "data" / "cifar10" / "train.parquet", 20)
+    made = scales(tmp_path / "data")["pacs"]
+    made = replace(
+        made,
+        methods=("scratch", "copy"),
+        pretraining=replace(recipe.STUDENT, **toy.SMALL),
+        training=replace(recipe.STUDENT, **toy.SMALL),
+        tuning={method: toy.TRIALS for method in ("scratch", "copy")},
+    )
+    monkeypatch.setattr(study, "scales", lambda data=None: {"pacs": made})
+    return made
+
+
+def test_a_run_reports_every_domain_and_a_trial_only_validation_photographs(pacs, tmp_path):
+    place = Place("pacs", tmp_path / "data", tmp_path / "results", tmp_path / "work")
+    for record in run_study(CENTRAL, place, 1):
+        accuracies = {name for name in record.results if name.endswith("accuracy")}
+        elsewhere = {f"test_{domain}_accuracy" for domain in ("art_painting", "cartoon", "sketch")}
+        assert accuracies == {"test_accuracy"} | elsewhere
+    trials = read_records("transfer", "pacs", "trial", place.results)
+    assert len(trials) == 4
+    for record in trials:
+        assert set(record.results) == {"validation_accuracy", "validation_loss"}
 
 
 # --- Teachers: the seed decides the rest

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from safetensors.torch import load_file
+from timm.models.deit import VisionTransformerDistilled
 
 from atbook.lab import study as runner
 from atbook.lab.pretraining_methods import PRETRAINING_METHODS
@@ -23,6 +24,7 @@ from atlib.baselines import LogitDistillation
 from atlib.checkpoint import load_vit, save_weights
 from atlib.loading import seed_for
 from atlib.pair import student_of
+from atlib.student import describe
 from atlib.vit import Architecture
 from tests import toy
 from tests.helpers import randomise, same
@@ -134,11 +136,53 @@ def test_again_is_the_same_teacher_and_other_first_weights(sources, kept, build)
 # --- All studies
 
 
+def built_of(student):
+    """What a student is built of, by the names of timm's constructor."""
+    layer_scale = getattr(student.blocks[0].ls1, "gamma", None)
+    return {
+        "num_heads": student.blocks[0].attn.num_heads,
+        "depth": len(student.blocks),
+        "embed_dim": student.embed_dim,
+        "num_classes": student.num_classes,
+        "patch_size": student.patch_embed.patch_size[0],
+        "init_values": None if layer_scale is None else pytest.approx(layer_scale[0].item()),
+        "reg_tokens": describe(student)["registers"],
+        "pre_norm": describe(student)["pre_norm"],
+        "drop_rate": student.head_drop.p,
+        "drop_path_rate": pytest.approx(getattr(student.blocks[-1].drop_path1, "drop_prob", 0.0)),
+        "global_pool": student.global_pool,
+        "distilled": isinstance(student, VisionTransformerDistilled),
+    }
+
+
 @pytest.mark.parametrize(
     "study, variant", BUILT.values(), ids=[f"{s.name} {v.name}" for s, v in BUILT.values()]
 )
-def test_every_variant_is_built_and_trains_one_step(build, study, variant):
-    model = build(study, variant.name).train()
+def test_every_variant_is_built_of_what_it_names_and_trains_one_step(build, study, variant):
+    asked, needed = [], set()
+
+    class Watched(Sources):
+        def teacher(self):
+            asked.append(self.schooling)
+            return super().teacher()
+
+        def fine_tuned(self):
+            needed.add("fine-tuned")
+            return super().fine_tuned()
+
+        def another_teacher(self):
+            needed.add("another teacher")
+            return super().another_teacher()
+
+        def model_of(self, study, method):
+            needed.add(method)
+            return super().model_of(study, method)
+
+    plain = variant.build
+    watched = replace(variant, build=lambda sources: plain(Watched(*sources)))
+    model = build(replace(study, variants=(watched,)), variant.name).train()
+    assert needed == set(variant.needs)
+    assert variant.schooling is None or variant.schooling in asked, "it is made for nothing"
     scale = replace(variant.scale(toy.TOY), labels=16)
     images = variant.images(scale, 0) if variant.images else scale.labelled(0, twin=variant.twin)
     variant.loss(model, *images.take(range(4)), replace(scale.training, **variant.changes)).backward()
@@ -147,6 +191,9 @@ def test_every_variant_is_built_and_trains_one_step(build, study, variant):
     if variant.measure is not ACCURACY:
         figures = variant.measure.of(model.eval(), scale.held_out("test", variant.twin))
         assert 0 <= figures[variant.measure.figure] <= 1
+    if variant.student and study.name != "finer":
+        built = built_of(getattr(model, "student", model).eval())
+        assert {name: built[name] for name in variant.student} == variant.student
 
 
 # --- A distillation token, rows, and what is distilled too
@@ -203,6 +250,8 @@ def test_a_teacher_is_made_once_kept_and_recorded(study, schooling, place, tmp_p
     short = replace(schooling, changes={**schooling.changes, "steps": 2})
     runner.make_teacher(folder, 0, study, short)
     (record,) = read_file(folder.records(study.name))
+    assert (record.method, record.seed, record.kind) == (f"teacher {schooling.name}", 0, "teacher")
+    assert record.config["recipe"]["steps"] == 2 and record.config["unlabelled"] == 16
     assert 0 <= record.results["unlearned"] < 2 and math.isfinite(record.results["pretraining_loss"])
     assert ("evenness" in record.results) == schooling.measures_maps
     kept = load_vit(folder.teacher(0, schooling))
@@ -254,3 +303,5 @@ def test_static_maps_are_of_the_teacher(sources):
     assert all((layer.map == 1 / 17).all() for layer in even.walk(images[:2]).layers)
     mixing = [block.linear_tokens.weight for block in even_resmlp.blocks]
     assert all((weight == 1 / 16).all() and not weight.requires_grad for weight in mixing)
+    for model in (copied, even_resmlp, plain):
+        assert (model.embed_dim, len(model.blocks), model.stem.num_patches) == (64, 4, 16)

@@ -135,11 +135,16 @@ def test_every_method_leaves_a_record(finished):
     place, records, _ = finished
     assert [(r.kind, r.method, r.seed) for r in records] == [("run", method, 0) for method in CENTRAL_METHODS]
     for record in records:
-        assert set(record.results) == RESULTS and 0 <= record.results["test_accuracy"] <= 1
+        assert record.experiment == "transfer" and record.seconds > 0
+        assert set(record.results) == RESULTS
+        assert 0 <= record.results["test_accuracy"] <= 1
+        assert record.config["labels"] == 16
+        assert record.config["student"] == {"name": "glyphs", "overrides": {}}
         assert record.config["recipe"]["steps"] == 2 == record.history[-1]["step"]
     teachers = {("teacher", "teacher", seed, None) for seed in (0, TUNING_SEED)}
     trials = {("trial", method, TUNING_SEED, trial) for method in CENTRAL_METHODS for trial in range(2)}
     assert set(found(place)) == {record.key for record in records} | teachers | trials
+    assert found(place)["teacher", "teacher", 0, None].results["pretraining_loss"] > 0
 
 
 def test_the_best_trial_is_chosen_and_the_first_of_equals(place):
@@ -183,6 +188,28 @@ def test_what_is_missing_is_made_again_the_same_and_nothing_else(finished, tmp_p
     }
 
 
+def test_an_interrupted_study_goes_on(finished, tmp_path, monkeypatch):
+    train, left = runner.train, [2]
+
+    def interrupted(*arguments, **options):
+        left[0] -= 1
+        if left[0] < 0:
+            raise KeyboardInterrupt
+        return train(*arguments, **options)
+
+    place = toy.place(tmp_path)
+    monkeypatch.setattr(runner, "train", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_study(CENTRAL, place, 1, ["scratch", "copy"])
+    half = found(place)
+    assert sum(kind == "trial" for kind, *_ in half) == 2
+    monkeypatch.setattr(runner, "train", train)
+    for record in run_study(CENTRAL, place, 1, ["scratch", "copy"]):
+        assert record.results == found(finished[0])[record.key].results, "as if it had not been interrupted"
+    assert half.items() <= found(place).items()
+    assert not [name for name in toy.files(tmp_path) if "tmp" in name]
+
+
 # --- A study that starts from it
 
 
@@ -217,6 +244,23 @@ def test_kept_weights_give_the_recorded_figures(place, tmp_path, monkeypatch):
     assert toy.files(tmp_path) == before
 
 
+def test_records_and_weights_are_made_again_when_either_is_asked_for(place, monkeypatch):
+    run = Run(STUDY, place, "weight 7", 0)
+    trained(run)
+    weights, record = load_file(run.weights), run.record()
+    run.weights.unlink()
+    trained(run)
+    assert run.record() == record and same(load_file(run.weights), weights)
+    forget(place, STUDY, run.key)
+    trained(run)
+    again = run.record()
+    assert (again.results, again.history, again.config) == (record.results, record.history, record.config)
+    run.weights.unlink()
+    toy.forbid_training(monkeypatch)
+    assert run_study(STUDY, place, 1, ["weight 7"]) == [again], "a study wants records, and they are there"
+    assert not run.weights.exists()
+
+
 def test_a_teacher_of_the_study_is_made_once(place, monkeypatch):
     made, train = [], schooling.train
     monkeypatch.setattr(
@@ -239,6 +283,9 @@ def test_a_teacher_of_the_study_is_made_once(place, monkeypatch):
     weights.unlink()
     run_study(TAUGHT, place, 1)
     assert len(made) == 2, "whose students are all recorded is not made again"
+    forget(place, TAUGHT, ("run", "copy", 0, None))
+    run_study(TAUGHT, place, 1)
+    assert len(made) == 3 and same(load_vit(weights).state_dict(), expected)
 
 
 def squared_loss(model, images, labels, recipe):
@@ -275,6 +322,10 @@ def test_a_variant_that_others_are_built_on_is_run_first(place, monkeypatch):
     assert [name for name in asked if name.startswith("first")] == [f"first-trial{best}.safetensors"] * 2 + [
         "first-seed0.safetensors"
     ]
+    kept = {path.name for path in (place.work / BUILT_ON.name).iterdir()}
+    assert kept == {*(f"first-trial{i}.safetensors" for i in (0, 1)), "first-seed0.safetensors"} | {
+        "second-seed0.safetensors"
+    }
     built_on(BUILT_ON, place, "first", 0).weights.unlink()  # thrown away with the work folder
     forget(place, BUILT_ON, ("run", "second", 0, None))
     order.clear()
