@@ -15,7 +15,7 @@ from atlib.attention import FORBIDDEN, Seen
 from atlib.fused import by_kernel
 from atlib.map_free import by_blocks
 from tests import longhand
-from tests.helpers import SMALL_VIT, random_images, randomise
+from tests.helpers import SMALL_VIT, Seer, random_images, randomise
 
 SCALES = 0.7, 0.4
 KERNELS = {"short": True, "long": False}
@@ -205,6 +205,19 @@ def test_inputs_in_any_layout(kernel):
     assert_close(stepped(by_kernel, expanded), in_float64(expanded))
 
 
+@pytest.mark.parametrize("learning", [(True, False), (False, True), (False, False)])
+def test_one_of_the_two_may_be_constant(kernel, learning):
+    tensors = random_qk()
+    expected = in_float64(tensors)
+    own = [x.clone().requires_grad_(wanted) for x, wanted in zip(tensors, learning)]
+    loss = by_kernel(Seen(*own[:2], None, SCALES[0]), Seen(*tensors[2:], None, SCALES[1]))
+    assert loss.requires_grad == any(learning)
+    if any(learning):
+        loss.backward()
+    for x, wanted, gradient in zip(own, learning, expected[1:]):
+        assert (x.grad is None) if not wanted else (x.grad - gradient).abs().max() <= 1e-5
+
+
 def test_the_teacher_gets_no_gradient_and_a_value_may_be_left_out(kernel):
     tensors = [x.requires_grad_() for x in random_qk()]
     loss = by_kernel(Seen(*tensors[:2], None, SCALES[0]), Seen(*tensors[2:], None, SCALES[1]))
@@ -234,6 +247,24 @@ def test_autocast_gives_the_type_of_attention(kernel):
     expected = stepped(by_kernel, [x.half() for x in tensors])
     assert computed[1].dtype == torch.float32
     assert all(torch.equal(one, other.float()) for one, other in zip(computed, expected))
+
+
+def test_what_waits_for_the_backward_pass_is_no_map(kernel):
+    """Above q and k: their gradients, or the teacher's q and k and two numbers a row."""
+    q, k, q_t, k_t = random_qk(1, 2, 197, 8, 8)
+    kept = {}
+
+    def pack(x):
+        kept[x.data_ptr()] = x.untyped_storage().nbytes()
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x), Seer() as seer:
+        by_kernel(
+            Seen(q.requires_grad_(), k.requires_grad_(), None, SCALES[0]), Seen(q_t, k_t, None, SCALES[1])
+        )
+    a_row, an_input = 2 * 197 * 4, 2 * 197 * 8 * 4
+    assert sum(kept.values()) == {"short": 2 * an_input, "long": 4 * an_input + 2 * a_row}[kernel]
+    assert not seer.maps(197, heads=2)
 
 
 def test_registered_as_pytorch_asks():
