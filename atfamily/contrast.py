@@ -37,6 +37,8 @@ class MomentumPair(nn.Module, ABC):
 
     def __init__(self, vit: nn.Module, momentum: float):
         super().__init__()
+        if not 0 <= momentum <= 1:
+            raise ValueError(f"momentum={momentum}: it is a share, from 0 to 1, such as 0.99")
         self.vit, self.momentum_vit, self.momentum = vit, _copy(vit), momentum
         # The share of the run that is done; a buffer, so that a checkpoint has it.
         self.register_buffer("done", torch.zeros(()))
@@ -196,6 +198,8 @@ class MoCo(MomentumPair):
         momentum: float = 0.99,
         freeze_patches: bool = True,
     ):
+        if not temperature > 0:
+            raise ValueError(f"temperature={temperature}: it must be above 0; MoCo-v3 has 0.2")
         super().__init__(vit, momentum)
         self.temperature = temperature
         if freeze_patches:
@@ -319,6 +323,8 @@ class Dino(MomentumPair):
         lengths: bool = False,
         local_size: int | None = None,
     ):
+        if not min(student_temperature, *teacher_temperature) > 0:
+            raise ValueError(f"temperatures {student_temperature}, {teacher_temperature}: above 0")
         super().__init__(vit, momentum)
         self.head = DinoHead(vit.num_features, hidden, bottleneck, outputs, lengths)
         self.momentum_head = _copy(self.head)

@@ -65,6 +65,8 @@ class SimilarityDistillation(QueueDistillation):
         student_temperature: float = 0.2,
         normalisation: Normalisation | None = None,
     ):
+        if not min(teacher_temperature, student_temperature) > 0:
+            raise ValueError(f"temperatures {teacher_temperature} and {student_temperature}: above 0")
         super().__init__(student, teacher, normalisation=normalisation)
         self.teacher_temperature, self.student_temperature = teacher_temperature, student_temperature
         width = student.num_features
@@ -113,6 +115,8 @@ class CompRess(QueueDistillation):
         temperature: float = 0.04,
         normalisation: Normalisation | None = None,
     ):
+        if not temperature > 0:
+            raise ValueError(f"temperature={temperature}: it must be above 0")
         super().__init__(student, teacher, normalisation=normalisation)
         self.temperature = temperature
         for name, vit in (("own_queue", student), ("teacher_queue", teacher)):

@@ -68,6 +68,8 @@ def group_accuracy(logits: Tensor, labels: Tensor, groups: Mapping[str, Sequence
     without any is left out."""
     check_scores(logits, "logits")
     check_labels(labels, *logits.shape)
+    if unknown := {label for classes in groups.values() for label in classes} - {*range(logits.shape[1])}:
+        raise ValueError(f"groups name class {min(unknown)}, logits have {logits.shape[1]}")
     right = (logits.argmax(1) == labels).double()
     accuracy = {}
     for name, classes in groups.items():
@@ -108,6 +110,8 @@ def accuracy_on(logits: Tensor, labels: Tensor, classes: Sequence[int] | None = 
         raise ValueError(f"labels are (n,) or bool (n, classes), got {labels.dtype} {tuple(labels.shape)}")
     check_scores(logits, "logits")
     classes = list(range(logits.shape[1]) if classes is None else classes)
+    if len(set(classes)) < 2 or not 0 <= min(classes) <= max(classes) < logits.shape[1]:
+        raise ValueError(f"classes {classes}: at least two, of {logits.shape[1]} outputs")
     compared = torch.tensor(classes)
     best = logits[:, compared].argmax(1, keepdim=True)
     # (n, compared)

@@ -19,7 +19,7 @@ from atfamily.measures.predictions import (
 from atfamily.measures.probes import knn_accuracy
 from atfamily.measures.retrieval import cosines, mean_average_precision
 from atfamily.measures.robustness import effective_robustness, fit_line
-from atfamily.measures.subsets import group_accuracy, long_tail
+from atfamily.measures.subsets import accuracy_on, group_accuracy, long_tail
 from atlib import AttentionTransfer, Plan, create_vit
 from atlib.analysis import (
     StreamingDivergence,
@@ -130,6 +130,7 @@ BAD = {
     ],
     "predictions": [
         lambda: disagreement(P, spoilt(P)),
+        lambda: disagreement(P, P[:1]),
         lambda: ensemble_accuracy(P, 2 * P, LABELS), lambda: ensemble_accuracy(P, P, LABELS + 1),
         lambda: expected_calibration_error(P + 1, LABELS),
         lambda: paired_bootstrap(RIGHT, RIGHT[:2]),
@@ -159,6 +160,9 @@ BAD = {
         )),
         lambda: group_accuracy(spoilt(P), LABELS, {"many": [0]}),
         lambda: group_accuracy(P, LABELS[:3], {"many": [0]}),
+        lambda: group_accuracy(P, LABELS, {"many": [P.shape[1]]}),
+        lambda: accuracy_on(P, LABELS, [0]),
+        lambda: accuracy_on(P, LABELS, [-1, 0, 1]),
     ],
 }  # fmt: skip
 

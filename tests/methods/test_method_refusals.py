@@ -11,6 +11,7 @@ from atfamily import depth
 from atfamily.attndistill import AttnDistill
 from atfamily.binary_vit import BinaryViT, binary_deit
 from atfamily.cait import CaitTransfer, walk_cait
+from atfamily.contrast import Dino, MoCo
 from atfamily.distillation_token import DistillationToken
 from atfamily.late_class import LateClassViT
 from atfamily.layer_reserve import keep_first
@@ -19,6 +20,7 @@ from atfamily.patch_conv import ConvStem, PatchConvNet, PoolTransfer
 from atfamily.resmlp import copy_static_maps, resmlp
 from atfamily.seq2seq import Maps, walk_sequences
 from atfamily.sequence_transfer import SequenceTransfer
+from atfamily.similarity import CompRess, SimilarityDistillation
 from atfamily.token_distillation import TokenDistillation
 from atlib import AttentionTransfer, Plan, create_vit, walk
 from atlib.attention import Seen, Unwalkable
@@ -64,6 +66,13 @@ def gated():
 ONE, LOCAL = vit(), localise_attention(vit())
 NOTHING = Seen(None, None, None, 1.0)
 BAD = {
+    "contrast": [
+        lambda: MoCo(vit(), momentum=1.1),
+        lambda: MoCo(vit(), temperature=-0.2),
+        lambda: Dino(vit(), student_temperature=-0.1),
+        lambda: SimilarityDistillation(vit(), vit(), student_temperature=-0.2),
+        lambda: CompRess(vit(), vit(), temperature=-0.04),
+    ],
     "attndistill": [
         *(
             lambda teacher=teacher, student=student: AttnDistill(vit(**teacher), vit(**student))
@@ -86,7 +95,7 @@ BAD = {
                 ({"num_heads": 6}, {"patches": "copy"}), ({"patch_size": 4}, {"class_rows": "copy"}),
                 ({"depth": 4}, {"patches": "copy"}), (BARE, {"class_rows": "distill"}),
                 ({}, {"patches": "copy", "layers": {0: 0, 3: 0}}), ({"depth": 1}, {"class_rows": "copy"}),
-                ({}, {"patches": "copies"}), ({}, {}),
+                ({}, {"patches": "copies"}), ({}, {}), ({}, {"class_rows": "copy", "layers": {0: 0}}),
             )
         ),
     ],
@@ -141,6 +150,8 @@ BAD = {
                 (SOURCE, TARGET, {"cross": {2: random_maps(3, 1, 5, 6)}}),
             )
         ),
+        lambda: walk_sequences(small_sequences(static=True), SOURCE, TARGET,
+                               replace=Maps(encoder={0: random_maps(3, 4, 6, 6)})),
         *(lambda how=how: SequenceTransfer(small_sequences(1), small_sequences(), **how)
           for how in ({}, {"cross": "copied"})),
         lambda: SequenceTransfer(small_sequences(), small_sequences(heads=1), cross="copy"),
