@@ -181,7 +181,7 @@ def functions(results: Path | None = None) -> dict[str, Callable[..., float]]:
         "paper": paper,
     }
     known |= {"share": share, "three": three, "gap": gap, "overlap": right_where, "by_partner": by_partner}
-    return known | {"min": min, "max": max}
+    return known | {"min": min, "max": max, "sum": sum}
 
 
 def evaluated(expression: str, known: dict[str, Callable[..., float]]) -> float:
