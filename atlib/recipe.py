@@ -8,7 +8,6 @@ from typing import Any
 from atlib._util import require_known
 from atlib.loading import steps_per_epoch
 
-# What stands for a value where a recipe is said in epochs, for data of any size.
 IN_EPOCHS = {"steps": "epochs", "warmup": "warmup_epochs", "lr": "base_lr"}
 
 
@@ -110,8 +109,8 @@ class Recipe:
             require_known("optimizer", self.optimizer, list_optimizers())
 
     def on(self, images: int) -> "Recipe":
-        """The same in steps and absolute rates, for a data set of so many training images: the last step of
-        an epoch may be smaller, and the rate is in proportion to the batch (Goyal et al. 2017)."""
+        """The same in steps and absolute rates, for so many training images; the rate is in proportion to the
+        batch (Goyal et al. 2017)."""
         absolute: dict[str, Any] = {}
         if self.epochs is not None:
             steps = round(self.epochs * steps_per_epoch(images, self.batch_size))
@@ -123,10 +122,9 @@ class Recipe:
         return replace(self, **absolute)
 
     def changed(self, values: Mapping[str, Any]) -> "Recipe":
-        """With other values: steps, warmup and lr in place of epochs, warmup_epochs and base_lr. New steps
-        leave the warm-up its share."""
+        """With other values; steps, warmup and lr take the place of epochs, warmup_epochs and base_lr."""
         instead: dict[str, Any] = {}
-        if "steps" in values and self.epochs is not None and self.warmup_epochs is not None:
+        if "steps" in values and self.epochs is not None and self.warmup_epochs is not None:  # its share
             instead |= {"warmup": self.warmup_epochs / self.epochs, "warmup_epochs": None}
         for name, other in IN_EPOCHS.items():
             if name in values and other in values:
@@ -147,8 +145,7 @@ class Recipe:
 
     @classmethod
     def described(cls, values: Mapping[str, Any]) -> "Recipe":
-        """The recipe that `describe` has described; what a record says beside it, such as its plan, is left
-        out."""
+        """The recipe that `describe` has described; what else a record says is left out."""
         kept = {field.name: values[field.name] for field in fields(cls) if field.name in values}
         return cls(**{n: tuple(value) if isinstance(value, list) else value for n, value in kept.items()})
 
