@@ -18,7 +18,7 @@ from atlib import create_vit
 from atlib.losses import noted
 from atlib.mae import MaskedAutoencoder
 from atlib.recipe import Recipe
-from tests.helpers import ROOT, SMALL_VIT, mine, random_images, randomise
+from tests.helpers import ROOT, SMALL_VIT, random_images, randomise
 
 IMAGES = random_images(3, 3, 32, 32, dtype=torch.float64)
 ORDER = torch.rand(3, 16, generator=torch.Generator().manual_seed(5)).argsort(1)
@@ -189,41 +189,6 @@ def test_the_weight_is_the_recipes(build):
         found = distilled_mae_loss(model, IMAGES, torch.zeros(3), Recipe(transfer_weight=0.1))
     assert abs(found - reconstruction - 0.1 * transfer_loss).item() <= 1e-12
     assert parts == {"reconstruction": reconstruction, "transfer_loss": transfer_loss}
-
-
-# --- The teacher
-
-
-def test_the_teacher_is_run_no_further_than_its_last_compared_layer(build):
-    model = build(layers={0: 0, 2: 1})
-    mine(model.teacher, after=1)
-    assert model(IMAGES, ORDER).transfer_loss.isfinite()
-
-
-# --- Hidden states
-
-
-def test_hidden_states_of_unequal_depths_by_hand(small_vit):
-    """Layers 0 and 2 of the student with 1 and 0 of a teacher of two layers, whose last is read behind its
-    final norm."""
-    student = randomise(MaskedAutoencoder(small_vit(1, **NO_TOKEN), 0.75, 16, 1, 2), 3)
-    teacher = randomise(small_vit(2, **NO_TOKEN, depth=2, embed_dim=36), 5)
-    model = DistilledHiddenMae(teacher, student, layers={0: 1, 2: 0}).double()
-
-    def read(vit, layer):
-        tokens = vit._pos_embed(vit.patch_embed(IMAGES))
-        shown = ORDER[:, :4, None].expand(-1, -1, tokens.shape[-1])
-        prefix = vit.num_prefix_tokens
-        x = torch.cat([tokens[:, :prefix], tokens[:, prefix:].gather(1, shown)], 1)
-        for block in vit.blocks[: layer + 1]:
-            x = block(x)
-        return (vit.fc_norm if layer + 1 == len(vit.blocks) else vit.blocks[layer + 1].norm1)(x)
-
-    expected = 0
-    for (of_student, of_teacher), widen in zip(((0, 1), (2, 0)), model.widening, strict=True):
-        gap = read(student.vit, of_student) @ widen.weight.T - read(teacher, of_teacher)
-        expected = expected + gap.square().sum() / gap.numel()
-    assert abs(model(IMAGES, ORDER).transfer_loss - expected).item() <= 1e-10
 
 
 # --- What does not fit

@@ -34,24 +34,6 @@ def trained(data, recipe=SHORT, model=None, **options):
 # --- schedule and optimiser
 
 
-@pytest.mark.parametrize(
-    "recipe, expected",
-    [
-        (
-            Recipe(steps=100, warmup=0.1, lr=1.0),
-            {0: 0.1, 4: 0.5, 9: 1.0, 10: 1.0, 55: 0.5, 100: 0.0, 25: 0.5 * (1 + math.cos(math.pi / 6))},
-        ),
-        (Recipe(steps=100, warmup=0.1, lr=2.0, min_lr=0.2), {0: 0.1, 9: 1.0, 10: 1.0, 55: 0.55, 100: 0.1}),
-        (Recipe(steps=4, warmup=0.0, lr=1.0), {0: 1.0, 2: 0.5, 4: 0.0}),
-        (Recipe(steps=1, warmup=0.0), {0: 1.0}),
-    ],
-    ids=str,
-)
-def test_schedule_by_hand(recipe, expected):
-    for step, factor in expected.items():
-        assert schedule(step, recipe) == pytest.approx(factor, abs=1e-12)
-
-
 class Line(nn.Module):
     """One weight matrix and one bias: small enough to do AdamW by hand."""
 
