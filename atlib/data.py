@@ -4,7 +4,6 @@
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -223,7 +222,7 @@ class TorchData:
     """A torch `Dataset` of (image, label), in the order and the shares of this project.
 
     An image is a float32 tensor (3, height, width), all of one size; a label a whole number or a tensor.
-    collate: makes (images, targets) of a list of items; None: they are stacked. workers: processes that read.
+    collate: makes (images, targets) of a list of items. workers: processes that read.
     initialise: called with its number in each of them.
 
     While an item is read, the global generators of Python, NumPy and torch (on the CPU) start from a seed of
@@ -235,7 +234,7 @@ class TorchData:
     def __init__(
         self,
         dataset: Dataset,
-        collate: Collate | None = None,
+        collate: Collate = default_collate,
         workers: int = 0,
         initialise: Callable[[int], None] | None = None,
     ):
@@ -284,12 +283,9 @@ class TorchData:
                 except Exception as error:
                     error.add_note(f"while item {index} of this {type(self.dataset).__name__} was read")
                     raise
-            if self.collate is not None:
-                seed_generators([wanted[0][1], 1])  # another stream than its first item's
-                return _collated(self.collate(items), len(items))
-        pairs = [_image_and_label(item, index) for item, (index, _) in zip(items, wanted)]
-        images, targets = (torch.stack(part) for part in zip(*pairs))
-        return images, targets
+            seed_generators([wanted[0][1], 1])  # another stream than the first item's
+            made = self.collate(items)
+        return _checked(made, len(items))
 
 
 def as_data(data: Any, batch_size: int | None = None) -> TrainingData | EvaluationData:
@@ -318,8 +314,7 @@ def as_data(data: Any, batch_size: int | None = None) -> TrainingData | Evaluati
         of_loader = {"batch_size": data.batch_size, "shuffle": shuffled, "drop_last": data.drop_last}
         if other := [f"{name}={x}" for name, x in of_loader.items() if x != of_recipe[name]]:
             warnings.warn(f"of the DataLoader {', '.join(other)} is not used: {of_recipe}", stacklevel=3)
-    collate = None if data.collate_fn is default_collate else data.collate_fn
-    return TorchData(dataset, collate, data.num_workers, data.worker_init_fn)
+    return TorchData(dataset, data.collate_fn, data.num_workers, data.worker_init_fn)
 
 
 def normalisation_of(dataset: Any) -> Normalisation | None:
@@ -349,21 +344,11 @@ def normalisation_of(dataset: Any) -> Normalisation | None:
     return Normalisation(*told)
 
 
-def _image_and_label(item: Any, index: int) -> tuple[Tensor, Tensor]:
-    """An item as two tensors."""
-    image, label = item
-    if not isinstance(image, Tensor) or image.dtype != torch.float32 or image.ndim not in (3, 4):
-        raise ValueError(f"the image of item {index} is not float32 (3, height, width): {image!r:.80}")
-    if not isinstance(label, (Integral, Tensor)):
-        raise ValueError(f"the label of item {index} is {label!r}: give a whole number or a tensor")
-    label = torch.as_tensor(label)
-    return image, label.long() if label.ndim == 0 and not label.is_floating_point() else label
-
-
-def _collated(batch: Any, count: int) -> tuple[Tensor, Tensor]:
-    """What a collate_fn made of so many items."""
+def _checked(batch: Any, count: int) -> tuple[Tensor, Tensor]:
+    """What a collate_fn made of so many items: images and targets."""
     if isinstance(batch, (tuple, list)) and len(batch) == 2 and all(isinstance(p, Tensor) for p in batch):
         images, targets = batch
-        if images.dtype == torch.float32 and len(images) == len(targets) == count:
-            return images, targets
-    raise ValueError(f"the collate_fn made {batch!r:.200} of {count} items, not float32 images and targets")
+        if images.dtype == torch.float32 and images.ndim in (4, 5) and len(images) == len(targets) == count:
+            classes = targets.ndim == 1 and not targets.is_floating_point()
+            return images, targets.long() if classes else targets
+    raise ValueError(f"of {count} items {batch!r:.200} was made, not float32 images (n, 3, h, w) and targets")
