@@ -4,7 +4,6 @@ error of logits no map can show."""
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import nn
 
 from atfamily.distilled_mae import (
     DistilledHiddenMae,
@@ -60,48 +59,33 @@ def published(golden):
     return MaskedAutoencoder(student, decoder_width=8, decoder_heads=2, decoder_depth=1), teacher
 
 
-def check_published(golden, model, prefix, name, gradients):
-    """The loss and the gradients, by what they are of, are those of the published code."""
+@pytest.mark.parametrize("name, layers", [("2", None), ("2", [1]), ("12", [0, 1])])
+@pytest.mark.parametrize(
+    "kind, adapters, prefix, key",
+    [
+        (DistilledMae, "mixing", "", lambda layer: f"mixing.adapter{layer}.weight"),
+        (DistilledHiddenMae, "widening", "hidden_", lambda layer: f"widening.adapter{layer + 1}"),
+    ],
+    ids=["maps", "hidden states"],
+)
+def test_loss_and_gradients_are_those_of_the_published_code(
+    golden, published, name, layers, kind, adapters, prefix, key
+):
+    mae, teacher = published
+    model = kind(teacher, mae, layers=layers).double()
+    with torch.no_grad():
+        for (layer, _), adapter in zip(model.layers, getattr(model, adapters), strict=True):
+            adapter.weight.copy_(golden[key(layer)])
     found = model(golden["images"].double(), golden["order"]).transfer_loss
     found.backward()
     assert abs(found - golden[f"{prefix}loss{name}"]).item() <= 1e-10
-    for part, weight in gradients.items():
+    for part, weight in {
+        "qkv": mae.vit.blocks[1].attn.qkv.weight,
+        "cls_token": mae.vit.cls_token,
+        adapters: getattr(model, adapters)[-1].weight,
+    }.items():
         expected = golden[f"{prefix}grad{name}.{part}"]
         assert (weight.grad - expected).abs().max() <= 1e-10 and expected.abs().max() > 1e-3, part
-
-
-LAST_OR_BOTH = pytest.mark.parametrize("name, layers", [("2", None), ("2", [1]), ("12", [0, 1])])
-
-
-@LAST_OR_BOTH
-def test_loss_and_gradients_are_those_of_the_published_code(golden, published, name, layers):
-    mae, teacher = published
-    model = DistilledMae(teacher, mae, layers=layers).double()
-    assert [type(mix) for mix in model.mixing] == [nn.Conv2d] * len(model.layers)
-    with torch.no_grad():
-        for (layer, _), mix in zip(model.layers, model.mixing):
-            mix.weight.copy_(golden[f"mixing.adapter{layer}.weight"])
-    gradients = {
-        "qkv": mae.vit.blocks[1].attn.qkv.weight,
-        "cls_token": mae.vit.cls_token,
-        "mixing": model.mixing[-1].weight,
-    }
-    check_published(golden, model, "", name, gradients)
-
-
-@LAST_OR_BOTH
-def test_hidden_states_are_compared_as_by_the_published_code(golden, published, name, layers):
-    mae, teacher = published
-    model = DistilledHiddenMae(teacher, mae, layers=layers).double()
-    with torch.no_grad():
-        for (layer, _), widen in zip(model.layers, model.widening, strict=True):
-            widen.weight.copy_(golden[f"widening.adapter{layer + 1}"])
-    gradients = {
-        "qkv": mae.vit.blocks[1].attn.qkv.weight,
-        "cls_token": mae.vit.cls_token,
-        "widening": model.widening[-1].weight,
-    }
-    check_published(golden, model, "hidden_", name, gradients)
 
 
 # --- By hand
@@ -189,16 +173,3 @@ def test_the_weight_is_the_recipes(build):
         found = distilled_mae_loss(model, IMAGES, torch.zeros(3), Recipe(transfer_weight=0.1))
     assert abs(found - reconstruction - 0.1 * transfer_loss).item() <= 1e-12
     assert parts == {"reconstruction": reconstruction, "transfer_loss": transfer_loss}
-
-
-# --- What does not fit
-
-
-@pytest.mark.parametrize(
-    "teacher, options",
-    [({"patch_size": 4}, {}), (REGISTERS, {}), ({"num_heads": 4}, {"mix_heads": False})],
-    ids=str,
-)
-def test_pairs_that_do_not_fit(build, teacher, options):
-    with pytest.raises(ValueError):
-        build(teacher, **options)

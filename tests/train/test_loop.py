@@ -5,6 +5,7 @@ import copy
 import math
 import pickle
 from dataclasses import replace
+from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
 
@@ -246,16 +247,11 @@ def test_another_precision_in_the_same_process(glyphs64):
 # --- what a recipe can ask for besides
 
 
+close = partial(torch.testing.assert_close, rtol=0)
+
+
 def weights_after(recipe, data, build=tiny, **options):
     return trained(data, recipe, build(), **options)[0]
-
-
-def close(left, right, atol):
-    assert left.keys() == right.keys()
-    for name in left:
-        torch.testing.assert_close(
-            left[name], right[name], rtol=0, atol=atol, msg=lambda text: f"{name}: {text}"
-        )
 
 
 # One step of it moves the weights by lr · gradient.
