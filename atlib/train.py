@@ -54,19 +54,17 @@ class Preempted(RuntimeError):
 
 class Keeper(Protocol):
     """What keeps a run along the way, called by every process: `atrun.checkpoint_manager.CheckpointManager`
-    is one."""
+    is one. `resume` brings a run to where it was kept last and says where that is; `due` says whether to keep
+    it after a step with these metrics; `keep` does so, and says where; within `stop_noticed` signals to stop
+    are only noted in the list."""
 
-    def resume(self, run: "Training") -> Path | None:
-        """Bring a run to where it was kept last, and say where that is."""
+    def resume(self, run: "Training") -> Path | None: ...
 
-    def due(self, step: int, metrics: dict) -> bool:
-        """Whether to keep the run after `step`, with these metrics."""
+    def due(self, step: int, metrics: dict) -> bool: ...
 
-    def keep(self, run: "Training", metrics: dict) -> Path:
-        """Keep a run, and say where."""
+    def keep(self, run: "Training", metrics: dict) -> Path: ...
 
-    def stop_noticed(self) -> AbstractContextManager[list]:
-        """Within it, signals to stop are only noted in the list."""
+    def stop_noticed(self) -> AbstractContextManager[list]: ...
 
 
 @accelerate_as_it_was()
