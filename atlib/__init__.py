@@ -19,10 +19,8 @@ if TYPE_CHECKING:
     from atrun.teachers.load import load_teacher
 
 __version__ = "0.1.0"
-# Where each name is. It is imported when it is asked for: `python -m atlib --help` does without torch, and
-# code that copies or distills does without Accelerate. `train` stands in its room (`from atlib.train import
-# train`): here the same name would be the function or the room, by what was imported before. So the room of
-# `look`, and the file of `transfer`, have different names.
+# Imported when it is asked for: `python -m atlib --help` does without torch, and code that copies or distills
+# without Accelerate. `train` is not here: by what was imported before, it would be the function or the room.
 _HOME = {
     "AttentionTransfer": "atlib.attention_transfer",
     "Plan": "atlib.plan",

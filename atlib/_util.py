@@ -1,5 +1,4 @@
-"""What several rooms need: errors that name a value, files written whole, memory that ran out, models that
-are only looked at."""
+"""What several rooms need."""
 
 import difflib
 import os
@@ -16,8 +15,7 @@ INTERRUPTED = 130  # as a shell says it of a command that Ctrl-C has ended
 
 
 def require_known(kind: str, name: object, choices: Iterable[str]) -> None:
-    """Raise `ValueError` unless `name` is one of `choices`: it names `name`, the close ones, and all that
-    there are."""
+    """Raise `ValueError`, naming the close ones, unless `name` is one of `choices`."""
     choices = list(choices)
     if name in choices:
         return
@@ -43,16 +41,15 @@ def write_atomically(path: Path, content: bytes) -> Path:
 
 def out_of_memory(error: Exception) -> bool:
     """Whether memory has run out, on a GPU or (torch says so in a plain RuntimeError) on the CPU."""
-    import torch  # here, so that what needs no torch does not wait seconds for it
+    import torch  # takes seconds
 
-    return isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)) or "can't allocate memory" in str(
-        error
-    )
+    kinds = MemoryError, torch.cuda.OutOfMemoryError
+    return isinstance(error, kinds) or "can't allocate memory" in str(error)
 
 
 @contextmanager
 def in_eval_mode(*models: "nn.Module") -> Iterator[None]:
-    """Within it models are in eval mode; after it, every part of them is in the mode that it was in."""
+    """Within it models are in eval mode; after it, every part of them is as it was."""
     modes = {part: part.training for model in models for part in model.modules()}
     try:
         for model in models:

@@ -1,6 +1,5 @@
-"""Maps and features of students and teachers, described and compared. A map is (B, H, N, N), rows (queries)
-sum to 1; tokens are in timm's order, prefix tokens (class token, registers) first, then patches row by
-row."""
+"""Maps of students and teachers, described and compared. A map is (B, H, N, N), rows (queries) sum to 1;
+prefix tokens (class token, registers) come first, then patches row by row."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -17,21 +16,17 @@ from atlib.maps import Grid, check_grid
 from atlib.pair import check_images, student_of
 from atlib.vit import check_timm
 
-# Bytes that the walks of one batch may hold: with them and the models, an analysis of ViT-S stays far below 2
-# GB.
-AT_ONCE = 2**28
-# How far a row may be from 1: far above the rounding of a softmax over thousands of keys, far below one key
-# lost.
+AT_ONCE = 2**28  # bytes that the walks of one batch may hold
+# How far a row may be from 1: far above a softmax's rounding, far below one key lost.
 TOLERANCE, HALF_TOLERANCE = 1e-4, 1e-2
 PAIRINGS = ("direct", "bipartite", "minimum", "average")
 
 
 @torch.no_grad()
 def walks(models: Sequence[nn.Module], images: Images, batch_size: int) -> Iterator[tuple[Walk, ...]]:
-    """Every batch of `images`, in order, walked by every model, in eval mode and without gradients: one tuple
-    of walks a batch, one walk a model. A model is a ViT that `atlib.walk` takes, or a module with a
-    `walk(images)` method, such as `AttentionTransfer`. batch_size: images at once, fewer where the walks
-    would not fit `AT_ONCE`."""
+    """Every batch of `images`, in order, walked by every model, in eval mode and without gradients: a tuple
+    of walks a batch. A model is a ViT, or has a `walk(images)` method, such as `AttentionTransfer`.
+    batch_size: fewer where the walks would not fit `AT_ONCE`."""
     if len(images) == 0 or batch_size < 1:
         raise ValueError(f"{len(images)} images in batches of {batch_size}: both must be at least 1")
     vits = [vit_of(model) for model in models]
@@ -53,19 +48,15 @@ def walks(models: Sequence[nn.Module], images: Images, batch_size: int) -> Itera
 
 
 def vit_of(model: nn.Module) -> nn.Module:
-    """The ViT whose layers `walks` goes through: the model itself, or the student of a module such as
-    `AttentionTransfer`. Raises `atlib.attention.Unwalkable` for anything else."""
+    """The ViT whose layers `walks` goes through. Raises `atlib.attention.Unwalkable` for anything else."""
     vit = student_of(model)
     check_timm(vit)
     return vit
 
 
-# --- What maps look like. Statistics are one number a head, means over images and queries ---
-
-
 class LayerStatistics(NamedTuple):
-    """One layer's maps in three numbers a head, (H,) each. distance: in patches; entropy: in nats;
-    prefix_share: 0 to 1."""
+    """One layer's maps: a number a head each, (H,), the mean over images and queries; in patches, in nats,
+    and from 0 to 1."""
 
     distance: Tensor
     entropy: Tensor
@@ -74,12 +65,11 @@ class LayerStatistics(NamedTuple):
 
 def attention_distance(maps: Tensor, grid: Grid, prefix_tokens: int) -> Tensor:
     """Mean distance between a patch and the patches it attends to, weighted by the map (B, H, N, N): (H,), in
-    patches.
+    steps of the patch `grid`.
 
-    The distance is Euclidean on the patch `grid`, 1 between neighbours. Prefix tokens have no place: as
-    queries they are left out, and a patch's row is rescaled without what goes to them (`prefix_share`). Rows
-    that give the patches nothing are left out of the mean; nan where all do. Source: Wang et al. 2023 (arXiv
-    2205.14443); that rows are rescaled is our choice, and implementations in wide use do not.
+    Prefix tokens have no place: as queries they are left out, and a patch's row is rescaled without them.
+    Rows that give the patches nothing are left out; nan where all do. Source: Wang et al. 2023 (arXiv
+    2205.14443); that rows are rescaled is our choice.
     """
     check_maps(maps)
     total, rows = _distances(maps, grid, prefix_tokens)
@@ -103,11 +93,10 @@ def attention_entropy(maps: Tensor) -> Tensor:
 
 def rollout(maps: Sequence[Tensor], residual: float = 0.5) -> Tensor:
     """From which input token each output token's information comes, by attention alone: (B, N, N), rows sum
-    to 1.
+    to 1, for the maps (B, H, N, N) of all layers.
 
-    maps: one (B, H, N, N) per layer, first layer first. Every layer is taken as residual · identity + (1 -
-    residual) · mean of its heads, and the layers are multiplied. Source: Abnar & Zuidema 2020, attention
-    rollout (arXiv 2005.00928), with residual = 1/2.
+    Every layer is taken as residual · identity + (1 - residual) · mean of its heads, and the layers are
+    multiplied. Source: Abnar & Zuidema 2020 (arXiv 2005.00928), with residual = 1/2.
     """
     return rollouts(maps, residual)[-1]
 
@@ -128,8 +117,7 @@ def rollouts(maps: Sequence[Tensor], residual: float = 0.5) -> list[Tensor]:
 
 
 def class_attention(map: Tensor, grid: Grid, prefix_tokens: int) -> Tensor:
-    """What the class token gives to every patch, as pictures: a map (B, H, N, N) to (B, H, rows, columns).
-    Not rescaled: a picture sums to 1 less what goes to prefix tokens."""
+    """What the class token gives to every patch, not rescaled: (B, H, N, N) to (B, H, rows, columns)."""
     check_maps(map)
     grid = check_grid(map.shape[-1], grid, prefix_tokens)
     if prefix_tokens == 0:
@@ -139,7 +127,7 @@ def class_attention(map: Tensor, grid: Grid, prefix_tokens: int) -> Tensor:
 
 def describe_layers(model: nn.Module, images: Images, batch_size: int = 100) -> list[LayerStatistics]:
     """`LayerStatistics` of every layer of a model over a data set, on the CPU; of a pair the student's, with
-    the teacher's maps where the plan copies. The maps of one layer and batch exist at a time."""
+    the teacher's maps where the plan copies."""
     vit = vit_of(model)
     grid, prefix_tokens = vit.patch_embed.grid_size, vit.num_prefix_tokens
     totals = [torch.zeros((), dtype=torch.float64) for _ in vit.blocks]  # each becomes (4, H)
@@ -157,8 +145,7 @@ def describe_layers(model: nn.Module, images: Images, batch_size: int = 100) -> 
 
 
 def _distances(maps: Tensor, grid: Grid, prefix_tokens: int) -> tuple[Tensor, Tensor]:
-    """Per head the sum over images and patches of their distances, and how many rows have one: (H,) and
-    (H,)."""
+    """The sum over images and patches of their distances, and how many rows have one: (H,) and (H,)."""
     check_grid(maps.shape[-1], grid, prefix_tokens)
     patches = _exact(maps[:, :, prefix_tokens:, prefix_tokens:])
     sides = (torch.arange(side, dtype=patches.dtype, device=maps.device) for side in grid)
@@ -175,13 +162,9 @@ def _exact(maps: Tensor) -> Tensor:
     return maps.to(torch.promote_types(maps.dtype, torch.float32))
 
 
-# --- Do two models attend alike? ---
-
-
 def jensen_shannon(p: Tensor, q: Tensor) -> Tensor:
     """Jensen-Shannon divergence of distributions over the last axis, (..., N) each: (...), in nats, float64,
-    from 0 to ln 2. With m = (p + q) / 2 it is H(m) - (H(p) + H(q)) / 2, where an entry of 0 adds nothing.
-    Source: Lin 1991, IEEE Transactions on Information Theory 37(1)."""
+    from 0 to ln 2. With m = (p + q) / 2 it is H(m) - (H(p) + H(q)) / 2. Source: Lin 1991."""
     if p.shape != q.shape or p.numel() == 0:
         raise ValueError(f"p and q are of one shape, got {tuple(p.shape)} and {tuple(q.shape)}")
     for name, rows in (("p", p), ("q", q)):
@@ -191,17 +174,16 @@ def jensen_shannon(p: Tensor, q: Tensor) -> Tensor:
 
 def head_divergence(maps_a: Tensor, maps_b: Tensor, pairing: str) -> float:
     """How far the heads of two layers are apart, in nats from 0 to ln 2, for the maps (B, H, N, N) of the
-    same images: the mean over images, queries and pairs of heads. `pairing`: "direct", head h with head h;
-    "bipartite", one to one so that the mean is least; "minimum", every head of a with the nearest of b;
-    "average", of the maps averaged over heads. Source: arXiv 2411.09702, appendix."""
+    same images: the mean over images, queries and pairs of heads, where `pairing` is "direct", head h with
+    head h; "bipartite", one to one so that the mean is least; "minimum", every head of a with the nearest of
+    b; "average", of the maps averaged over heads. Source: arXiv 2411.09702, appendix."""
     divergence = StreamingDivergence()
     divergence.update(maps_a, maps_b)
     return divergence.value(pairing)
 
 
 class StreamingDivergence:
-    """`head_divergence` of maps that come in batches; it keeps H x H numbers, and works on one pair of heads
-    at a time."""
+    """`head_divergence` of maps that come in batches."""
 
     def __init__(self):
         self.images = 0
@@ -232,12 +214,11 @@ class StreamingDivergence:
         self.images += len(maps_a)
 
     def matrix(self) -> Tensor:
-        """The divergence of every head of a from every head of b, mean over images and queries: (H_a, H_b),
-        float64, nats."""
+        """The divergence of every head of a from every head of b: (H_a, H_b), float64, nats."""
         return self._heads / self.images
 
     def value(self, pairing: str) -> float:
-        """The divergence for one `pairing` of the heads, in nats."""
+        """The divergence for one `pairing`, in nats."""
         require_known("pairing", pairing, PAIRINGS)
         matrix = self.matrix()
         if pairing == "average":
@@ -254,8 +235,8 @@ class StreamingDivergence:
 def compare_layers(
     a: nn.Module, b: nn.Module, images: Images, layers: Mapping[int, int] | None = None, batch_size: int = 50
 ) -> list[StreamingDivergence]:
-    """The divergence of the maps of `a` and `b`, what `walks` takes, one for each pair of layers, over all
-    images in one pass. `layers`: {layer of a: layer of b}; without it layers are paired index by index."""
+    """The divergence of the maps of `a` and `b`, what `walks` takes, for each pair of layers. layers: {layer
+    of a: layer of b}; None: index by index."""
     depths = len(vit_of(a).blocks), len(vit_of(b).blocks)
     if layers is None and depths[0] != depths[1]:
         raise ValueError(f"depths {depths}: give layers={{layer of a: layer of b}}")
@@ -274,8 +255,7 @@ def _entropy(p: Tensor) -> Tensor:
 
 
 def _from_entropies(p: Tensor, q: Tensor, entropy_p: Tensor, entropy_q: Tensor) -> Tensor:
-    """Jensen-Shannon divergence where the entropies of p and q are known already; rounding may not make it
-    negative."""
+    """Jensen-Shannon divergence; rounding may not make it negative."""
     return (_entropy((p + q) / 2) - (entropy_p + entropy_q) / 2).clamp(min=0)
 
 
@@ -284,12 +264,9 @@ def _divergence(p: Tensor, q: Tensor) -> Tensor:
     return _from_entropies(p, q, _entropy(p), _entropy(q))
 
 
-# --- What every analysis refuses: values that are not finite, maps and probabilities that are none ---
-
-
 def check_maps(maps: Tensor, layer: int | None = None, name: str = "") -> None:
-    """Raise `ValueError` unless `maps` are attention maps (B, H, N, N): rows that sum to 1. The error names
-    image, head and query of the first bad row, and layer and argument where they are given."""
+    """Raise `ValueError`, naming the first bad row, unless `maps` are (B, H, N, N), with rows that sum to
+    1."""
     where = "".join(f"{part}: " for part in (name, "" if layer is None else f"layer {layer}") if part)
     square = maps.ndim == 4 and maps.shape[-1] == maps.shape[-2]
     if not square or maps.numel() == 0 or not maps.is_floating_point():
@@ -298,8 +275,7 @@ def check_maps(maps: Tensor, layer: int | None = None, name: str = "") -> None:
 
 
 def _check_rows(p: Tensor, name: str) -> None:
-    """Raise `ValueError` unless rows over the last axis are distributions: not negative, with the sum 1. A
-    NaN or an infinity anywhere in a row shows in its sum."""
+    """Raise `ValueError` unless rows over the last axis are distributions; a NaN shows in its sum."""
     half = p.is_floating_point() and torch.finfo(p.dtype).bits < 32
     sums, least = p.sum(-1, dtype=torch.float32 if half else None), p.amin(-1)
     fits = ((sums - 1).abs() <= (HALF_TOLERANCE if half else TOLERANCE)) & (least >= 0)
@@ -337,5 +313,5 @@ def check_probabilities(p: Tensor, name: str) -> None:
 
 
 def as_double(x: Tensor) -> Tensor:
-    """x in float64 and without gradients; on the CPU where its device has no float64 (Apple's GPUs)."""
+    """x in float64, without gradients; on the CPU where its device has no float64 (Apple's GPUs)."""
     return x.detach().to("cpu" if x.device.type == "mps" else x.device, torch.float64)

@@ -1,6 +1,5 @@
-"""The methods that attention transfer is compared with, in the same harness: distillation of features and of
-predictions, and the teacher's mean map of a group of images. With one group of all images that is the average
-over examples of arXiv 2411.09702."""
+"""The methods that attention transfer is compared with: distillation of features and of predictions, and the
+teacher's mean map of a group of images."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -41,10 +40,10 @@ class Distillation(Pair):
 
 
 class FeatureDistillation(Distillation):
-    """The student's residual stream is pulled to the teacher's, after each of `layers` (None for all; a
-    mapping {student's layer: teacher's} where the depths differ): squared error. Where the widths differ, a
-    linear layer for each pair of layers, which is no part of `.student`, makes the student's stream as wide
-    as the teacher's. Source: the feature-distillation baseline of arXiv 2411.09702."""
+    """The student's residual stream is pulled to the teacher's by squared error, after each of `layers` (None
+    for all; a mapping {student's layer: teacher's} where the depths differ); where the widths differ, through
+    a linear layer for each pair, which is no part of `.student`. Source: the feature-distillation baseline of
+    arXiv 2411.09702."""
 
     def __init__(
         self,
@@ -88,13 +87,11 @@ class FeatureDistillation(Distillation):
 
 
 class LogitDistillation(Distillation):
-    """The student's class predictions are pulled to the teacher's, which knows the same classes; any two
-    classifiers will do.
+    """The student's class predictions are pulled to the teacher's, which knows the same classes.
 
-    Soft (`hard=False`): τ² · KL at `temperature` τ, for `Recipe(task_weight=0.9, transfer_weight=0.1)`. Hard:
-    cross-entropy with the teacher's top class, for `Recipe(task_weight=0.5, transfer_weight=0.5)`: with these
-    weights they are DeiT's two formulas. Source: Touvron et al. 2021 (arXiv 2012.12877), equations 2 and 3; τ
-    = 3.
+    Soft: τ² · KL at `temperature` τ, for `Recipe(task_weight=0.9, transfer_weight=0.1)`. Hard: cross-entropy
+    with the teacher's top class, for `Recipe(task_weight=0.5, transfer_weight=0.5)`. With these weights they
+    are DeiT's two formulas: Touvron et al. 2021 (arXiv 2012.12877), equations 2 and 3.
     """
 
     def __init__(
@@ -124,13 +121,14 @@ Groups = Callable[[Tensor], Tensor]
 
 
 def one_group(images: Tensor) -> Tensor:
-    """All images in one group: `Groups` for a map that is the same for all images."""
+    """All images in one group."""
     return torch.zeros(len(images), dtype=torch.long, device=images.device)
 
 
 class StoredMaps(Pair):
-    """A student whose maps are, for every image, those that are stored for its group: it needs no teacher any
-    more. maps: a list over layers of (groups, H, N, N), which become buffers. group_of: see `Groups`."""
+    """A student whose maps are, for every image, those that are stored for its group. maps: a list over
+    layers of (groups, H, N, N), which become buffers. group_of: (B, 3, height, width) -> groups, int64
+    (B,)."""
 
     not_walkable = "it is a student with stored maps: walk its .student"
 
@@ -165,8 +163,7 @@ class StoredMaps(Pair):
         return Transferred(logits, logits.new_zeros(()))
 
     def walk(self, images: Tensor) -> Walk:
-        """What happens inside the student for images (B, 3, height, width): the walk that `forward` takes its
-        logits from."""
+        """The walk of the student for images (B, 3, height, width)."""
         groups, layers = self._group_of(images), range(len(self.student.blocks))
         replace = {layer: Instead(map=getattr(self, f"maps_{layer}")[groups]) for layer in layers}
         return walk(self.student, images, replace=replace)
@@ -174,12 +171,8 @@ class StoredMaps(Pair):
 
 class MeanMapCopy(StoredMaps):
     """A student whose maps are, for every image, the teacher's mean map over the reference images of the same
-    group, made once; the teacher is not needed any more.
-
-    By default all images are one group: the average over examples of arXiv 2411.09702 (appendix: 79.7 % with
-    ViT-L; not in its published code). `reference`: images (n, 3, height, width), or batches of them, such as
-    training images without augmentation. `group_of`: see `Groups`. `number`: of groups.
-    """
+    group; of `number` groups, by default one: the average over examples of arXiv 2411.09702 (appendix: 79.7 %
+    with ViT-L; not in its published code). reference: images (n, 3, height, width), or batches of them."""
 
     def __init__(
         self,
@@ -191,7 +184,6 @@ class MeanMapCopy(StoredMaps):
         *,
         normalisation: Normalisation | None = None,
     ):
-        # the teacher is run here alone, and is no part of the pair
         told = stated(normalisation, [teacher])
         maps = mean_maps(teacher, reference, group_of, number, normalisation=told)
         super().__init__(student, maps, group_of, normalisation=told)
@@ -206,9 +198,9 @@ def mean_maps(
     batch: int = 500,
     normalisation: Normalisation | None = None,
 ) -> list[Tensor]:
-    """The mean map of every group and layer: a list over layers of (number, H, N, N). `images`: (n, 3,
-    height, width), of which `batch` are walked at a time, or batches of them. normalisation: of these images;
-    None: they are as the ViT shall see them."""
+    """The mean map of every group and layer: a list over layers of (number, H, N, N). images: (n, 3, height,
+    width), of which `batch` are walked at a time, or batches of them, normalised so, or as the ViT shall see
+    them."""
     view = View.of(vit)
     counts = torch.zeros(number, dtype=torch.long)
     sums: list[Tensor] = []
@@ -228,24 +220,17 @@ def mean_maps(
     return [(total / counts.to(total.device)[:, None, None, None]).clone() for total in sums]
 
 
-# --- The losses of distillation ---
-
-
 def feature_mse(student: Sequence[Tensor], teacher: Sequence[Tensor]) -> Tensor:
-    """Squared error between residual streams (B, N, D), `Walk.stream` of some layers: mean over elements,
-    summed over layers. The feature-distillation baseline of arXiv 2411.09702."""
+    """Squared error between residual streams (B, N, D): mean over elements, summed over layers."""
     shapes = [[tuple(stream.shape) for stream in streams] for streams in (student, teacher)]
     if not student or shapes[0] != shapes[1]:
         raise ValueError(f"the student's residual streams are {shapes[0]}, the teacher's {shapes[1]}")
-    return sum(
-        F.mse_loss(of_student, of_teacher.detach()) for of_student, of_teacher in zip(student, teacher)
-    )
+    return sum(F.mse_loss(mine, of_teacher.detach()) for mine, of_teacher in zip(student, teacher))
 
 
 def soft_distillation(student_logits: Tensor, teacher_logits: Tensor, temperature: float) -> Tensor:
-    """τ² · KL(teacher ‖ student) of class predictions softened by the temperature τ: a scalar, in nats; mean
-    over the batch. logits: (B, classes). DeiT's soft distillation adds it with weight 0.1 to 0.9 ·
-    cross-entropy, τ = 3 (Touvron et al. 2021, arXiv 2012.12877, equation 2)."""
+    """τ² · KL(teacher ‖ student) of predictions (B, classes) softened by the temperature τ: a scalar, in
+    nats, mean over the batch (Touvron et al. 2021, arXiv 2012.12877, equation 2)."""
     if not temperature > 0:
         raise ValueError(f"temperature={temperature}: it must be above 0")
     _check_logits(student_logits, teacher_logits)
@@ -255,9 +240,8 @@ def soft_distillation(student_logits: Tensor, teacher_logits: Tensor, temperatur
 
 
 def hard_distillation(student_logits: Tensor, teacher_logits: Tensor) -> Tensor:
-    """Cross-entropy of the student with the teacher's most likely class as the label: a scalar, in nats; mean
-    over the batch. logits: (B, classes). DeiT's hard distillation adds it with weight 1/2 to 1/2 ·
-    cross-entropy (arXiv 2012.12877, equation 3)."""
+    """Cross-entropy of logits (B, classes) with the teacher's most likely class as the label: a scalar, in
+    nats, mean over the batch (arXiv 2012.12877, equation 3)."""
     _check_logits(student_logits, teacher_logits)
     return F.cross_entropy(student_logits, teacher_logits.argmax(-1))
 

@@ -20,7 +20,7 @@ from atlib.vit import Architecture
 
 
 def save_weights(path: str | Path, model: nn.Module) -> Path:
-    """Write a model's `state_dict` as safetensors: for a ViT, a plain timm state. Returns the path."""
+    """Write a model's `state_dict` as safetensors. Returns the path."""
     return write_tensors(Path(path), dict(model.state_dict()), {})
 
 
@@ -35,23 +35,17 @@ def save_vit(
     path: str | Path, vit: VisionTransformer, architecture: Architecture, more: Mapping = {}
 ) -> Path:
     """Write a ViT's weights, a plain timm state, with its architecture and its images' normalisation in the
-    header, so that `load_vit` needs nothing else.
-
-    more: JSON values that the header shall say besides or instead, for `read_header`. `python -m atlib
-    predict` needs two: "augmentation" (`Augmentation.describe`), and "classes", names in the order of the
-    outputs. Raises `ValueError` when `architecture` does not describe `vit`.
-    """
+    header. more: JSON values for the header; `python -m atlib predict` needs "augmentation"
+    (`Augmentation.describe`), and "classes", names in the order of the outputs. Raises `ValueError` when
+    `architecture` does not describe `vit`."""
     _check_architecture(vit, architecture)
-    header = {"normalisation": _described(Normalisation.of(vit)), **more}
-    return write_tensors(
-        Path(path), dict(vit.state_dict()), {**header, "architecture": architecture._asdict()}
-    )
+    normalisation = _described(Normalisation.of(vit))
+    header = {"normalisation": normalisation, **more, "architecture": architecture._asdict()}
+    return write_tensors(Path(path), dict(vit.state_dict()), header)
 
 
 def load_vit(path: str | Path) -> VisionTransformer:
-    """Rebuild a ViT saved by `save_vit`; it says how images are normalised for it, where its file does.
-
-    Raises `OSError` naming a file that cannot be read or is another."""
+    """Rebuild a ViT saved by `save_vit`. Raises `OSError` naming a file that cannot be read or is another."""
     tensors, header = read_tensors(Path(path))
     if "needs_teacher" in header:
         raise OSError(f"{path} is a bundle, written by save_bundle: read it with load_bundle")
@@ -60,13 +54,12 @@ def load_vit(path: str | Path) -> VisionTransformer:
 
 
 def normalisation_said(header: Mapping) -> Normalisation | None:
-    """How images are normalised for the ViT of a file, as its header says, itself or with their preparation;
-    None where it does not."""
+    """How images are normalised for the ViT of a file, as its header says; None where it does not."""
     return Normalisation.read(header.get("normalisation") or header.get("augmentation"))
 
 
 def seen_by_pair(transfer: AttentionTransfer) -> dict:
-    """What a header says of the images of a pair, student's and teacher's: what `read_pair` reads."""
+    """What a header says of a pair's images, for `read_pair`."""
     return {
         "pair_normalisation": _described(transfer.normalisation),
         "teacher_normalisation": _described(transfer.teacher_normalisation),
@@ -74,8 +67,7 @@ def seen_by_pair(transfer: AttentionTransfer) -> dict:
 
 
 def read_pair(header: Mapping, teacher: nn.Module, student: nn.Module) -> AttentionTransfer:
-    """The pair of a header's plan, whose teacher sees images as it did when the file was written: in files
-    that say nothing of it, as the student does."""
+    """The pair of a header's plan; where it says nothing, the teacher sees images as the student does."""
     attach(teacher, Normalisation.read(header.get("teacher_normalisation")))
     given = Normalisation.read(header.get("pair_normalisation"))
     return AttentionTransfer(teacher, student, Plan(**header["plan"]), normalisation=given)
@@ -92,8 +84,8 @@ def save_bundle(
     teacher: Architecture,
     more: Mapping = {},
 ) -> Path:
-    """Write what inference needs: after Copy student *and* teacher, with how the images of both are
-    normalised; after Distill the student alone. more: as in `save_vit`."""
+    """Write what inference needs: after Copy student *and* teacher, after Distill the student alone. more: as
+    in `save_vit`."""
     _check_architecture(transfer.student, student)
     header = {
         "normalisation": _described(Normalisation.of(transfer.student)),
@@ -111,7 +103,7 @@ def save_bundle(
 
 
 def load_bundle(path: str | Path) -> nn.Module:
-    """What `save_bundle` wrote, in eval mode: an `AttentionTransfer` after Copy, a ViT after Distill."""
+    """What `save_bundle` wrote, in eval mode: an `AttentionTransfer`, or after Distill a ViT."""
     tensors, header = read_tensors(Path(path))
 
     def part(name: str) -> VisionTransformer:
@@ -126,7 +118,7 @@ def load_bundle(path: str | Path) -> nn.Module:
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], header: dict) -> Path:
-    """Write tensors by name with atlib's header: what `read_tensors` reads."""
+    """Write tensors by name with atlib's header."""
     tensors = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
     return write_atomically(path, save(tensors, {"atlib": json.dumps(header)}))
 
@@ -173,10 +165,10 @@ def _rebuilt(header: Mapping, name: str, tensors: Mapping[str, Tensor]) -> nn.Mo
 
 @contextmanager
 def _naming(path: str | Path) -> Iterator[None]:
-    """Within it, what a file's header or its weights do not allow is an `OSError` that names the file."""
+    """Within it any error is an `OSError` that names the file."""
     try:
         yield
-    except Exception as error:  # a stranger's file: whatever its values make Python, torch or timm raise
+    except Exception as error:  # a stranger's file: whatever its values make others raise
         raise OSError(f"{path} cannot be rebuilt: {error!r}; it was left as it is") from error
 
 

@@ -4,7 +4,6 @@
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -48,14 +47,12 @@ Augment = Callable[[Tensor, Tensor], Tensor]
 
 
 class Images(Dataset):
-    """Images in memory with their targets. `images[i]` is one (image, target), `images.take([...])` a batch
-    of them.
+    """Images in memory with their targets. `images[i]` is one (image, target), `images.take([...])` a batch.
 
     pixels: uint8 (n, 3, height, width), or (n, 2, 3, height, width) with what the teacher sees second
-    (`pair`). targets: a tensor whose first axis is n (class indices, or what a pre-text task regresses). An
-    image comes out as float32, centred and scaled: (pixel / 255 - mean) / std, with one number each for all
-    channels or one a channel. `augment` changes the images that `epoch` hands out, by a seed of their own
-    (both of a pair by the same), and no others. Batches are made, and are, where the pixels are (`to`).
+    (`pair`). targets: (n, ...), class indices or what a pre-text task regresses. An image comes out as
+    float32, (pixel / 255 - mean) / std, with one number for all channels or one for each. augment: changes
+    the images that `epoch` hands out, both of a pair alike. Batches are made where the pixels are (`to`).
     """
 
     corrupt: Mapping[int, str] = {}  # pixels in memory are decoded already
@@ -91,8 +88,8 @@ class Images(Dataset):
     __getitems__ = take  # a DataLoader then fetches a batch in one call, a hundred times faster
 
     def loader(self, batch_size: int, *, seed: int | None = None) -> DataLoader:
-        """A DataLoader of (images, targets) as evaluation sees them: in order without a seed, shuffled anew
-        each epoch with one. Every image once."""
+        """A DataLoader of (images, targets) as evaluation sees them, every image once: in order, or shuffled
+        anew each epoch by a seed."""
         # Both generators are its own: evaluating in the middle of a training run shall not change the run.
         shuffled = None if seed is None else torch.Generator().manual_seed(seed)
         sampler = None if seed is None else RandomSampler(self, generator=shuffled)
@@ -101,8 +98,7 @@ class Images(Dataset):
         )
 
     def epoch(self, part: ShardSpec, workers: int = 0) -> Iterator[Batch]:
-        """One process's batches of one epoch, augmented. They are in memory: `workers` are not needed, and
-        not started."""
+        """One process's batches of one epoch, augmented, without workers."""
         shares, device = zip(my_batches(len(self), part), my_repeats(len(self), part)), self.pixels.device
         for (indices, weight), repeats in shares:
             index = torch.as_tensor(indices, device=device)
@@ -117,21 +113,19 @@ class Images(Dataset):
 
     @property
     def normalisation(self) -> Normalisation:
-        """How the images come out: mean and standard deviation of each channel."""
+        """How the images come out."""
         return Normalisation(self.mean, self.std)
 
     def _scaled(self, pixels: Tensor) -> Tensor:
         mean, std = (
             torch.as_tensor(value, device=pixels.device).reshape(-1, 1, 1) for value in (self.mean, self.std)
         )
-        # A tensor: a GPU divides by a number through its inverse, which rounds otherwise, and then an image
-        # is not the one whose maps are stored (`MapCache`).
+        # A tensor: a GPU divides by a number through its inverse, and then `MapCache` knows no image.
         highest = torch.tensor(255.0, device=pixels.device)
         return (pixels.float() / highest - mean) / std
 
     def to(self, device: torch.device | str) -> "Images":
-        """The same images on a device, where training then takes and augments them. Those to be evaluated
-        stay on the CPU, where labels are compared."""
+        """The same images on a device, where training then takes and augments them."""
         return self._but(pixels=self.pixels.to(device), targets=self.targets.to(device))
 
     def with_augment(self, augment: Augment | None) -> "Images":
@@ -143,11 +137,11 @@ class Images(Dataset):
         return self._but(mean=mean, std=std)
 
     def with_pixels(self, pixels: Tensor) -> "Images":
-        """Other pixels, uint8 (n, 3, height, width), under the same targets and the same treatment."""
+        """Other pixels, uint8 (n, 3, height, width), under the same targets."""
         return self._but(pixels=pixels)
 
     def select(self, indices: Sequence[int]) -> "Images":
-        """The images at `indices`, in that order, under the same treatment."""
+        """The images at `indices`, in that order."""
         index = torch.as_tensor(indices, dtype=torch.long)
         return self._but(pixels=self.pixels[index], targets=self.targets[index])
 
@@ -157,22 +151,21 @@ class Images(Dataset):
 
 
 def pair(images: Images, teacher_images: Images) -> Images:
-    """The same images for the student, and for its teacher others: `teacher_images[i]` beside `images[i]`;
-    labels and treatment are those of `images`."""
+    """For the student `images`, with their labels, and for its teacher `teacher_images[i]` beside each."""
     _check_scaling(images, teacher_images)
     return images.with_pixels(torch.stack([images.pixels, teacher_images.pixels], dim=1))
 
 
 def with_unlabelled(images: Images, more: Images) -> Images:
-    """`images`, and after them those of `more` with their labels taken away (`UNLABELLED`): a task's loss
-    leaves them out, and what a teacher says of them is learned. Classes and treatment are those of
-    `images`."""
+    """`images`, and after them those of `more` without their labels (`UNLABELLED`), which a task's loss
+    leaves out."""
     _check_scaling(images, more)
     if images.targets.ndim != 1 or images.targets.is_floating_point():
         raise ValueError(f"targets are {images.targets.dtype}, not class indices")
-    pixels = torch.cat([images.pixels, more.pixels])
-    targets = torch.cat([images.targets, images.targets.new_full((len(more),), UNLABELLED)])
-    return Images(pixels, targets, images.classes, images.mean, images.std, images.augment)
+    unknown = images.targets.new_full((len(more),), UNLABELLED)
+    return images._but(
+        pixels=torch.cat([images.pixels, more.pixels]), targets=torch.cat([images.targets, unknown])
+    )
 
 
 def _check_scaling(images: Images, others: Images) -> None:
@@ -181,9 +174,7 @@ def _check_scaling(images: Images, others: Images) -> None:
 
 
 def crop_and_flip(padding: int = 4) -> Augment:
-    """The usual CIFAR augmentation: reflect-pad, random crop back to size, random horizontal flip. What it
-    returns raises `ValueError` for images that are not larger than the padding: they cannot be reflected so
-    far."""
+    """The usual CIFAR augmentation: reflect-pad, random crop back to size, random horizontal flip."""
 
     def augment(images: Tensor, seeds: Tensor) -> Tensor:
         if padding >= min(images.shape[-2:]):
@@ -196,13 +187,15 @@ def crop_and_flip(padding: int = 4) -> Augment:
 
 def cut_out(images: Tensor, top: Tensor, left: Tensor, mirrored: Tensor, size: Sequence[int]) -> Tensor:
     """Of each image (B, C, h, w) the part of `size`, (height, width), that begins at (top, left), each (B,);
-    mirrored where that is true. Beyond an edge are reflected pixels, as many as there are at most."""
-    # instead of padding and cutting, every pixel is fetched from where it would have been: (B, side)
-    places = []
-    for first, side, length in zip((top, left), images.shape[-2:], size):
+    mirrored where that is true. Beyond an edge are reflected pixels."""
+
+    def reflected(
+        first: Tensor, side: int, length: int
+    ) -> Tensor:  # where each pixel is fetched: (B, length)
         place = first[:, None] + torch.arange(length, device=first.device)
-        places.append(side - 1 - (side - 1 - place.abs()).abs())
-    rows, columns = places
+        return side - 1 - (side - 1 - place.abs()).abs()
+
+    rows, columns = map(reflected, (top, left), images.shape[-2:], size)
     columns = torch.where(mirrored[:, None], columns.flip(1), columns)
     channels, width = images.shape[1], images.shape[3]
     cut = images.gather(2, rows[:, None, :, None].expand(-1, channels, -1, width))
@@ -220,8 +213,6 @@ def draw(count: int, size: int | None, seed: int, what: str) -> Sequence[int]:
     return np.random.default_rng([seed, 1]).permutation(count)[:size]
 
 
-# --- Data of torch's own kind ---
-
 # What a DataLoader is given: a list of items of its data set -> (images, targets)
 Collate = Callable[[list], tuple[Tensor, Tensor]]
 UNSCALED = 25.0  # a pixel that is normalised lies within some 5 of 0
@@ -230,14 +221,12 @@ UNSCALED = 25.0  # a pixel that is normalised lies within some 5 of 0
 class TorchData:
     """A torch `Dataset` of (image, label), in the order and the shares of this project.
 
-    An image is a float32 tensor (3, height, width), all of one size, as the data set's transforms leave it; a
-    label is a whole number, or a tensor, such as shares (classes,). collate: makes (images, targets) of a
-    list of items, where they are of another form; None: images and labels are stacked. workers: processes
-    that read. initialise: called with its number in each of them, before it reads.
+    An image is a float32 tensor (3, height, width), all of one size; a label a whole number or a tensor.
+    collate: makes (images, targets) of a list of items. workers: processes that read.
+    initialise: called with its number in each of them.
 
     While an item is read, the global generators of Python, NumPy and torch (on the CPU) start from a seed of
-    its own, and are put back afterwards: what random transforms draw hangs on run, pass and index alone, in
-    an evaluation on the index. (What a `collate` draws hangs on how a step's images are divided, too.)
+    its own, so that what random transforms draw hangs on run, pass and index alone.
     """
 
     corrupt: Mapping[int, str] = {}  # what cannot be read raises the data set's own error
@@ -245,7 +234,7 @@ class TorchData:
     def __init__(
         self,
         dataset: Dataset,
-        collate: Collate | None = None,
+        collate: Collate = default_collate,
         workers: int = 0,
         initialise: Callable[[int], None] | None = None,
     ):
@@ -261,7 +250,7 @@ class TorchData:
         return len(self.dataset)
 
     def take(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """The batch at `indices`: float32 (B, 3, height, width) and its targets (B, ...)."""
+        """The batch at `indices`, as evaluation sees it."""
         return self._make([(index, index) for index in indices])
 
     def loader(self, batch_size: int) -> DataLoader:
@@ -270,18 +259,17 @@ class TorchData:
         return loader_of(self.take, batches, self.workers, initialise=self.initialise)
 
     def epoch(self, part: ShardSpec, workers: int = 0) -> Iterator[Batch]:
-        """One process's batches of an epoch, read by `workers` processes ahead of time (0: by as many as this
-        was made with)."""
-
-        shares = [*zip(my_batches(len(self), part), my_repeats(len(self), part))]
+        """One process's batches of an epoch, read by `workers` processes (0: as many as this was made
+        with)."""
+        shares, repeats = my_batches(len(self), part), my_repeats(len(self), part)
         wanted = (
-            [*zip(indices, augmentation_seeds(part, torch.tensor(indices), torch.tensor(repeats)).tolist())]
-            for (indices, _), repeats in shares
+            [*zip(indices, augmentation_seeds(part, torch.tensor(indices), torch.tensor(again)).tolist())]
+            for (indices, _), again in zip(shares, repeats)
         )
         workers = workers or self.workers
         pin_memory = workers > 0 and torch.cuda.is_available()
         made = loader_of(self._make, wanted, workers, pin_memory, self.initialise)
-        for ((indices, weight), _), (images, targets) in zip(shares, made):
+        for (indices, weight), (images, targets) in zip(shares, made):
             yield Batch(images, targets, indices, weight)
 
     def _make(self, wanted: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
@@ -295,22 +283,15 @@ class TorchData:
                 except Exception as error:
                     error.add_note(f"while item {index} of this {type(self.dataset).__name__} was read")
                     raise
-            if self.collate is not None:
-                seed_generators([wanted[0][1], 1])  # another stream than its first item's
-                return _collated(self.collate(items), len(items))
-        pairs = [_image_and_label(item, index) for item, (index, _) in zip(items, wanted)]
-        images, targets = (torch.stack(part) for part in zip(*pairs))
-        return images, targets
+            seed_generators([wanted[0][1], 1])  # another stream than the first item's
+            made = self.collate(items)
+        return _checked(made, len(items))
 
 
 def as_data(data: Any, batch_size: int | None = None) -> TrainingData | EvaluationData:
-    """What training and evaluation take: data that have an `epoch`, or `loader` and `take`, as they are, and
-    a torch `Dataset` or `DataLoader` as `TorchData`.
-
-    Of a DataLoader its dataset, collate_fn, num_workers and worker_init_fn are used: order and size of a
-    batch are a recipe's. batch_size: in a training the recipe's, of which it is warned where the loader's
-    differs.
-    """
+    """Data that have an `epoch`, or `loader` and `take`, as they are, and a torch `Dataset` or `DataLoader`
+    as `TorchData`. Order and size of a DataLoader's batches give way to a recipe's: where its batch_size is
+    given, it is warned of what differs."""
     # torchvision's ImageFolder has a `loader`, too, and data sets of `datasets` have a `take`
     if callable(getattr(data, "epoch", None)) or hasattr(data, "loader") and hasattr(data, "take"):
         return data
@@ -333,14 +314,13 @@ def as_data(data: Any, batch_size: int | None = None) -> TrainingData | Evaluati
         of_loader = {"batch_size": data.batch_size, "shuffle": shuffled, "drop_last": data.drop_last}
         if other := [f"{name}={x}" for name, x in of_loader.items() if x != of_recipe[name]]:
             warnings.warn(f"of the DataLoader {', '.join(other)} is not used: {of_recipe}", stacklevel=3)
-    collate = None if data.collate_fn is default_collate else data.collate_fn
-    return TorchData(dataset, collate, data.num_workers, data.worker_init_fn)
+    return TorchData(dataset, data.collate_fn, data.num_workers, data.worker_init_fn)
 
 
 def normalisation_of(dataset: Any) -> Normalisation | None:
-    """How the images of a torch `Dataset` are normalised: as its attribute `normalisation` says, else as the
-    one `Normalize` among torchvision's transforms in its `transform`; None where neither says it. A `Subset`
-    says what its data set does, and a `ConcatDataset` what all of its own do."""
+    """How the images of a torch `Dataset` are normalised, by its attribute `normalisation`, else by the one
+    `Normalize` in its `transform`; None where neither says it. A `Subset` says what its data set does, a
+    `ConcatDataset` what all of its own do."""
     if (stated := getattr(dataset, "normalisation", None)) is not None:
         return stated
     if isinstance(dataset, Subset):
@@ -356,29 +336,19 @@ def normalisation_of(dataset: Any) -> Normalisation | None:
     normalise = [step for step in steps if isinstance(step, (transforms.Normalize, v2.Normalize))]
     if len(normalise) != 1:
         return None
-    # of a tensor in float32 the shortest decimal that it stands for, as it was written
-    mean, std = (
-        [float(str(number)) for number in np.asarray(value).flatten()]
-        for value in (normalise[0].mean, normalise[0].std)
-    )
-    return Normalisation(*(value[0] if len(value) == 1 else value for value in (mean, std)))
+    told = []
+    for value in (normalise[0].mean, normalise[0].std):
+        # of a tensor in float32 the shortest decimal that it stands for, as it was written
+        numbers = [float(str(number)) for number in np.asarray(value).flatten()]
+        told.append(numbers[0] if len(numbers) == 1 else numbers)
+    return Normalisation(*told)
 
 
-def _image_and_label(item: Any, index: int) -> tuple[Tensor, Tensor]:
-    """An item as two tensors."""
-    image, label = item
-    if not isinstance(image, Tensor) or image.dtype != torch.float32 or image.ndim not in (3, 4):
-        raise ValueError(f"the image of item {index} is not float32 (3, height, width): {image!r:.80}")
-    if not isinstance(label, (Integral, Tensor)):
-        raise ValueError(f"the label of item {index} is {label!r}: give a whole number or a tensor")
-    label = torch.as_tensor(label)
-    return image, label.long() if label.ndim == 0 and not label.is_floating_point() else label
-
-
-def _collated(batch: Any, count: int) -> tuple[Tensor, Tensor]:
-    """What a collate_fn made of so many items."""
+def _checked(batch: Any, count: int) -> tuple[Tensor, Tensor]:
+    """What a collate_fn made of so many items: images and targets."""
     if isinstance(batch, (tuple, list)) and len(batch) == 2 and all(isinstance(p, Tensor) for p in batch):
         images, targets = batch
-        if images.dtype == torch.float32 and len(images) == len(targets) == count:
-            return images, targets
-    raise ValueError(f"the collate_fn made {batch!r:.200} of {count} items, not float32 images and targets")
+        if images.dtype == torch.float32 and images.ndim in (4, 5) and len(images) == len(targets) == count:
+            classes = targets.ndim == 1 and not targets.is_floating_point()
+            return images, targets.long() if classes else targets
+    raise ValueError(f"of {count} items {batch!r:.200} was made, not float32 images (n, 3, h, w) and targets")

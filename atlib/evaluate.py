@@ -17,28 +17,25 @@ from atlib.pair import check_normalisation, student_of
 
 
 class Evaluation(NamedTuple):
-    """accuracy: share of images whose largest logit is the label's; loss: mean cross-entropy in nats; count:
-    images."""
+    """accuracy: share of images whose largest logit is the label's; loss: mean cross-entropy in nats."""
 
     accuracy: float
     loss: float
     count: int
 
 
-# What an accuracy is measured on; of torch's own kinds as in `atlib.data`.
 Labelled = EvaluationData | Dataset | DataLoader
 
 
 def predict(model: nn.Module, images: Labelled, batch_size: int = 500) -> Tensor:
-    """Logits (n, classes) of all images in order, on the CPU. The model runs in eval mode and is left in the
-    mode it was in."""
+    """Logits (n, classes) of all images in order, on the CPU; the model runs in eval mode."""
     images = as_data(images)
     return _predicted(model, images, images.loader(batch_size))[0]
 
 
 def evaluate(model: nn.Module, images: Labelled, batch_size: int = 500) -> Evaluation:
     """Accuracy and loss of `model` on `images`: what `atlib.data` opens, or a torch `Dataset` of (image,
-    label), or its `DataLoader`, whose batch size gives way to `batch_size`."""
+    label), or its `DataLoader`."""
     if getattr(student_of(model), "num_classes", None) == 0:
         raise ValueError("the model has no class head (num_classes=0): build it with num_classes=")
     images = as_data(images)
@@ -46,16 +43,12 @@ def evaluate(model: nn.Module, images: Labelled, batch_size: int = 500) -> Evalu
 
 
 def evaluate_together(model: nn.Module, images: Labelled, batch_size: int = 500) -> Evaluation:
-    """`evaluate`, with the images divided among the processes that Accelerate has started; on one process it
-    is `evaluate`. Every process must call it, and gets the result for all images. Each image is counted
-    once."""
+    """`evaluate`, with the images divided among the processes, each of which must call it and gets the result
+    for all images."""
     if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
         return evaluate(model, images, batch_size)
-    images, parts = as_data(images), []
-    batches = [
-        range(first, min(first + batch_size, len(images))) for first in range(0, len(images), batch_size)
-    ]
-    world = dist.get_world_size()
+    images, parts, world = as_data(images), [], dist.get_world_size()
+    batches = [range(len(images))[first : first + batch_size] for first in range(0, len(images), batch_size)]
     for place in range(dist.get_rank(), -(-len(batches) // world) * world, world):
         # One that is left without images runs some that it does not count: where weights are divided, all
         # processes are needed.

@@ -15,9 +15,8 @@ from torch.utils.data import DataLoader
 
 
 class ShardSpec(NamedTuple):
-    """What one process asks of one epoch. batch_size: images of a step over all processes; `start`: steps of
-    this epoch to leave out, because they are done; `repeats`: how often an image comes in an epoch that has
-    it (repeated augmentation)."""
+    """What one process asks of one epoch. batch_size: images of a step over all processes; start: steps that
+    are done already; repeats: how often an image comes that the epoch has."""
 
     seed: int
     epoch: int
@@ -29,12 +28,10 @@ class ShardSpec(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """One process's images of one step. images: float (b, 3, height, width); targets: (b, ...); indices:
-    their places in the data.
+    """One process's images of one step: float (b, 3, height, width), targets (b, ...), places in the data.
 
-    weight: the factor on this process's *mean* loss with which the mean over processes is the mean over the
-    whole step's images: 1 but where processes have unequal numbers of them, 0 for a process that was left
-    without one and got a stand-in.
+    weight: the factor on this process's *mean* loss with which the mean over processes is that over the whole
+    step's images: 1 for equal numbers of them, 0 for a stand-in of a process that was left without one.
     """
 
     images: Tensor
@@ -44,12 +41,8 @@ class Batch(NamedTuple):
 
 
 class TrainingData(Protocol):
-    """What `atlib.train.train` takes, such as `Images`, `Photos` and `PhotoStream`.
-
-    An epoch has `steps_per_epoch(len(data), part.batch_size)` batches, less those that `part` leaves out;
-    `workers`: processes that may make them ahead of time. corrupt: {index: why} of the images that could not
-    be decoded.
-    """
+    """What `atlib.train.train` takes. An epoch has `steps_per_epoch(len(data), part.batch_size)` batches,
+    less those that `part` leaves out. corrupt: {index: why} of the images that could not be decoded."""
 
     corrupt: Mapping[int, str]
 
@@ -59,7 +52,7 @@ class TrainingData(Protocol):
 
 
 class EvaluationData(Protocol):
-    """What `atlib.evaluate` takes, such as `Images` and `Photos`: labelled images in a fixed order."""
+    """What `atlib.evaluate` takes: labelled images in a fixed order."""
 
     targets: Tensor
 
@@ -71,18 +64,16 @@ class EvaluationData(Protocol):
 
 
 def steps_per_epoch(count: int, batch_size: int) -> int:
-    """Steps in which each of `count` images, or as many repeats, comes once; the last step may have fewer
-    than `batch_size`."""
+    """Steps in which each of `count` images comes once; the last may have fewer than `batch_size`."""
     return -(-count // batch_size)
 
 
 def epoch_order(count: int, seed: int, epoch: int, repeats: int = 1) -> list[int]:
-    """The order of an epoch (from 0) by seed: the indices of `count` images, shuffled as a torch
-    `RandomSampler` with a generator of that seed does in its epoch-th pass.
+    """The indices of `count` images in the order of an epoch (from 0), shuffled as a torch `RandomSampler` of
+    that seed does.
 
-    With `repeats`, the first count / repeats images come `repeats` times in a row, in as many steps (repeated
-    augmentation: Hoffer et al. 2020, arXiv 1901.09335; Berman et al. 2019, arXiv 1902.05509; as in DeiT,
-    arXiv 2012.12877).
+    With `repeats`, the first count / repeats images come `repeats` times in a row, in as many steps (Hoffer
+    et al. 2020, arXiv 1901.09335; as in DeiT, arXiv 2012.12877).
     """
     states, generator = _generator_states(count, seed), torch.Generator()
     while len(states) <= epoch:  # a pass draws two permutations, the second for a remainder that is empty
@@ -95,11 +86,10 @@ def epoch_order(count: int, seed: int, epoch: int, repeats: int = 1) -> list[int
 
 
 def my_batches(count: int, part: ShardSpec) -> list[tuple[list[int], float]]:
-    """This process's share of every step of the epoch from `part.start` on, as (indices, weight).
+    """This process's share of every step from `part.start` on, as (indices, weight).
 
-    A step's images are dealt out in turn, so over all processes each image comes exactly once, and repeats of
-    one image go to different processes. A process that is left without an image gets the step's first one
-    with weight 0.
+    A step's images are dealt out in turn: each comes exactly once, and repeats of one go to different
+    processes. A process that is left without an image gets the step's first one with weight 0.
     """
     order = epoch_order(count, part.seed, part.epoch, part.repeats)
     mine = my_positions(count, part)
@@ -132,35 +122,30 @@ def _generator_states(count: int, seed: int) -> list[Tensor]:
 # --- Randomness that hangs on what it is for, and on nothing that was drawn before ---
 
 
-# What an experiment draws, each from a stream of its own. The position of a name is part of its stream:
-# append only. With the order of images go their augmentation and stochastic depth: `train` has one seed.
+# What an experiment draws, each from a stream of its own, of which the position here is part: append only.
 ROLES = ("teacher", "teacher order", "student", "head", "labels", "order", "unlabelled", "untrained", "twins")
 
 
 def seed_for(seed: int, role: str, again: int = 0) -> int:
-    """The seed of what plays `role` in the run of a seed, from 0 to 2³² - 1: two roles share no stream, so no
-    student starts from its teacher's first weights. again: another number for another draw of the same."""
+    """The seed of what plays `role` in the run of a seed, below 2³²; `again` numbers its draws."""
     return int(np.random.SeedSequence([seed, ROLES.index(role), again]).generate_state(1)[0])
 
 
 def augmentation_seeds(part: ShardSpec, indices: Tensor, repeats: Tensor) -> Tensor:
-    """The seeds of images' augmentation, for int64 indices and repeats (B,), on their device: int64 (B,),
-    from 0 on. They hang on run, epoch, image and repeat, not on which process makes them, when, or beside
-    which others."""
+    """The seeds of images' augmentation for int64 indices and repeats (B,): int64 (B,), from 0 on. They hang
+    on run, epoch, image and repeat alone."""
     run = np.random.SeedSequence([part.seed, part.epoch]).generate_state(1, np.uint64).view(np.int64)[0]
     return _shifted(splitmix64(splitmix64(indices + int(run)) + repeats), 1)
 
 
 def draw_below(seeds: Tensor, number: int, below: int) -> Tensor:
-    """The `number`-th draw of each seed's own stream: int64 (B,), evenly from 0 to `below` - 1, for `below`
-    up to 2^31."""
+    """The `number`-th draw of each seed's stream: int64 (B,), evenly from 0 to `below` - 1, at most 2^31."""
     return (_shifted(splitmix64(seeds + _signed(number * _GAMMA)), 32) * below) >> 32
 
 
 def splitmix64(state: Tensor) -> Tensor:
-    """What the generator SplitMix64 gives from each state of int64 (B,): its 64 bits, as int64. The same bits
-    on every device. Source: Steele, Lea & Flood 2014, "Fast splittable pseudorandom number generators";
-    constants of S. Vigna's splitmix64.c."""
+    """What SplitMix64 gives from each state, int64 (B,), the same bits on every device. Source: Steele, Lea &
+    Flood 2014, "Fast splittable pseudorandom number generators"; constants of S. Vigna's splitmix64.c."""
     z = state + _signed(_GAMMA)  # products and sums of int64 wrap around, as those of uint64 do
     z = (z ^ _shifted(z, 30)) * _signed(0xBF58476D1CE4E5B9)
     z = (z ^ _shifted(z, 27)) * _signed(0x94D049BB133111EB)
@@ -183,8 +168,8 @@ def _shifted(words: Tensor, bits: int) -> Tensor:
 
 @contextmanager
 def rng_put_back() -> Iterator[None]:
-    """After the block the global generators of Python, NumPy and torch (on the CPU) are as they were before:
-    for other people's code, which draws from them and can be seeded in no other way."""
+    """After the block the global generators of Python, NumPy and torch (on the CPU) are as they were
+    before."""
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
     try:
         yield
@@ -195,17 +180,12 @@ def rng_put_back() -> Iterator[None]:
 
 
 def seed_generators(seed: int | Sequence[int]) -> None:
-    """Let the global generators of Python, NumPy and torch (on the CPU) start from a seed, one or several
-    integers from 0 on; to be called within `rng_put_back`."""
-    # Three words, so that the three do not start from one number; they are the same on every machine.
+    """Let these generators start from a seed, one or several integers from 0 on."""
     for_python, for_numpy, for_torch = map(int, np.random.SeedSequence(seed).generate_state(3))
     random.seed(for_python)
     np.random.seed(for_numpy)
     # torch.manual_seed would reseed a GPU's generators
     torch.default_generator.manual_seed(for_torch)
-
-
-# --- Workers ---
 
 
 def loader_of(
@@ -215,8 +195,8 @@ def loader_of(
     pin_memory: bool = False,
     initialise: Callable[[int], None] | None = None,
 ) -> DataLoader:
-    """A DataLoader of `function(each)` for each wanted, made by `workers` processes (0: by this one), in each
-    of which `initialise` is called with its number first."""
+    """A DataLoader of `function(each)` for each wanted, made by `workers` processes (0: by this one), each of
+    which calls `initialise` with its number first."""
     # A generator of its own: a DataLoader draws from one when it begins, and the global one is the run's.
     return DataLoader(
         Called(function),
@@ -231,8 +211,8 @@ def loader_of(
 
 
 def in_a_group_of_its_own(initialise: Callable[[int], None] | None, worker: int) -> None:
-    """For a DataLoader's workers: a SIGTERM to the whole process group, as launchers send it, must not take
-    them from a run that is about to save. Then `initialise`."""
+    """A SIGTERM to the process group, as launchers send it, must not take the workers from a run that is
+    about to save."""
     if hasattr(os, "setpgid"):  # not on Windows
         os.setpgid(0, 0)
     if initialise is not None:

@@ -16,9 +16,8 @@ from atlib.vit import walk_tokens
 
 class MaskedAutoencoder(nn.Module):
     """Masked auto-encoding of a ViT, `.vit`: hide most patches, encode the visible ones, decode the hidden
-    ones' pixels. The loss is the mean squared error on these, each patch normalised to mean 0 and variance 1.
-    Source: He et al. 2022, "Masked Autoencoders Are Scalable Vision Learners" (arXiv 2111.06377), section 3.
-    """
+    ones' pixels; the loss is the mean squared error on these, each patch normalised to mean 0 and variance 1.
+    Source: He et al. 2022 (arXiv 2111.06377), section 3."""
 
     not_walkable = "it paints hidden patches: walk its .vit"
 
@@ -39,8 +38,7 @@ class MaskedAutoencoder(nn.Module):
         pixels = vit.patch_embed.patch_size[0] * vit.patch_embed.patch_size[1] * 3
         self.to_decoder = nn.Linear(vit.embed_dim, decoder_width)
         self.mask_token = nn.Parameter(torch.zeros(1, 1, decoder_width))
-        # Learned decoder positions; the paper's are fixed sines. At 16 or 64 patches the difference is not
-        # measurable here.
+        # learned; the paper's are fixed sines
         self.decoder_positions = nn.Parameter(torch.empty(1, P, decoder_width))
         norm = partial(nn.LayerNorm, eps=1e-6)
         block = partial(Block, decoder_width, decoder_heads, qkv_bias=True, norm_layer=norm)
@@ -50,12 +48,12 @@ class MaskedAutoencoder(nn.Module):
             nn.init.normal_(parameter, std=0.02)
 
     def no_weight_decay(self) -> set[str]:
-        """Positions and tokens, which AdamW leaves undecayed; timm asks a model for them by this name."""
+        """Positions and tokens; timm asks a model for them by this name."""
         return {"mask_token", "decoder_positions"} | {f"vit.{name}" for name in self.vit.no_weight_decay()}
 
     def forward(self, images: Tensor, order: Tensor | None = None) -> Tensor:
-        """The reconstruction loss, a scalar, for images (B, 3, height, width). order: (B, P), a permutation
-        of the patches per image, of which the first `visible` are shown; None draws one."""
+        """The reconstruction loss for images (B, 3, height, width). order: (B, P), a permutation of the
+        patches per image, of which the first `visible` are shown; None draws one."""
         tokens = _with_positions(self.vit, images)
         order = self.draw_order(images) if order is None else order
         x = through_blocks(self.vit, _shown(self.vit, tokens, order[:, : self.visible]))
@@ -70,12 +68,11 @@ class MaskedAutoencoder(nn.Module):
         return torch.rand(len(images), self.decoder_positions.shape[1], device=images.device).argsort(1)
 
     def encode(self, images: Tensor, order: Tensor) -> Walk:
-        """What happens in the ViT while it encodes the visible patches: the walk of what `forward` runs."""
+        """The walk of what `forward` encodes."""
         return walk_visible(self.vit, images, order[:, : self.visible])
 
     def reconstruction(self, tokens: Tensor, images: Tensor, order: Tensor) -> Tensor:
-        """The reconstruction loss, a scalar, from what the ViT's last block gave for prefix and visible
-        patches, (B, prefix + visible, D)."""
+        """The reconstruction loss from what the ViT's last block gave, (B, prefix + visible, D)."""
         x = self.to_decoder(self.vit.norm(tokens)[:, self.vit.num_prefix_tokens :])  # (B, visible, width)
         hidden = self.mask_token.to(x.dtype).expand(len(x), order.shape[1] - self.visible, -1)
         x = _gather(torch.cat([x, hidden], dim=1), order.argsort(1))  # back to reading order
@@ -90,8 +87,8 @@ class MaskedAutoencoder(nn.Module):
 def walk_visible(
     vit: VisionTransformer, images: Tensor, places: Tensor, *, stop_after: int | None = None
 ) -> Walk:
-    """Walk a ViT that is shown only some patches of its images, those at `places` (B, visible), with their
-    own positions; prefix tokens come before them. `logits` is None."""
+    """Walk a ViT that is shown only the patches at `places` (B, visible), after its prefix tokens. `logits`
+    is None."""
     tokens = _shown(vit, _with_positions(vit, images), places)
     return walk_tokens(vit, tokens, stop_after=stop_after)
 
@@ -107,8 +104,8 @@ def patchify(images: Tensor, patch_size: tuple[int, int]) -> Tensor:
 
 
 def unpainted(model: MaskedAutoencoder, images: EvaluationData) -> float:
-    """The share of the hidden pixels' variance that an auto-encoder has not learned to paint, on patches that
-    are hidden at random, the same ones at every call."""
+    """The share of the hidden pixels' variance that an auto-encoder has not learned to paint, with the same
+    patches hidden at every call."""
     device, total = model.mask_token.device, 0.0
     draws, P = torch.Generator().manual_seed(0), model.decoder_positions.shape[1]
     with torch.no_grad(), in_eval_mode(model):
@@ -119,13 +116,12 @@ def unpainted(model: MaskedAutoencoder, images: EvaluationData) -> float:
 
 
 def through_blocks(vit: VisionTransformer, tokens: Tensor) -> Tensor:
-    """What a ViT's blocks make of tokens (B, N, D); computed again in the backward pass where that was
-    asked."""
+    """What a ViT's blocks make of tokens (B, N, D), checkpointed where that was asked."""
     return checkpoint_seq(vit.blocks, tokens) if vit.grad_checkpointing else vit.blocks(tokens)
 
 
 def _with_positions(vit: VisionTransformer, images: Tensor) -> Tensor:
-    """Prefix tokens and all patches, embedded: (B, N, D). Positions are added before patches are hidden."""
+    """Prefix tokens and all patches with their positions: (B, N, D)."""
     return vit._pos_embed(vit.patch_embed(images))
 
 

@@ -1,5 +1,4 @@
-"""What a step makes small: the task's loss and the transfer loss, on images that are mixed where the recipe
-says so."""
+"""What a step makes small: the task's loss and the transfer loss, on images that may be mixed."""
 
 from collections.abc import Callable, Sequence
 
@@ -20,20 +19,18 @@ Loss = Callable[[nn.Module, Tensor, Tensor, Recipe], Tensor]
 
 
 def outputs(model: nn.Module, images: Tensor) -> Transferred:
-    """A model's output in the one form that training and evaluation use: a plain classifier has a transfer
-    loss of 0."""
+    """A model's output in the form that training and evaluation use."""
     return as_transferred(model(images))
 
 
 def as_transferred(output: Tensor | Transferred) -> Transferred:
-    """What a model returned in that form."""
+    """What a model returned, in that form: a plain classifier has a transfer loss of 0."""
     return output if isinstance(output, Transferred) else Transferred(output, output.new_zeros(()))
 
 
 def student_loss(model: nn.Module, images: Tensor, labels: Tensor, recipe: Recipe) -> Tensor:
-    """task_weight · task loss + λ · transfer loss: cross-entropy with label smoothing, plus what is
-    distilled. Both are noted (`atlib.losses.noted`), without their weights, as "task_loss" and, of a pair,
-    "transfer_loss"."""
+    """task_weight · task loss + λ · transfer loss. Both are noted without their weights
+    (`atlib.losses.noted`), as "task_loss" and, of a pair, "transfer_loss"."""
     if labels.ndim == 1 and (labels == UNLABELLED).any():
         require_undivided(recipe, "the parts of a step have unequally many labels")
     output = model(images)
@@ -50,8 +47,8 @@ def unlabelled_loss(model: nn.Module, images: Tensor, targets: Tensor, recipe: R
 
 
 def check_labels(targets: Tensor, classes: int | None) -> None:
-    """Raise `ValueError` for class indices (n,) that are none of a model's; images without a label may be
-    among them. Shares (n, classes) and other targets are not looked at."""
+    """Raise `ValueError` for class indices (n,) that are none of a model's nor `UNLABELLED`; targets of
+    another shape are not looked at."""
     if targets.ndim != 1:
         return
     if targets.is_floating_point():
@@ -64,12 +61,10 @@ def check_labels(targets: Tensor, classes: int | None) -> None:
 
 def task_loss(logits: Tensor, labels: Tensor, recipe: Recipe) -> Tensor:
     """Cross-entropy of logits (B, classes) with labels, class indices (B,) or shares (B, classes), smoothed:
-    the mean over the batch, of which images without a label (`atlib.data.UNLABELLED`) are left out; 0 where
-    none has one.
+    the mean over the images that have a label, 0 where none has one.
 
-    With `recipe.binary` each class is a yes-or-no question: binary cross-entropy, the mean over batch and
-    classes, in which every class that has a share counts as a full yes (Wightman et al. 2021, arXiv
-    2110.00476; as DeiT III trains, arXiv 2204.07118).
+    With `recipe.binary` it is binary cross-entropy, the mean over batch and classes, in which every class
+    with a share counts as a full yes (Wightman et al. 2021, arXiv 2110.00476; DeiT III, arXiv 2204.07118).
     """
     if labels.ndim == 1 and (labels == UNLABELLED).any():
         labelled = labels != UNLABELLED
@@ -84,20 +79,15 @@ def task_loss(logits: Tensor, labels: Tensor, recipe: Recipe) -> Tensor:
     return nn.functional.binary_cross_entropy_with_logits(logits, smooth)
 
 
-# --- Mixup and CutMix of a step's images, by timm; which images and how much is decided by seed and step, so
-# that a resumed run repeats it ---
-
-
 def mixed(
     images: Tensor, targets: Tensor, recipe: Recipe, classes: int | None, draw: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
     """Images (b, 3, height, width) mixed with one another, and as targets the classes' shares (b, classes);
-    both unchanged without mixup and cutmix.
+    both unchanged without mixup and cutmix. The images given may be written over.
 
-    `draw`: the numbers that decide the mix, such as (seed, step, rank). With both, a step uses one of the
-    two, with equal chance, and mixes the i-th image with the i-th from the end; with an odd number the last
-    image stays as it is. The images given may be written over. Source: Zhang et al. 2018 (arXiv 1710.09412),
-    Yun et al. 2019 (arXiv 1905.04899), in the form of DeiT (arXiv 2012.12877).
+    draw: the numbers that decide the mix, such as (seed, step, rank), so that a resumed run repeats it. The
+    i-th image is mixed with the i-th from the end, by mixup or cutmix with equal chance. Source: Zhang et al.
+    2018 (arXiv 1710.09412), Yun et al. 2019 (arXiv 1905.04899), in the form of DeiT (arXiv 2012.12877).
     """
     if not (recipe.mixup or recipe.cutmix):
         return images, targets

@@ -22,24 +22,18 @@ from torch import Tensor, nn
 from atlib.pair import Pair
 from atlib.recipe import Recipe
 
-# How long a process waits for another before it gives up with an error; longer than any evaluation or
-# checkpoint on one process takes.
-WAIT = timedelta(minutes=10)
+WAIT = timedelta(minutes=10)  # for another process: longer than any evaluation or checkpoint takes
 OF_MPI = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
 
 
 @contextmanager
 def accelerate_as_it_was() -> Iterator[None]:
-    """Within it Accelerate's state, which it keeps for the whole process, is that of a run, and how float32
-    is multiplied; after it, that of the caller's own Accelerator, where there is one."""
+    """Within it what the process has one of, Accelerate's state and how float32 is multiplied, is a run's;
+    after it, the caller's again."""
     kinds = AcceleratorState, GradientState
-    before = [
-        {
-            name: dict(value) if isinstance(value, dict) else value
-            for name, value in kind._shared_state.items()
-        }
-        for kind in kinds
-    ]
+    before = [copy.copy(kind._shared_state) for kind in kinds]
+    for state in before:
+        state.update({name: dict(value) for name, value in state.items() if isinstance(value, dict)})
     precision = torch.get_float32_matmul_precision()
     try:
         yield
@@ -52,18 +46,15 @@ def accelerate_as_it_was() -> Iterator[None]:
 
 
 def start_processes(recipe: Recipe, cpu: bool = False, all_learn: bool = False) -> Accelerator:
-    """Accelerate for one run, on one process or on as many as the launcher started. all_learn: whether every
-    weight gets a gradient in every step, so that DDP need not look for those that do not.
+    """Accelerate for one run, on one process or on as many as the launcher started. all_learn: every weight
+    gets a gradient in every step, so that DDP need not look for those that do not. torch.compile uses the
+    backend and mode that `accelerate launch` names, or inductor.
 
-    torch.compile uses the backend that `accelerate launch --dynamo_backend` names, otherwise inductor, in the
-    mode of `--dynamo_mode`: "reduce-overhead" is CUDA graphs, for steps that are mostly launches. Raises
-    `ValueError` for a launcher's configuration that asks for DeepSpeed, and where it started other processes
-    than know of each other.
+    Raises `ValueError` for DeepSpeed, and where the launcher started other processes than know of each other.
     """
     if os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true":
         raise ValueError("DeepSpeed was never run here: use FSDP2 (configs/accelerate/fsdp2_vit_large.yaml)")
-    # Accelerate keeps a precision for the whole process; this run may want another
-    AcceleratorState._reset_state()
+    AcceleratorState._reset_state()  # it keeps a precision for the whole process
     unused = DistributedDataParallelKwargs(find_unused_parameters=not all_learn)
     backend = os.environ.get("ACCELERATE_DYNAMO_BACKEND", "inductor")
     if in_tf32 := recipe.mixed_precision == "tf32":
@@ -85,8 +76,7 @@ def start_processes(recipe: Recipe, cpu: bool = False, all_learn: bool = False) 
 
 
 def require_together() -> None:
-    """Raise `ValueError` for one of several processes that do not know of each other: each would write as if
-    it were the only one."""
+    """Raise `ValueError` for one of several processes that do not know of each other: each would write."""
     launched = "LOCAL_RANK" in os.environ or any(name in os.environ for name in OF_MPI)
     if (asked := processes_asked()) > 1 and not launched:
         raise ValueError(f"one of {asked} processes, without a LOCAL_RANK: use `accelerate launch`")
@@ -97,10 +87,8 @@ def require_together() -> None:
 
 def processes_asked() -> int:
     """How many processes a launcher says that it has started; 1 without one."""
-    said = (
-        os.environ[name] for name in ("WORLD_SIZE", *OF_MPI, "SLURM_STEP_NUM_TASKS") if name in os.environ
-    )
-    return int(next(said, 1))
+    names = "WORLD_SIZE", *OF_MPI, "SLURM_STEP_NUM_TASKS"
+    return int(next((os.environ[name] for name in names if name in os.environ), 1))
 
 
 def agree(accelerator: Accelerator, values: Tensor, stop: bool) -> tuple[Tensor, bool]:
@@ -112,16 +100,9 @@ def agree(accelerator: Accelerator, values: Tensor, stop: bool) -> tuple[Tensor,
     return means[:-1], means[-1].item() > 0
 
 
-# --- Weights that are divided among processes (FSDP2): what is trained then, and how the whole weights come
-# back ---
-
-
 def fsdp_plugin() -> FullyShardedDataParallelPlugin | None:
-    """FSDP as the launcher's configuration asks for it; None where it does not.
-
-    Weights and gradients travel as float32, and autocast alone decides what is computed in bf16: the numbers
-    are those of DDP. Raises `ValueError` for a line of the configuration that would not work here.
-    """
+    """FSDP as the launcher's configuration asks for it, or None. Weights and gradients travel as float32: the
+    numbers are those of DDP. Raises `ValueError` for a line of the configuration that would not work here."""
     if os.environ.get("ACCELERATE_USE_FSDP", "false").lower() != "true":
         return None
     version = os.environ.get("FSDP_VERSION", "1")
@@ -141,13 +122,8 @@ def fsdp_plugin() -> FullyShardedDataParallelPlugin | None:
 
 
 def to_train(model: nn.Module, accelerator: Accelerator) -> nn.Module:
-    """What is to be trained: `model` itself, or, where its weights will be divided, a copy of it on this
-    process's device.
-
-    A copy, because dividing a model changes it for good, and the caller's shall be a plain one afterwards. A
-    teacher is shared, not copied, and every process has the whole of it: its weights are no parameters of the
-    pair, so nothing divides or sends them.
-    """
+    """What is to be trained: `model` itself, or, where its weights will be divided, which changes a model for
+    good, a copy on this process's device. A teacher is no part of a pair's weights, and is shared."""
     if accelerator.distributed_type != DistributedType.FSDP:
         return model
     shared = {id(teacher): teacher for teacher in model.teachers} if isinstance(model, Pair) else {}
@@ -155,14 +131,14 @@ def to_train(model: nn.Module, accelerator: Accelerator) -> nn.Module:
 
 
 def divide(model: nn.Module) -> None:
-    """Let go of other processes' weights, which FSDP keeps after a forward pass: shards alone are left."""
+    """Let go of other processes' weights, which FSDP keeps after a forward pass."""
     for module in model.modules():
         if hasattr(module, "reshard"):  # an FSDPModule; nothing else has it
             module.reshard()
 
 
 def whole_weights(model: nn.Module) -> dict[str, Tensor]:
-    """A model's `state_dict`, divided weights put together; every process must call it, and gets all."""
+    """A model's `state_dict`, divided weights put together; every process must call it."""
     divide(model)
     return {
         name: value.full_tensor() if hasattr(value, "full_tensor") else value
@@ -171,8 +147,7 @@ def whole_weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 def require_undivided(recipe: Recipe, why: str) -> None:
-    """Raise `ValueError` where a step is computed in parts, or divided among processes: for losses that are
-    no mean over them."""
+    """Raise `ValueError` where a step is in parts or divided, for a loss that is no mean over them."""
     recipe.require_whole_steps(why)
     dist = torch.distributed
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:

@@ -8,7 +8,6 @@ from typing import Any
 from atlib._util import require_known
 from atlib.loading import steps_per_epoch
 
-# What stands for a value where a recipe is said in epochs, for data of any size.
 IN_EPOCHS = {"steps": "epochs", "warmup": "warmup_epochs", "lr": "base_lr"}
 
 
@@ -16,57 +15,38 @@ IN_EPOCHS = {"steps": "epochs", "warmup": "warmup_epochs", "lr": "base_lr"}
 class Recipe:
     """Everything `train` needs to know besides model, data and seed."""
 
-    #: optimiser steps
-    steps: int = 1000
-    #: images per step, over all processes
-    batch_size: int = 128
-    #: peak learning rate
-    lr: float = 1e-3
-    #: the learning rate at the end
-    min_lr: float = 0.0
-    #: share of the steps in which lr rises linearly from 0
-    warmup: float = 0.1
+    steps: int = 1000  #: optimiser steps
+    batch_size: int = 128  #: images per step, over all processes
+    lr: float = 1e-3  #: peak learning rate
+    min_lr: float = 0.0  #: the learning rate at the end
+    warmup: float = 0.1  #: share of the steps in which lr rises linearly from 0
     #: passes over the images, in place of steps, which `on` computes for data of a known size
     epochs: float | None = None
-    #: in place of warmup, likewise
-    warmup_epochs: float | None = None
-    #: lr per 256 images of a step, in place of lr, likewise
-    base_lr: float | None = None
-    #: AdamW's; biases, norms, positions and tokens are not decayed
-    weight_decay: float = 0.05
-    #: decays of the optimizer's running averages
-    betas: tuple[float, float] = (0.9, 0.999)
-    #: factor on lr per layer below the head, None for one lr everywhere
-    layer_decay: float | None = None
-    #: of the task's cross-entropy
-    label_smoothing: float = 0.1
+    warmup_epochs: float | None = None  #: in place of warmup, likewise
+    base_lr: float | None = None  #: lr per 256 images of a step, in place of lr, likewise
+    weight_decay: float = 0.05  #: AdamW's; biases, norms, positions and tokens are not decayed
+    betas: tuple[float, float] = (0.9, 0.999)  #: decays of the optimizer's running averages
+    layer_decay: float | None = None  #: factor on lr per layer below the head, None for one lr everywhere
+    label_smoothing: float = 0.1  #: of the task's cross-entropy
     #: factor on that cross-entropy: 1 but for DeiT's distillations, and 0 where no label is used
     task_weight: float = 1.0
-    #: λ, the factor on the transfer loss
-    transfer_weight: float = 3.0
-    #: largest gradient norm, None for no clipping
-    clip: float | None = 1.0
-    #: "no", "tf32" (products of float32, where a GPU has it), "bf16" or "fp16"
-    mixed_precision: str = "no"
+    transfer_weight: float = 3.0  #: λ, the factor on the transfer loss
+    clip: float | None = 1.0  #: largest gradient norm, None for no clipping
+    mixed_precision: str = "no"  #: "no", "tf32" (products of float32, where a GPU has it), "bf16" or "fp16"
     #: a name that timm knows ("adamw", "lamb" ...; those without betas leave `betas` out)
     optimizer: str = "adamw"
     #: parts in which a step's images are computed one after the other, for less memory; the step is the same,
     #: and a loss that is no mean over images refuses it (`require_whole_steps`)
     accumulate: int = 1
-    #: decay of the running average of the weights, None for none
-    ema: float | None = None
+    ema: float | None = None  #: decay of the running average of the weights, None for none
     #: alpha of its Beta distribution (arXiv 1710.09412), 0 for none; with cutmix too, a step uses one of both
     mixup: float = 0.0
-    #: likewise (arXiv 1905.04899)
-    cutmix: float = 0.0
+    cutmix: float = 0.0  #: likewise (arXiv 1905.04899)
     #: binary cross-entropy on each class in place of the softmax's (DeiT III, arXiv 2204.07118)
     binary: bool = False
-    #: repeated augmentation: how often an image comes in an epoch
-    repeats: int = 1
-    #: compute activations a second time instead of keeping them
-    checkpoint_activations: bool = False
-    #: torch.compile
-    compile: bool = False
+    repeats: int = 1  #: repeated augmentation: how often an image comes in an epoch
+    checkpoint_activations: bool = False  #: compute activations a second time instead of keeping them
+    compile: bool = False  #: torch.compile
     #: shares of the steps at which lr is divided by ten, in place of the half cosine down to min_lr
     milestones: tuple[float, ...] | None = None
     #: weight decay at the end, above 0, on a half cosine from `weight_decay`; None for one decay throughout
@@ -110,8 +90,8 @@ class Recipe:
             require_known("optimizer", self.optimizer, list_optimizers())
 
     def on(self, images: int) -> "Recipe":
-        """The same in steps and absolute rates, for a data set of so many training images: the last step of
-        an epoch may be smaller, and the rate is in proportion to the batch (Goyal et al. 2017)."""
+        """The same in steps and absolute rates, for so many training images; the rate is in proportion to the
+        batch (Goyal et al. 2017)."""
         absolute: dict[str, Any] = {}
         if self.epochs is not None:
             steps = round(self.epochs * steps_per_epoch(images, self.batch_size))
@@ -123,10 +103,9 @@ class Recipe:
         return replace(self, **absolute)
 
     def changed(self, values: Mapping[str, Any]) -> "Recipe":
-        """With other values: steps, warmup and lr in place of epochs, warmup_epochs and base_lr. New steps
-        leave the warm-up its share."""
+        """With other values; steps, warmup and lr take the place of epochs, warmup_epochs and base_lr."""
         instead: dict[str, Any] = {}
-        if "steps" in values and self.epochs is not None and self.warmup_epochs is not None:
+        if "steps" in values and self.epochs is not None and self.warmup_epochs is not None:  # its share
             instead |= {"warmup": self.warmup_epochs / self.epochs, "warmup_epochs": None}
         for name, other in IN_EPOCHS.items():
             if name in values and other in values:
@@ -147,8 +126,7 @@ class Recipe:
 
     @classmethod
     def described(cls, values: Mapping[str, Any]) -> "Recipe":
-        """The recipe that `describe` has described; what a record says beside it, such as its plan, is left
-        out."""
+        """The recipe that `describe` has described; what else a record says is left out."""
         kept = {field.name: values[field.name] for field in fields(cls) if field.name in values}
         return cls(**{n: tuple(value) if isinstance(value, list) else value for n, value in kept.items()})
 

@@ -4,7 +4,7 @@ process or many."""
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -30,8 +30,8 @@ from atlib.recipe import Recipe
 
 
 class NonFiniteLoss(RuntimeError):
-    """The loss or its gradient became NaN or infinite. step: from 0; indices: the places in the data of this
-    process's images of that step; checkpoint: the last good one, None if none was kept."""
+    """The loss or its gradient became NaN or infinite, at `step` (from 0), whose images on this process have
+    these indices. checkpoint: the last good one, or None."""
 
     def __init__(self, message: str, step: int, indices: list[int], checkpoint: Path | None):
         super().__init__(message, step, indices, checkpoint)  # all of it, so that it can be pickled
@@ -42,8 +42,7 @@ class NonFiniteLoss(RuntimeError):
 
 
 class Preempted(RuntimeError):
-    """SIGTERM or Ctrl-C came: the step in progress was finished, and the run kept at `checkpoint`, from which
-    it goes on."""
+    """SIGTERM or Ctrl-C came: the run is kept at `checkpoint`, after the step that was in progress."""
 
     def __init__(self, checkpoint: Path):
         super().__init__(checkpoint)
@@ -54,20 +53,18 @@ class Preempted(RuntimeError):
 
 
 class Keeper(Protocol):
-    """What keeps a run along the way: `atrun.checkpoint_manager.CheckpointManager` is one. Every process
-    calls it."""
+    """What keeps a run along the way, called by every process: `atrun.checkpoint_manager.CheckpointManager`
+    is one. `resume` brings a run to where it was kept last and says where that is; `due` says whether to keep
+    it after a step with these metrics; `keep` does so, and says where; within `stop_noticed` signals to stop
+    are only noted in the list."""
 
-    def resume(self, run: "Training") -> Path | None:
-        """Bring a run to where it was kept last, and say where that is; None at its beginning."""
+    def resume(self, run: "Training") -> Path | None: ...
 
-    def due(self, step: int, metrics: dict) -> bool:
-        """Whether the run is to be kept after `step`, at whose end these `metrics` were measured."""
+    def due(self, step: int, metrics: dict) -> bool: ...
 
-    def keep(self, run: "Training", metrics: dict) -> Path:
-        """Keep a run, and say where."""
+    def keep(self, run: "Training", metrics: dict) -> Path: ...
 
-    def stop_noticed(self) -> AbstractContextManager[list]:
-        """Within it, signals to stop end nothing: they are noted in the list."""
+    def stop_noticed(self) -> AbstractContextManager[list]: ...
 
 
 @accelerate_as_it_was()
@@ -89,31 +86,26 @@ def train(
     stop_at: int | None = None,
     average_into: nn.Module | None = None,
 ) -> list[dict]:
-    """Train `model` in place for `recipe.steps` steps, and return one dict of metrics per pass over the data.
+    """Train `model` in place for `recipe.steps` steps; return one dict of metrics per pass over the data.
 
-    data: what `atlib.data` opens, or a torch `Dataset` of (image, label), or the `DataLoader` of one, whose
-    order and batch size give way to the recipe's (`atlib.data.as_data`).
+    data: what `atlib.data` opens, or a torch `Dataset` of (image, label), or the `DataLoader` of one
+    (`atlib.data.as_data`). seed: of order, augmentation, stochastic depth and the global generators; on one
+    CPU with one number of threads a run repeats bit for bit. The model trains on the accelerator, if there is
+    one and without `cpu=True`, and comes back.
 
-    It trains on the accelerator if there is one (not with `cpu=True`) and is back on its own device
-    afterwards. `seed` fixes order, augmentation and stochastic depth, and seeds the global generators: on one
-    CPU with one number of threads a run repeats bit for bit. `evaluate(model)` adds its metrics after the
-    last pass, and after every `evaluate_every`-th; those of the averaged weights begin with ``average_``.
-    `after_pass(model, entry)` is called with the history's entry of each pass. For both the model is in eval
-    mode.
+    evaluate: adds its metrics after the last pass and every `evaluate_every`-th, those of the averaged
+    weights with ``average_`` before their names. after_pass: is called with the model and the history's new
+    entry. log: gets {"event": "step" or "epoch", ...} with the loss and its parts (`atlib.losses.noted`), of
+    a pass the means over its steps. keeper: keeps the run, which goes on where it was kept last. stop_at:
+    ends after so many of the recipe's steps. average_into: a model like the student, for the averaged
+    weights.
 
-    With a `keeper` the run is kept along the way, and goes on where it was kept last with the same bits (on
-    one CPU). `log` gets {"event": "step" or "epoch", ...}: the loss and its parts (`atlib.losses.noted`)
-    without weights; those of a pass are means over its steps. `stop_at` ends after that many steps of the
-    recipe's schedule. `average_into`, built like the student, gets the averaged weights.
+    Under `accelerate launch` or `torchrun` every process calls it, with the same arguments, and `evaluate`
+    and `after_pass` run on each; `log` and the progress bar are the main process's. Where weights are divided
+    (FSDP2, configs/accelerate) `model` gets the whole ones at the end.
 
-    Under `accelerate launch` or `torchrun` every process calls it with the same arguments, and `evaluate` and
-    `after_pass` run on every process; `log` and the progress bar belong to the main process. Images are
-    divided among the processes, gradients averaged. Where weights are divided too (FSDP2,
-    configs/accelerate), a copy is trained, and `model` gets the whole weights at the end.
-
-    Raises `NonFiniteLoss` as soon as the loss or its gradient is not finite, the model then holding the last
-    finite step's weights; `Preempted` after SIGTERM or Ctrl-C if there is a keeper; `ValueError` for what
-    cannot be trained, or was started otherwise.
+    Raises `NonFiniteLoss`, the model then holding the last finite step's weights; `Preempted` after SIGTERM
+    or Ctrl-C if there is a keeper; `ValueError` for what cannot be trained.
     """
     data = as_data(data, recipe.batch_size)
     if len(data) == 0:
@@ -133,6 +125,7 @@ def train(
     end = recipe.steps if stop_at is None else min(stop_at, recipe.steps)
     steps, main = steps_per_epoch(len(data), recipe.batch_size), run.accelerator.is_main_process
     rank, world = run.accelerator.process_index, run.accelerator.num_processes
+    signals = nullcontext([]) if keeper is None else keeper.stop_noticed()
     bar = tqdm(
         total=recipe.steps,
         desc=f"{progress} on {world} x {run.accelerator.device.type}",
@@ -140,8 +133,7 @@ def train(
         mininterval=2.0,
         ncols=110,
     )
-    signals = nullcontext([]) if keeper is None else keeper.stop_noticed()
-    with run.put_back_on_error(), signals as noticed, bar:
+    with closing(run), signals as noticed, bar:
         if keeper is not None:
             run.kept = keeper.resume(run)
         position = run.position
@@ -158,8 +150,8 @@ def train(
                     check_labels(batch.targets, classes)
                 (names, values), norm = run.backward(batch), run.clip()
                 sums, stop = agree(run.accelerator, values, bool(noticed))
-                # means over the images that could be decoded; of no image all sums are 0, and to ask whether
-                # it is so would be to wait for the device
+                # means over the images that could be decoded; `clamp`, since asking whether there are any
+                # would be to wait for the device
                 values = sums[:-1] / sums[-1].clamp(min=torch.finfo(sums.dtype).tiny)
                 # The one time in a step that the device is waited for.
                 value, *parts, norm = torch.cat([values, norm]).tolist()
@@ -211,13 +203,13 @@ def train(
             else:
                 if position.epoch == part.epoch:
                     raise ValueError(f"the data gave {position.done} batches, {len(data)} images are {steps}")
-    history = [*position.history]
-    if position.step < recipe.steps:  # stopped along the way: with the metrics of this moment
-        if position.done:
-            history.append(position.entry())
-        if history:
-            history[-1] = history[-1] | run.measure(evaluate)
-    run.finish(average_into)
+        history = [*position.history]
+        if position.step < recipe.steps:  # stopped along the way: with the metrics of this moment
+            if position.done:
+                history.append(position.entry())
+            if history:
+                history[-1] = history[-1] | run.measure(evaluate)
+        run.give_back(average_into)
     return history
 
 
@@ -231,8 +223,7 @@ def all_learn(model: nn.Module, loss: Loss, recipe: Recipe) -> bool:
 
 
 class Training:
-    """One run of `train`: its parts, prepared by Accelerate, and its position. kept: where the last good
-    weights are."""
+    """One run of `train`: its parts, prepared by Accelerate, its position, and where it was kept last."""
 
     def __init__(
         self, model: nn.Module, data: TrainingData, recipe: Recipe, loss: Loss, seed: int, cpu: bool
@@ -269,10 +260,9 @@ class Training:
         return self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
 
     def backward(self, batch: Batch) -> tuple[list[str], Tensor]:
-        """Add up the gradient of the step's mean loss, part by part where the recipe accumulates. Returns the
-        names of what is noted of the loss, and (1 + names + 1,) numbers without a graph: the loss, what is
-        noted, and the share of the step's images that they are of, below 1 where some could not be
-        decoded."""
+        """Add up the gradient of the step's mean loss, in as many parts as the recipe says. Returns the names
+        of what is noted of the loss, and (1 + names + 1,) numbers: the loss, what is noted, and the share of
+        the step's images that could be decoded."""
         device, parts = self.accelerator.device, self.recipe.accumulate
         images, targets = (part.to(device, non_blocking=True) for part in (batch.images, batch.targets))
         draw = (self.seed, self.position.step, self.accelerator.process_index)
@@ -297,7 +287,7 @@ class Training:
         return [*total][1:], torch.stack([*total.values(), share])
 
     def clip(self) -> Tensor:
-        """Clip the gradient to the recipe's norm, and return the norm that it had, (1,)."""
+        """Clip the gradient, and return the norm that it had, (1,)."""
         limit = math.inf if self.recipe.clip is None else self.recipe.clip
         norm = torch.as_tensor(self.accelerator.clip_grad_norm_(self.model.parameters(), limit))
         return (norm.full_tensor() if hasattr(norm, "full_tensor") else norm).reshape(1)
@@ -316,8 +306,7 @@ class Training:
             self.plain.follow(self.position.step, self.recipe.steps)
 
     def measure(self, evaluate: Callable[[nn.Module], dict] | None) -> dict:
-        """The metrics of the weights and, beginning with ``average_``, of the averaged ones; the same on all
-        processes. None for no evaluation."""
+        """The metrics of the weights and of the averaged ones, the same on all processes; {} of None."""
         if evaluate is None:
             return {}
         with in_eval_mode(self.plain):  # and back, whatever `evaluate` does
@@ -328,8 +317,8 @@ class Training:
         return self.of_main(metrics)
 
     def corrupt(self) -> list[int]:
-        """The indices of the images that could not be decoded in the pass in progress, on all processes
-        together, also before the run was last taken up. Every process must call it."""
+        """The indices of this pass's images that could not be decoded, also before the run was last taken up,
+        on all processes, each of which must call it."""
         if self.position.done == 0:
             return []  # a new pass begins with none
         return sorted({*self.position.corrupt, *gather_object(list(self.data.corrupt))})
@@ -338,27 +327,15 @@ class Training:
         """The main process's value, on every process."""
         return broadcast_object_list([value])[0] if self.accelerator.num_processes > 1 else value
 
-    def finish(self, average_into: nn.Module | None) -> None:
-        """Give the averaged weights away if they are asked for, and leave the model as a plain one where it
-        came from."""
+    def give_back(self, average_into: nn.Module | None) -> None:
+        """Give the averaged weights away if they are asked for, and the model's where a copy was trained."""
         if average_into is not None:
             with self.average.in_place_of(self.model):
                 average_into.load_state_dict(whole_weights(student_of(self.plain)))
-        if self.given is not self.plain:  # what was trained is a copy; every process has the whole weights
+        if self.given is not self.plain:
             self.given.load_state_dict(whole_weights(self.plain))
-        self.put_back()
 
-    @contextmanager
-    def put_back_on_error(self) -> Iterator[None]:
-        """Within it, an error leaves the caller's model as a plain one where it came from, too."""
-        try:
-            yield
-        except BaseException:
-            with suppress(RuntimeError):  # a device that failed gives nothing back; the first error counts
-                self.put_back()
-            raise
-
-    def put_back(self) -> None:
+    def close(self) -> None:
         """Take what this run put around and into the caller's model off again."""
         if self.given is self.plain:
             self.accelerator.unwrap_model(self.model, keep_fp32_wrapper=False, keep_torch_compile=False)
@@ -367,9 +344,6 @@ class Training:
         self.given.to(self.home)
         if self.recipe.checkpoint_activations:
             self.student.set_grad_checkpointing(self.checkpointed)
-
-
-# --- What changes the weights in a step: the optimiser, the schedule of its rate, and the running average ---
 
 
 def schedule(step: int, recipe: Recipe) -> float:
@@ -399,8 +373,8 @@ def set_weight_decay(optimizer: torch.optim.Optimizer, step: int, recipe: Recipe
 
 def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
     """The recipe's optimiser over the student's weights, grouped by timm: no decay on biases, norms,
-    positions and tokens; lr by layer. A departure from MAE's published code (arXiv 2111.06377): with layer
-    decay timm counts the final norm to the last block, MAE's code to the head."""
+    positions and tokens; lr by layer, where timm counts the final norm to the last block, MAE's code to the
+    head."""
     if recipe.base_lr is not None:
         raise ValueError(f"base_lr={recipe.base_lr!r} is a rate per 256 images: take recipe.on(images)")
     trained = student_of(model)
@@ -423,40 +397,33 @@ def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
     return optimizer
 
 
-# --- The running average of the weights (EMA), which many recipes evaluate in place of the last ones ---
-
-
 class EMA:
-    """average ← decay · average + (1 - decay) · weights after every step, starting from the first weights.
-
-    It holds one tensor for each parameter of `model`, where and as the parameter is (a shard of it, where the
-    model is sharded). Source: Polyak and Juditsky 1992; with decay 0.9999 in the recipes of DeiT (arXiv
-    2012.12877) and of the paper (arXiv 2411.09702).
-    """
+    """average ← decay · average + (1 - decay) · weights after every step, from the first weights on: a tensor
+    for each parameter of `model`, or its shard. Source: Polyak and Juditsky 1992."""
 
     def __init__(self, model: nn.Module, decay: float):
         self.decay = decay
         self.values = [parameter.detach().clone() for parameter in model.parameters()]
 
     def update(self, model: nn.Module) -> None:
-        """Take in the weights as they are now."""
+        """Take in the weights of now."""
         with torch.no_grad():
             torch._foreach_lerp_(self.values, list(model.parameters()), 1 - self.decay)
 
     @contextmanager
     def in_place_of(self, model: nn.Module) -> Iterator[None]:
-        """Within the block `model` has the averaged weights; afterwards its own again, bit for bit."""
+        """Within the block `model` has the averaged weights."""
         divide(model)
         weights = [parameter.detach().clone() for parameter in model.parameters()]
-        _copy(self.values, model)
         try:
+            _copy(self.values, model)
             yield
         finally:
             divide(model)
             _copy(weights, model)
 
     def tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint keeps; of a sharded model this process's shards."""
+        """What a checkpoint keeps."""
         return {f"average.{index}": _local(value) for index, value in enumerate(self.values)}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
@@ -479,25 +446,17 @@ def _local(value: Tensor) -> Tensor:
 class Position:
     """Steps and passes that are done."""
 
-    #: (1 + parts,) of the pass in progress: the sums over its steps of the loss, and of its parts
-    total: Tensor
-    #: steps done in all
-    step: int = 0
-    #: passes done
-    epoch: int = 0
-    #: steps done of the pass in progress
-    done: int = 0
-    #: the rate of the last step
-    lr: float = 0.0
-    #: the names of the parts in `total`: those that every step of the pass has
-    parts: list[str] = field(default_factory=list)
-    #: the images of the pass that could not be decoded before the run was last taken up
-    corrupt: list[int] = field(default_factory=list)
-    #: one entry per pass that was completed
-    history: list[dict] = field(default_factory=list)
+    total: Tensor  # (1 + parts,): the sums of the loss and of its parts over the steps of this pass
+    step: int = 0  # done in all
+    epoch: int = 0  # passes done
+    done: int = 0  # steps of this pass
+    lr: float = 0.0  # of the last step
+    parts: list[str] = field(default_factory=list)  # in `total`: those that every step of the pass has
+    corrupt: list[int] = field(default_factory=list)  # not decoded in this pass before the run was taken up
+    history: list[dict] = field(default_factory=list)  # an entry a pass
 
     def count(self, parts: list[str], values: Tensor, lr: float) -> None:
-        """A step was done, at that rate."""
+        """Count a step."""
         if self.done == 0:
             self.total, self.parts = torch.zeros_like(values), parts
         elif parts != self.parts:  # what only some steps have, has no mean over the pass
@@ -505,14 +464,13 @@ class Position:
         self.total, self.step, self.done, self.lr = self.total + values, self.step + 1, self.done + 1, lr
 
     def entry(self) -> dict:
-        """What the history says about the pass in progress: of the loss and its parts, means over its
-        steps."""
+        """What the history says about the pass in progress, with the means over its steps."""
         loss, *parts = (self.total.reshape(-1) / self.done).tolist()
         means = {"loss": loss, **dict(zip(self.parts, parts))}
         return {"epoch": self.epoch + 1, "step": self.step, **means, "lr": self.lr}
 
     def close(self, more: dict) -> None:
-        """The pass is over: its entry, and `more`, go into the history."""
+        """End the pass."""
         self.history.append(self.entry() | more)
         self.total, self.parts = torch.zeros(1, device=self.total.device), []
         self.epoch, self.done, self.corrupt = self.epoch + 1, 0, []

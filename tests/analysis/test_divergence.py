@@ -12,14 +12,7 @@ from scipy.special import rel_entr
 
 from atbook.three_models import three_models
 from atlib import walk
-from atlib.analysis import (
-    PAIRINGS,
-    StreamingDivergence,
-    check_maps,
-    compare_layers,
-    head_divergence,
-    jensen_shannon,
-)
+from atlib.analysis import PAIRINGS, check_maps, compare_layers, head_divergence, jensen_shannon
 
 
 def random_maps(B=5, H=3, N=6, dtype=torch.float64):
@@ -76,17 +69,6 @@ def test_pairings_equal_the_longhand(pairing, heads):
     assert head_divergence(maps_a, maps_b, pairing) == pytest.approx(
         longhand_value(maps_a, maps_b, pairing), rel=1e-9
     )
-
-
-def test_streaming_is_the_same_for_any_batches():
-    maps_a, maps_b = random_maps(H=2), random_maps(H=3)
-    streaming = StreamingDivergence()
-    for some_a, some_b in zip(maps_a.split([3, 2]), maps_b.split([3, 2])):
-        streaming.update(some_a, some_b)
-    assert streaming.matrix().shape == (2, 3)
-    np.testing.assert_allclose(streaming.matrix(), longhand_matrix(maps_a, maps_b), rtol=1e-9)
-    for pairing in ("bipartite", "minimum", "average"):
-        assert streaming.value(pairing) == pytest.approx(longhand_value(maps_a, maps_b, pairing), rel=1e-9)
 
 
 @pytest.mark.parametrize("layers", [None, {2: 0, 0: 1}], ids=str)

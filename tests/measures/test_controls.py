@@ -13,7 +13,6 @@ from atfamily.measures.controls import (
     controls_table,
     jigsaw,
     maps_of,
-    mean_map,
     patch_order,
     switched,
 )
@@ -55,14 +54,6 @@ def test_a_jigsaw_is_the_map_of_moved_tokens():
         torch.testing.assert_close(moved[layer], expected, atol=1e-5, rtol=0)
         assert (moved[layer] - given[layer]).abs().max() > 0.05
         tokens = block(tokens)
-
-
-def test_the_mean_map_is_that_of_the_images():
-    vit = randomise(tiny())
-    mean = mean_map(vit, [IMAGES[:2], IMAGES[2:]])(IMAGES[:3])
-    for layer, p in maps_of(vit)(IMAGES).items():
-        assert mean[layer].shape == (3, *p.shape[1:])
-        torch.testing.assert_close(mean[layer], p.mean(0).expand_as(mean[layer]))
 
 
 def test_what_a_trained_student_makes_of_other_maps(taught):

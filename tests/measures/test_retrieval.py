@@ -26,15 +26,9 @@ def labelled(n, classes=4, seed=0):
 
 def test_mean_average_precision_is_that_of_a_loop():
     scores, relevant = random_images(7, 30), labelled(7)[:, None] == labelled(30, seed=1)
+    scores[:, 25:] = -math.inf  # left out
     expected = [average_precision(row, hits) for row, hits in zip(scores.tolist(), relevant.tolist())]
     assert mean_average_precision(scores, relevant) == pytest.approx(sum(expected) / 7, abs=1e-6)
-
-
-def test_what_is_left_out_counts_neither_as_found_nor_as_passed_over():
-    scores, relevant = random_images(5, 20, seed=3), labelled(5)[:, None] == labelled(20, seed=4)
-    fewer = mean_average_precision(scores[:, :15], relevant[:, :15])
-    scores[:, 15:] = -torch.inf
-    assert mean_average_precision(scores, relevant) == pytest.approx(fewer)
 
 
 def test_votes_are_those_of_the_nearest():

@@ -8,7 +8,7 @@ from torch.nn.functional import cross_entropy
 from atfamily.attndistill import AttnDistill, row_squared_error
 from atlib.maps import resample_class_attention
 from tests import longhand
-from tests.helpers import Seer, random_images, randomise
+from tests.helpers import random_images, randomise
 
 LABELS = torch.tensor([0, 3, 1])
 IMAGES = random_images(3, 3, 32, 32, dtype=torch.float64)
@@ -109,14 +109,3 @@ def test_a_squared_error_of_rows(small_vit):
     )
     assert pair.losses(IMAGES).divergence.item() == pytest.approx(by_loops.item(), rel=1e-10)
     assert by_loops > 1e-5
-
-
-def test_only_the_class_tokens_row_of_a_map_is_made(small_vit):
-    pair = pair_of(small_vit, "all")
-    with Seer() as seer:
-        pair(IMAGES).transfer_loss.backward()
-    assert {(3, 5, 1, 65), (3, 4, 1, 17)} <= seer.shapes
-    assert not [shape for shape in seer.shapes if shape[-2:] in ((65, 65), (17, 17), (64, 64), (16, 16))]
-
-
-# Training

@@ -10,11 +10,11 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from atfamily.binary import TokenNorm
+from atfamily.binary import TokenNorm, rounded_map
 from atfamily.binary_vit import BinaryViT, PatchMerging, binary_deit
 from atlib import AttentionTransfer, Plan, create_vit, walk
 from examples import published_weights
-from tests.helpers import ROOT, SMALL_VIT, random_images, randomise
+from tests.helpers import ROOT, SMALL_VIT, random_images, random_maps, randomise
 
 GOLDEN = load_file(ROOT / "tests" / "golden" / "binary_vit.safetensors")
 PYRAMID = {
@@ -159,3 +159,11 @@ def test_a_distilled_map_is_the_softmax_before_it_is_rounded(images):
     weight = student.stages[0][0].attn.q.linear.weight  # through two signs
     assert weight.grad.abs().max() > 0
     assert student.stages[0][-1].attn.share.grad is None
+
+
+@pytest.mark.parametrize("value", [0.0, -0.1])
+def test_a_share_that_training_has_driven_to_zero_is_a_map_of_zeros_and_no_nan(value):
+    p, share = random_maps(1, 2, 3, 3).requires_grad_(), torch.tensor(value).double().requires_grad_()
+    y = rounded_map(p, share)
+    y.sum().backward()
+    assert (y == 0).all() and torch.isfinite(p.grad).all() and torch.isfinite(share.grad)

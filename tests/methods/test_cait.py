@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 from atfamily.cait import CaitTransfer, walk_cait
 from atlib import walk
 from atlib.attention import Seen
-from tests.helpers import SMALL_VIT, mine, random_images, randomise, same, state_of
+from tests.helpers import SMALL_VIT, random_images, randomise, same, state_of
 
 SMALL = {**SMALL_VIT, "depth_token_only": 2}
 IMAGES = random_images(3, 3, 32, 32, dtype=torch.float64)
@@ -135,13 +135,3 @@ def test_where_gradients_go(pair_of, part, how):
         assert (pair.student.blocks[0].attn.qkv.weight.grad != 0).any(), (
             "the rows depend on the patches' features"
         )
-
-
-def test_the_teacher_hands_over_q_and_k_and_is_run_no_further(pair_of):
-    """No map of it is written out, and of its last layer nothing after q and k is computed."""
-    pair = pair_of(patches="distill", class_rows="distill")
-    mine(pair.teacher, after=2)
-    target, class_target = pair.teacher_layers(IMAGES)
-    assert all(seen.q.shape == seen.k.shape == (3, 3, 16, 8) for seen in target.values())
-    assert all((seen.q.shape[2], seen.k.shape[2]) == (1, 17) for seen in class_target.values())
-    assert all(seen.v is seen.given is None for seen in (*target.values(), *class_target.values()))

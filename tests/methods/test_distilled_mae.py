@@ -4,7 +4,6 @@ error of logits no map can show."""
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import nn
 
 from atfamily.distilled_mae import (
     DistilledHiddenMae,
@@ -18,7 +17,7 @@ from atlib import create_vit
 from atlib.losses import noted
 from atlib.mae import MaskedAutoencoder
 from atlib.recipe import Recipe
-from tests.helpers import ROOT, SMALL_VIT, mine, random_images, randomise
+from tests.helpers import ROOT, SMALL_VIT, random_images, randomise
 
 IMAGES = random_images(3, 3, 32, 32, dtype=torch.float64)
 ORDER = torch.rand(3, 16, generator=torch.Generator().manual_seed(5)).argsort(1)
@@ -60,48 +59,33 @@ def published(golden):
     return MaskedAutoencoder(student, decoder_width=8, decoder_heads=2, decoder_depth=1), teacher
 
 
-def check_published(golden, model, prefix, name, gradients):
-    """The loss and the gradients, by what they are of, are those of the published code."""
+@pytest.mark.parametrize("name, layers", [("2", None), ("2", [1]), ("12", [0, 1])])
+@pytest.mark.parametrize(
+    "kind, adapters, prefix, key",
+    [
+        (DistilledMae, "mixing", "", lambda layer: f"mixing.adapter{layer}.weight"),
+        (DistilledHiddenMae, "widening", "hidden_", lambda layer: f"widening.adapter{layer + 1}"),
+    ],
+    ids=["maps", "hidden states"],
+)
+def test_loss_and_gradients_are_those_of_the_published_code(
+    golden, published, name, layers, kind, adapters, prefix, key
+):
+    mae, teacher = published
+    model = kind(teacher, mae, layers=layers).double()
+    with torch.no_grad():
+        for (layer, _), adapter in zip(model.layers, getattr(model, adapters), strict=True):
+            adapter.weight.copy_(golden[key(layer)])
     found = model(golden["images"].double(), golden["order"]).transfer_loss
     found.backward()
     assert abs(found - golden[f"{prefix}loss{name}"]).item() <= 1e-10
-    for part, weight in gradients.items():
+    for part, weight in {
+        "qkv": mae.vit.blocks[1].attn.qkv.weight,
+        "cls_token": mae.vit.cls_token,
+        adapters: getattr(model, adapters)[-1].weight,
+    }.items():
         expected = golden[f"{prefix}grad{name}.{part}"]
         assert (weight.grad - expected).abs().max() <= 1e-10 and expected.abs().max() > 1e-3, part
-
-
-LAST_OR_BOTH = pytest.mark.parametrize("name, layers", [("2", None), ("2", [1]), ("12", [0, 1])])
-
-
-@LAST_OR_BOTH
-def test_loss_and_gradients_are_those_of_the_published_code(golden, published, name, layers):
-    mae, teacher = published
-    model = DistilledMae(teacher, mae, layers=layers).double()
-    assert [type(mix) for mix in model.mixing] == [nn.Conv2d] * len(model.layers)
-    with torch.no_grad():
-        for (layer, _), mix in zip(model.layers, model.mixing):
-            mix.weight.copy_(golden[f"mixing.adapter{layer}.weight"])
-    gradients = {
-        "qkv": mae.vit.blocks[1].attn.qkv.weight,
-        "cls_token": mae.vit.cls_token,
-        "mixing": model.mixing[-1].weight,
-    }
-    check_published(golden, model, "", name, gradients)
-
-
-@LAST_OR_BOTH
-def test_hidden_states_are_compared_as_by_the_published_code(golden, published, name, layers):
-    mae, teacher = published
-    model = DistilledHiddenMae(teacher, mae, layers=layers).double()
-    with torch.no_grad():
-        for (layer, _), widen in zip(model.layers, model.widening, strict=True):
-            widen.weight.copy_(golden[f"widening.adapter{layer + 1}"])
-    gradients = {
-        "qkv": mae.vit.blocks[1].attn.qkv.weight,
-        "cls_token": mae.vit.cls_token,
-        "widening": model.widening[-1].weight,
-    }
-    check_published(golden, model, "hidden_", name, gradients)
 
 
 # --- By hand
@@ -189,51 +173,3 @@ def test_the_weight_is_the_recipes(build):
         found = distilled_mae_loss(model, IMAGES, torch.zeros(3), Recipe(transfer_weight=0.1))
     assert abs(found - reconstruction - 0.1 * transfer_loss).item() <= 1e-12
     assert parts == {"reconstruction": reconstruction, "transfer_loss": transfer_loss}
-
-
-# --- The teacher
-
-
-def test_the_teacher_is_run_no_further_than_its_last_compared_layer(build):
-    model = build(layers={0: 0, 2: 1})
-    mine(model.teacher, after=1)
-    assert model(IMAGES, ORDER).transfer_loss.isfinite()
-
-
-# --- Hidden states
-
-
-def test_hidden_states_of_unequal_depths_by_hand(small_vit):
-    """Layers 0 and 2 of the student with 1 and 0 of a teacher of two layers, whose last is read behind its
-    final norm."""
-    student = randomise(MaskedAutoencoder(small_vit(1, **NO_TOKEN), 0.75, 16, 1, 2), 3)
-    teacher = randomise(small_vit(2, **NO_TOKEN, depth=2, embed_dim=36), 5)
-    model = DistilledHiddenMae(teacher, student, layers={0: 1, 2: 0}).double()
-
-    def read(vit, layer):
-        tokens = vit._pos_embed(vit.patch_embed(IMAGES))
-        shown = ORDER[:, :4, None].expand(-1, -1, tokens.shape[-1])
-        prefix = vit.num_prefix_tokens
-        x = torch.cat([tokens[:, :prefix], tokens[:, prefix:].gather(1, shown)], 1)
-        for block in vit.blocks[: layer + 1]:
-            x = block(x)
-        return (vit.fc_norm if layer + 1 == len(vit.blocks) else vit.blocks[layer + 1].norm1)(x)
-
-    expected = 0
-    for (of_student, of_teacher), widen in zip(((0, 1), (2, 0)), model.widening, strict=True):
-        gap = read(student.vit, of_student) @ widen.weight.T - read(teacher, of_teacher)
-        expected = expected + gap.square().sum() / gap.numel()
-    assert abs(model(IMAGES, ORDER).transfer_loss - expected).item() <= 1e-10
-
-
-# --- What does not fit
-
-
-@pytest.mark.parametrize(
-    "teacher, options",
-    [({"patch_size": 4}, {}), (REGISTERS, {}), ({"num_heads": 4}, {"mix_heads": False})],
-    ids=str,
-)
-def test_pairs_that_do_not_fit(build, teacher, options):
-    with pytest.raises(ValueError):
-        build(teacher, **options)

@@ -6,7 +6,7 @@ import torch
 from safetensors.torch import load_file
 from timm.models.vision_transformer import VisionTransformer
 
-from atfamily.locality import ShiftedPatches, localise_attention, shift_patches, with_shifts
+from atfamily.locality import localise_attention, shift_patches
 from atlib import AttentionTransfer, Plan, walk
 from atlib.losses import attention_cross_entropy
 from tests.helpers import DROPS, ROOT, assert_same_logits, random_images, randomise, set_fused
@@ -95,39 +95,6 @@ def translated(golden):
         state[f"norm.{kind}"] = weight[f"mlp_head.0.{kind}"]
         state[f"head.{kind}"] = weight[f"mlp_head.1.{kind}"]
     return state
-
-
-# --- Shifted patches
-
-
-def test_a_token_is_made_of_a_patch_and_its_shifts():
-    """Patch by patch, with sides that differ."""
-    torch.manual_seed(0)
-    embed = ShiftedPatches((8, 24), (4, 8), in_chans=2, embed_dim=5).double()
-    images = random_images(2, 2, 8, 24, dtype=torch.float64)
-    tokens, shifted = embed(images), with_shifts(images, (4, 8))
-    assert embed.grid_size == (2, 3) and embed.num_patches == 6 and tokens.shape == (2, 6, 5)
-    for row in range(2):
-        for column in range(3):
-            patch = shifted[:, :, 4 * row : 4 * row + 4, 8 * column : 8 * column + 8].flatten(1)
-            centred = patch - patch.mean(1, keepdim=True)
-            normal = centred / (centred.square().mean(1, keepdim=True) + 1e-5).sqrt()
-            expected = normal @ embed.proj.weight.T + embed.proj.bias
-            assert (tokens[:, 3 * row + column] - expected).abs().max() <= 1e-10
-
-
-# --- Locality attention
-
-
-def test_equals_attention_written_out(vits):
-    vit = vits(True, 1, qk_norm=True)
-    attn, x = vit.blocks[1].attn, random_images(2, 17, 24, dtype=torch.float64)
-    q, k, v = (x_part.unflatten(-1, (3, 8)).transpose(1, 2) for x_part in attn.qkv(x).chunk(3, -1))
-    scores = torch.stack(
-        [attn.sharpness[h] * attn.q_norm(q)[:, h] @ attn.k_norm(k)[:, h].mT for h in range(3)], 1
-    )
-    expected = attn.proj((off_diagonal(scores) @ v).transpose(1, 2).flatten(2))
-    assert (attn(x) - expected).abs().max() <= 1e-10
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from atfamily.binary_vit import BinaryViT, binary_deit
 from atfamily.cait import CaitTransfer, walk_cait
 from atfamily.contrast import Dino, MoCo
 from atfamily.distillation_token import DistillationToken
+from atfamily.distilled_mae import DistilledMae
 from atfamily.late_class import LateClassViT
 from atfamily.layer_reserve import keep_first
 from atfamily.locality import LocalityAttention, ShiftedPatches, localise_attention, shift_patches
@@ -25,6 +26,7 @@ from atfamily.token_distillation import TokenDistillation
 from atlib import AttentionTransfer, Plan, create_vit, walk
 from atlib.attention import Seen, Unwalkable
 from atlib.baselines import FeatureDistillation, LogitDistillation
+from atlib.mae import MaskedAutoencoder
 from tests.helpers import SMALL_VIT, random_images, random_maps, randomise, same, state_of
 from tests.methods.test_seq2seq import SOURCE, TARGET
 from tests.methods.test_seq2seq import small as small_sequences
@@ -116,6 +118,11 @@ BAD = {
         ),
         lambda: LogitDistillation(vit(num_classes=7), vit(2)).train()(IMAGES),
         lambda: AttnDistill(ONE, ONE),
+    ],
+    "distilled mae": [
+        lambda: DistilledMae(vit(patch_size=4), MaskedAutoencoder(vit())),
+        lambda: DistilledMae(vit(reg_tokens=2), MaskedAutoencoder(vit())),
+        lambda: DistilledMae(vit(num_heads=4), MaskedAutoencoder(vit()), mix_heads=False),
     ],
     "distillation token": [
         lambda: DistillationToken(vit(), distilled(), maps=AttentionTransfer(

@@ -46,28 +46,13 @@ def trained(data, pair, recipe=BF16, **options):
     return state_of(pair), [entry["loss"] for entry in history]
 
 
-def test_a_run_casts_each_weight_once(glyphs64, monkeypatch):
-    counts = {}
-    for once in (True, False):
-        pair = distilling()
-        if not once:
-            monkeypatch.setattr(CastOnce, "in_use", lambda self, device: nullcontext())
-        with Casts(pair.teacher) as casts:
-            trained(glyphs64, pair)
-        del casts.counted[None]  # of the student, of images
-        counts[once] = casts.counted
-    run = {  # the last block of the teacher only as far as q and k
-        "patch_embed.proj",
-        "blocks.0.attn.qkv",
-        "blocks.0.attn.proj",
-        "blocks.0.mlp.fc1",
-        "blocks.0.mlp.fc2",
-        "blocks.1.attn.qkv",
-    }
-    names = {f"{layer}.{kind}" for layer in run for kind in ("weight", "bias")}
-    assert counts[False] == {name: BF16.steps for name in names}
-    assert {name: counts[True][name] for name in names} == dict.fromkeys(names, 1)
-    assert set(counts[True].values()) == {1}
+def test_a_run_casts_each_weight_once(glyphs64):
+    pair = distilling()
+    with Casts(pair.teacher) as casts:
+        trained(glyphs64, pair)
+    del casts.counted[None]  # of the student, of images
+    some = {"patch_embed.proj.weight", "blocks.0.mlp.fc2.bias", "blocks.1.attn.qkv.weight"}
+    assert some <= casts.counted.keys() and set(casts.counted.values()) == {1}
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import copy
 import math
 import pickle
 from dataclasses import replace
+from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
 
@@ -32,24 +33,6 @@ def trained(data, recipe=SHORT, model=None, **options):
 
 
 # --- schedule and optimiser
-
-
-@pytest.mark.parametrize(
-    "recipe, expected",
-    [
-        (
-            Recipe(steps=100, warmup=0.1, lr=1.0),
-            {0: 0.1, 4: 0.5, 9: 1.0, 10: 1.0, 55: 0.5, 100: 0.0, 25: 0.5 * (1 + math.cos(math.pi / 6))},
-        ),
-        (Recipe(steps=100, warmup=0.1, lr=2.0, min_lr=0.2), {0: 0.1, 9: 1.0, 10: 1.0, 55: 0.55, 100: 0.1}),
-        (Recipe(steps=4, warmup=0.0, lr=1.0), {0: 1.0, 2: 0.5, 4: 0.0}),
-        (Recipe(steps=1, warmup=0.0), {0: 1.0}),
-    ],
-    ids=str,
-)
-def test_schedule_by_hand(recipe, expected):
-    for step, factor in expected.items():
-        assert schedule(step, recipe) == pytest.approx(factor, abs=1e-12)
 
 
 class Line(nn.Module):
@@ -264,16 +247,11 @@ def test_another_precision_in_the_same_process(glyphs64):
 # --- what a recipe can ask for besides
 
 
+close = partial(torch.testing.assert_close, rtol=0)
+
+
 def weights_after(recipe, data, build=tiny, **options):
     return trained(data, recipe, build(), **options)[0]
-
-
-def close(left, right, atol):
-    assert left.keys() == right.keys()
-    for name in left:
-        torch.testing.assert_close(
-            left[name], right[name], rtol=0, atol=atol, msg=lambda text: f"{name}: {text}"
-        )
 
 
 # One step of it moves the weights by lr · gradient.

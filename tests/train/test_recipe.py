@@ -40,12 +40,6 @@ def test_values_that_cannot_be_meant(change):
         Recipe(**change)
 
 
-def test_what_a_recipe_can_ask_for_besides_is_off_by_default():
-    """The recipes of the recorded runs do not name these."""
-    off = dict(optimizer="adamw", accumulate=1, ema=None, mixup=0.0, cutmix=0.0, binary=False, repeats=1)
-    assert Recipe() == Recipe(**off, checkpoint_activations=False, compile=False, clip=1.0)
-
-
 IN_EPOCHS = Recipe(epochs=10, warmup_epochs=2.5, base_lr=1e-3, batch_size=64)
 
 
