@@ -17,8 +17,7 @@ from torchvision.transforms import functional as vision
 from atfamily.detection.objects import Found, ObjectBatch, Objects, check_objects
 from atlib.loading import Batch, ShardSpec, augmentation_seeds, draw_below, loader_of, my_batches, my_repeats
 from atlib.pair import IMAGENET
-from atrun.data.decoding import DataError, MissingData, as_rgb, in_eight_bits, large_pictures
-from atrun.data.loading import CorruptImage
+from atrun.data.decoding import CorruptImage, DataError, MissingData, as_rgb, in_eight_bits, large_pictures
 
 # Edges in annotations are rounded; one that lies further out of its image than this is an error.
 ROUNDING = 1.0  # pixels
