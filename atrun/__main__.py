@@ -94,7 +94,7 @@ def _explained(error: Exception) -> tuple[int, str | None]:
     from atlib.attention import Unwalkable
     from atlib.train import NonFiniteLoss
     from atlib.vit import WeightsUnavailable
-    from atrun.data.loading import CorruptImage
+    from atrun.data.decoding import CorruptImage
 
     if isinstance(error, CorruptImage):
         return 2, f"{error} (--on-corrupt skip leaves such images out)"

@@ -12,7 +12,7 @@ from atrun import recipes
 from atrun.build import known_size, outputs_for, training_images
 from atrun.config import COCO, TRUST_DATA, RunConfig, read_config, settings
 from atrun.configure import config_diff, configure_again, configured, oddities, teacher_name
-from atrun.data.loading import ON_CORRUPT
+from atrun.data.decoding import ON_CORRUPT
 from atrun.log import as_line
 from atrun.method import DERIVED, Method
 from atrun.overrides import help_text, pairs

@@ -221,8 +221,7 @@ def _material(data: str, told: Mapping[str, Any], seed: int, labelled: bool = Tr
     known = CATALOGUE[data].images if data in CATALOGUE else {}
     if told.get("streaming") or set(parts) <= set(known):
         return Material(size or sum(known[part] for part in parts), None, fixed=False)
-    from atrun.data.decoding import decode
-    from atrun.data.loading import CorruptImage
+    from atrun.data.decoding import CorruptImage, decode
     from atrun.data.photos import open_photos  # imported here: `datasets` takes seconds
 
     how = {name: told.get(name) for name in ("image_column", "label_column")} | {"labelled": labelled}

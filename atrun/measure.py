@@ -29,9 +29,8 @@ from atrun.config import (
     settings,
 )
 from atrun.configure import data_name, evaluated_split
-from atrun.data.decoding import decode
+from atrun.data.decoding import CorruptImage, decode
 from atrun.data.generated import is_generated
-from atrun.data.loading import CorruptImage
 from atrun.data.transforms import Augmentation
 from atrun.overrides import help_text, pairs
 from atrun.runner import is_main_process, load_result, precision, tested_as, weights_of

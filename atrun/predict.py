@@ -18,9 +18,8 @@ from atlib.objectives import outputs
 from atlib.pair import student_of
 from atrun.build import preparation_of
 from atrun.classes import class_names
-from atrun.data.decoding import decode
+from atrun.data.decoding import ON_CORRUPT, CorruptImage, decode
 from atrun.data.folders import pictures_below
-from atrun.data.loading import ON_CORRUPT, CorruptImage
 from atrun.runner import load_result, weights_of
 
 BATCH = 64

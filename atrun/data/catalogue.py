@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 from atlib._util import require_known
 from atrun.data.decoding import DataError, MissingData
-from atrun.data.in_memory import HUB
 from atrun.data.splits import VALIDATION_SHARE
 
 
@@ -121,8 +120,8 @@ CATALOGUE: dict[str, Known] = {
         f"fetch it from {IMAGENET} (after a login), unpack it into FOLDER/train/WORDNET_ID",
     ),
     # Krizhevsky 2009, Learning Multiple Layers of Features from Tiny Images
-    "cifar10": Known(HUB["cifar10"], 10, _published(50_000, test=10_000), "test"),
-    "cifar100": Known(HUB["cifar100"], 100, _published(50_000, test=10_000), "test"),
+    "cifar10": Known("uoft-cs/cifar10", 10, _published(50_000, test=10_000), "test"),
+    "cifar100": Known("uoft-cs/cifar100", 100, _published(50_000, test=10_000), "test"),
     # Van Horn et al. 2018 (1707.06642) and the Details of each year's page. The hub was found to have parts
     # only; the authors' archives hold images and annotations, train2018.json and val2018.json.
     "inat2017": Known(None, 5089, {"train": 579_184, "validation": 95_986}, "validation", _UNPACK),

@@ -17,8 +17,7 @@ from torchvision.transforms import functional as vision
 from atfamily.detection.objects import Found, ObjectBatch, Objects, check_objects
 from atlib.loading import Batch, ShardSpec, augmentation_seeds, draw_below, loader_of, my_batches, my_repeats
 from atlib.pair import IMAGENET
-from atrun.data.decoding import DataError, MissingData, as_rgb, in_eight_bits, large_pictures
-from atrun.data.loading import CorruptImage
+from atrun.data.decoding import CorruptImage, DataError, MissingData, as_rgb, in_eight_bits, large_pictures
 
 # Edges in annotations are rounded; one that lies further out of its image than this is an error.
 ROUNDING = 1.0  # pixels
@@ -88,13 +87,12 @@ class CocoObjects:
         boxes = torch.tensor([each["bbox"] for each in found], dtype=torch.float32).reshape(-1, 4)
         boxes = clip_boxes_to_image(box_convert(boxes, "xywh", "xyxy"), (height, width))
         labels = torch.tensor([self._number[each["category_id"]] for each in found], dtype=torch.long)
-        masks = None
-        if self.masks:
-            drawn = [self._pixels(each, height, width) for each in found]
-            masks = torch.stack(drawn) if drawn else torch.zeros(0, height, width).bool()
-        crowd = torch.tensor([bool(each.get("iscrowd", 0)) for each in found])
+        crowd = torch.tensor([bool(each.get("iscrowd", 0)) for each in found], dtype=torch.bool)
+        masks = torch.zeros(len(found), height, width, dtype=torch.bool) if self.masks else None
+        for number, each in enumerate(found if self.masks else ()):
+            masks[number] = self._pixels(each, height, width)
         name = f"{self.file}, image {entry['id']}"
-        return check_objects(Objects(boxes, labels, masks, crowd.reshape(-1).bool()), height, width, name)
+        return check_objects(Objects(boxes, labels, masks, crowd), height, width, name)
 
     def placed(self, number: int, seed: int | None) -> Placed:
         """Where an image lies in its square: as for evaluation where the seed is None or nothing is
@@ -148,14 +146,9 @@ class CocoObjects:
         factors = torch.tensor([width / across, height / down] * 2)
         boxes = (found.boxes * factors).minimum(torch.tensor([width, height] * 2))
         masks = found.masks
-        if masks is not None and len(masks):
-            inside = masks[:, :down, :across].float()
-            whole = nn.functional.interpolate(
-                inside[None], (height, width), mode="bilinear", align_corners=False
-            )
-            masks = whole[0] > 0.5
-        elif masks is not None:
-            masks = torch.zeros(0, height, width, dtype=torch.bool)
+        if masks is not None:
+            inside = masks[:, None, :down, :across].float()
+            masks = nn.functional.interpolate(inside, (height, width), mode="bilinear")[:, 0] > 0.5
         return Found(boxes, found.labels, found.scores, masks)
 
     def _pixels(self, annotation: dict, height: int, width: int) -> Tensor:
@@ -231,11 +224,10 @@ def place_objects(objects: Objects, place: Placed, width: int, height: int, size
     seen = torch.ones(len(boxes), dtype=torch.bool)
     if masks is not None:
         whole = torch.zeros(len(masks), size, size, dtype=torch.bool)
-        if len(masks):
-            # "nearest" would move masks up and left against the image, by up to half a pixel
-            scaled = nn.functional.interpolate(masks[None].float(), (down, across), mode="nearest-exact")[0]
-            part = scaled[:, place.top : place.top + size, place.left : place.left + size] > 0
-            whole[:, : part.shape[1], : part.shape[2]] = part
+        # "nearest" would move masks up and left against the image, by up to half a pixel
+        scaled = nn.functional.interpolate(masks[:, None].float(), (down, across), mode="nearest-exact")[:, 0]
+        part = scaled[:, place.top : place.top + size, place.left : place.left + size] > 0
+        whole[:, : part.shape[1], : part.shape[2]] = part
         masks, seen = whole, whole.flatten(1).any(1)
         cut = ((moved - boxes).abs() >= 1).any(1) & seen
         around = masks_to_boxes(masks[cut]) + torch.tensor([0, 0, 1, 1])  # whose last pixel is inside

@@ -11,10 +11,10 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from atlib.pair import Normalisation
-from atrun.data.loading import CorruptImage, Made
 
 # (image, seed of its augmentation) -> float (3, height, width)
 Transform = Callable[[Image.Image, int | None], Tensor]
+ON_CORRUPT = ("raise", "skip")  # what is done with an image that cannot be decoded
 # What the system lacks or a disk does: nothing that is wrong with an image.
 NOT_THE_IMAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.ESTALE)
 # Pixels from which Pillow warns of a picture, and refuses twice as many: 3 GB in memory.
@@ -30,12 +30,27 @@ class DataError(ValueError):
         self.argument = argument
 
 
+class CorruptImage(OSError):
+    """An image that cannot be decoded; the message says its index, its file where that is known, and why."""
+
+
 class MissingData(DataError, FileNotFoundError):
     """Files of a data set that are not where they are looked for."""
 
 
 class CannotStream(DataError):
     """Data that `open_stream` cannot read as they come, and `open_photos` can read by index."""
+
+
+class Made(NamedTuple):
+    """What became of a share of images. images: (b, 3, height, width) of those that could be decoded, targets
+    (b,) and indices likewise; corrupt: {index: why} of the others. Where none could, `images` is one blank
+    image, and `indices` is empty."""
+
+    images: Tensor
+    targets: Tensor
+    indices: list[int]
+    corrupt: dict[int, str]
 
 
 class Wanted(NamedTuple):

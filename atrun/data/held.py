@@ -6,8 +6,7 @@ from torch import Tensor
 
 from atlib.data import Images
 from atlib.loading import loader_of
-from atrun.data.decoding import decode, large_pictures
-from atrun.data.loading import CorruptImage
+from atrun.data.decoding import CorruptImage, decode, large_pictures
 from atrun.data.photos import Photos
 from atrun.data.transforms import Augmentation, in_two
 

@@ -6,12 +6,9 @@ import numpy as np
 import torch
 from PIL import ImageOps
 
-from atlib._util import require_known
 from atlib.data import Images, draw
+from atrun.data.catalogue import open_rows_of
 from atrun.data.decoding import as_rgb, large_pictures
-
-# Where short names live on the hub.
-HUB = {"cifar10": "uoft-cs/cifar10", "cifar100": "uoft-cs/cifar100"}
 
 
 def load(
@@ -25,21 +22,15 @@ def load(
 ) -> Images:
     """Load a split of a data set by name.
 
-    name: "cifar10", "cifar100", any hub id "owner/name", "parquet" or "imagefolder" with a `path`. With a
-    `path`, "cifar10" and hub ids too are read from there, from parquet files named after the split, and no
-    network is used. split: "train", "validation", "test". Where a data set has no validation split, a tenth
-    of "train" becomes it, the same images always, and "train" is the rest; "train+validation" is all. size:
-    the number of images, a random choice by `seed` (None: all). image_size: shorter side resized to it, then
-    centre crop (None: as they are; they must then be of one size).
+    name, path, split: as in `atrun.data.catalogue.open_rows_of`, or "parquet" or "imagefolder" with a `path`.
+    Where a data set has no validation split, a tenth of "train" becomes it, the same images always, and
+    "train" is the rest. size: the number of images, a random choice by `seed` (None: all). image_size:
+    shorter side resized to it, then centre crop (None: as they are; they must then be of one size).
 
     Raises `ValueError` for unknown names, splits and columns, `FileNotFoundError` for a path that is not
     there, `OSError` for a file that cannot be read, and `ConnectionError` for the hub.
     """
-    if "/" not in name:
-        require_known("data set", name, (*HUB, "parquet", "imagefolder"))
-    from atrun.data.hub import open_labelled  # imported here: `datasets` takes seconds
-
-    rows, image_column, label_column = open_labelled(HUB.get(name, name), path, split)
+    rows, image_column, label_column, _ = open_rows_of(name, path, split)
     return images_in_memory(rows, image_column, label_column, size, seed, image_size, f"{name} {split}")
 
 

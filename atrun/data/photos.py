@@ -3,10 +3,11 @@ interface of `atlib.data.Images`, which holds a small set in memory."""
 
 import copy
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.utils.data import BatchSampler, Dataset
 
@@ -15,13 +16,85 @@ from atlib.data import UNLABELLED
 from atlib.loading import Batch, ShardSpec, augmentation_seeds, loader_of, my_batches, my_repeats
 from atlib.pair import Normalisation
 from atrun.data.catalogue import open_rows_of
-from atrun.data.decoding import AS_STORED, DataError, Transform, Wanted, as_stored, make
-from atrun.data.loading import ON_CORRUPT, CorruptImage, Gaps, Made, Share, deliver
+from atrun.data.decoding import AS_STORED, ON_CORRUPT, CorruptImage, DataError, Made, Wanted, as_stored, make
 from atrun.data.transforms import Augmentation
 from atrun.data.views import Views
 
+NAMED = 20  # corrupt images that are warned about one by one
 
-class Photos(Dataset):
+
+class Decoded:
+    """What images by index and images as they come have in common: how they are treated, and which of them
+    could not be decoded. Arguments: as in `Photos`."""
+
+    def __init__(
+        self, classes: Sequence[str], augmentation: Augmentation | Views | None, train: bool, on_corrupt: str
+    ):
+        require_known("on_corrupt", on_corrupt, ON_CORRUPT)
+        self.classes, self.augmentation, self.train = tuple(classes), augmentation, train
+        self.on_corrupt = on_corrupt
+        #: the images that could not be decoded, in training those of the current epoch, {index: why}
+        self.corrupt: dict[int, str] = {}
+        self._warned: set[int] = set()
+
+    @property
+    def normalisation(self) -> Normalisation:
+        """How the images come out."""
+        return AS_STORED if self.augmentation is None else self.augmentation.normalisation
+
+    def note(self, found: dict[int, str]) -> None:
+        """Add to `corrupt`, with a warning for each of the first `NAMED` images, and one when there are more.
+        Raises `CorruptImage` with on_corrupt="raise"."""
+        self.corrupt |= found
+        if found and self.on_corrupt == "raise":
+            index, why = next(iter(found.items()))
+            raise CorruptImage(f"image {index} cannot be decoded ({why}); on_corrupt='skip' leaves it out")
+        for index in sorted(found.keys() - self._warned):  # once for each image, in however many epochs
+            said = f"image {index} cannot be decoded and is left out ({found[index]})"
+            if len(self._warned) == NAMED:
+                said = f"more than {NAMED} images cannot be decoded: others are counted"
+            if len(self._warned) <= NAMED:
+                warnings.warn(said, stacklevel=3)
+            self._warned.add(index)
+
+    def seeds(self, part: ShardSpec, indices: Sequence[int], repeats: Sequence[int]) -> Sequence[int | None]:
+        """The seeds of some images' augmentation, None for none."""
+        if not self.train or self.augmentation is None:
+            return [None] * len(indices)
+        places = (torch.tensor(numbers, dtype=torch.long) for numbers in (indices, repeats))
+        return augmentation_seeds(part, *places).tolist()
+
+    def made(self, wanted: Iterable[Wanted]) -> Made:
+        """Images decoded and treated, as for evaluation where their seed is None."""
+        if (a := self.augmentation) is None:
+            return make(wanted, as_stored)
+
+        def treat(picture: Image.Image, seed: int | None) -> Tensor:
+            return a.evaluate(picture) if seed is None else a.train(picture, seed)
+
+        return make(wanted, treat)
+
+    def deliver(
+        self, make: Callable[[Sequence], Made], shares: Iterable[tuple[Sequence, float]], workers: int
+    ) -> Iterator[Batch]:
+        """One batch for each (what `make` makes images of, weight), in order, made by `workers` processes
+        ahead of time (0: by this one). What cannot be decoded is left out, and its weight falls to the part
+        of the share that is left, so that over all processes every image counts as much as without a gap."""
+        planned: list[tuple[int, float]] = []  # handed to workers, not yet delivered
+
+        def drawn() -> Iterator[Sequence]:
+            for what, weight in shares:
+                planned.append((len(what), weight))
+                yield what
+
+        for made in loader_of(make, drawn(), workers, workers > 0 and torch.cuda.is_available()):
+            count, weight = planned.pop(0)
+            self.note(made.corrupt)
+            left = len(made.indices) / count if count else 0.0
+            yield Batch(made.images, made.targets, made.indices, weight * left)
+
+
+class Photos(Decoded, Dataset):
     """Images on disk with their targets, for training (`epoch`) and evaluation (`loader`). `photos[i]` is one
     (image, target).
 
@@ -29,8 +102,8 @@ class Photos(Dataset):
     names. augmentation: what images go through, in `epoch` as it says for training if `train` (else, and
     everywhere else, as for evaluation), or `atrun.data.views.Views`, of each image several; None: they are
     taken as they are, scaled as `atlib.data.Images` scales, and must be of one size. on_corrupt: what is done
-    with an image that cannot be decoded, "raise" (`CorruptImage`) or "skip"; `corrupt` has those that were
-    met, in training those of the current epoch, {index: why}. workers: processes that `loader` decodes in.
+    with an image that cannot be decoded, "raise" (`CorruptImage`) or "skip". workers: processes that `loader`
+    decodes in.
     """
 
     def __init__(
@@ -45,23 +118,11 @@ class Photos(Dataset):
         on_corrupt: str = "raise",
         workers: int = 0,
     ):
-        require_known("on_corrupt", on_corrupt, ON_CORRUPT)
-        self.rows, self.image_column, self.targets, self.classes = rows, image_column, targets, tuple(classes)
-        self.augmentation, self.train, self.workers = augmentation, train, workers
-        self.gaps = Gaps(on_corrupt)
+        super().__init__(classes, augmentation, train, on_corrupt)
+        self.rows, self.image_column, self.targets, self.workers = rows, image_column, targets, workers
 
     def __len__(self) -> int:
         return len(self.rows)
-
-    @property
-    def corrupt(self) -> dict[int, str]:
-        """The images that could not be decoded, {index: why}."""
-        return self.gaps.corrupt
-
-    @property
-    def normalisation(self) -> Normalisation:
-        """How the images come out."""
-        return AS_STORED if self.augmentation is None else self.augmentation.normalisation
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         images, targets = self.take([index])
@@ -91,48 +152,32 @@ class Photos(Dataset):
     def epoch(self, part: ShardSpec, workers: int = 0) -> Iterator[Batch]:
         """One process's batches of an epoch, decoded by `workers` processes ahead of time (0: by this one).
         Order and augmentation hang on seed, epoch and index alone. `corrupt` begins anew."""
-        self.gaps.corrupt.clear()
-
-        def seeds_of(indices: list[int], repeats: list[int]) -> Sequence[int | None]:
-            if not self.train or self.augmentation is None:
-                return [None] * len(indices)
-            return augmentation_seeds(part, torch.tensor(indices), torch.tensor(repeats)).tolist()
-
+        self.corrupt.clear()
         shares = (
-            Share([*zip(indices, seeds_of(indices, repeats))], weight)
+            ([*zip(indices, self.seeds(part, indices, repeats))], weight)
             for (indices, weight), repeats in zip(my_batches(len(self), part), my_repeats(len(self), part))
         )
-        return deliver(self._make, shares, self.gaps, workers=workers)
+        return self.deliver(self._make, shares, workers)
 
     def select(self, indices: Sequence[int]) -> "Photos":
         """The images at `indices`, in that order, under the same treatment."""
         chosen, index = copy.copy(self), torch.as_tensor(indices, dtype=torch.long)
         chosen.rows, chosen.targets = self.rows.select(index.tolist()), self.targets[index]
-        chosen.gaps = Gaps(self.gaps.on_corrupt)
+        chosen.corrupt, chosen._warned = {}, set()
         return chosen
 
     def _make(self, wanted: Sequence[tuple[int, int | None]]) -> Made:
         """The images at (index, seed of the augmentation); runs in a worker."""
         files = self.rows[[index for index, _ in wanted]][self.image_column]
         asked = zip(wanted, files)
-        entries = [Wanted(index, file, self.targets[index].item(), seed) for (index, seed), file in asked]
-        return make(entries, look_of(self.augmentation))
+        return self.made(Wanted(i, file, self.targets[i].item(), seed) for (i, seed), file in asked)
 
     def _seen(self, indices: Sequence[int]) -> Made:
         return self._make([(index, None) for index in indices])
 
     def _noted(self, made: Made) -> tuple[Tensor, Tensor]:
-        self.gaps.note(made.corrupt)
+        self.note(made.corrupt)
         return made.images[: len(made.indices)], made.targets[: len(made.indices)]
-
-
-def look_of(augmentation: Augmentation | Views | None) -> Transform:
-    """What an image goes through: (picture, seed) to tensor, as for evaluation where the seed is None."""
-    if augmentation is None:
-        return as_stored
-    return lambda picture, seed: (
-        augmentation.evaluate(picture) if seed is None else augmentation.train(picture, seed)
-    )
 
 
 def open_photos(

@@ -4,21 +4,17 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
-import torch
-
 from atlib._util import require_known
 from atlib.data import UNLABELLED
-from atlib.loading import Batch, ShardSpec, augmentation_seeds, my_positions
-from atlib.pair import Normalisation
+from atlib.loading import Batch, ShardSpec, my_positions
 from atrun.data.catalogue import find
-from atrun.data.decoding import DataError, Wanted, make
-from atrun.data.loading import ON_CORRUPT, Gaps, Made, Share, deliver
-from atrun.data.photos import checked_label, look_of, undecoded
+from atrun.data.decoding import DataError, Wanted
+from atrun.data.photos import Decoded, checked_label, undecoded
 from atrun.data.transforms import Augmentation
 from atrun.data.views import Views
 
 
-class PhotoStream:
+class PhotoStream(Decoded):
     """Images that can be read in their order only, for training; any number of processes takes the same
     steps: each reads all rows and decodes its own.
 
@@ -40,44 +36,28 @@ class PhotoStream:
         on_corrupt: str = "raise",
         buffer: int = 4096,
     ):
-        require_known("on_corrupt", on_corrupt, ON_CORRUPT)
-        self.rows, self.count, self.classes = rows, count, tuple(classes)
+        super().__init__(classes, augmentation, train, on_corrupt)
+        self.rows, self.count, self.buffer = rows, count, buffer
         self.image_column, self.label_column = image_column, label_column
-        self.augmentation, self.train, self.buffer = augmentation, train, buffer
-        self.gaps = Gaps(on_corrupt)
 
     def __len__(self) -> int:
         return self.count
-
-    @property
-    def corrupt(self) -> dict[int, str]:
-        """The images of this epoch that could not be decoded, {index: why}."""
-        return self.gaps.corrupt
-
-    @property
-    def normalisation(self) -> Normalisation:
-        """How the images come out."""
-        return self.augmentation.normalisation
 
     def epoch(self, part: ShardSpec, workers: int = 0) -> Iterator[Batch]:
         """One process's batches of an epoch, decoded by `workers` processes ahead of time (0: by this one);
         of the steps before `part.start` rows are read, not decoded. Raises `DataError` where the stream has
         not as many images as was said."""
-        self.gaps.corrupt.clear()
-        return deliver(self._make, self._shares(part), self.gaps, workers=workers)
+        self.corrupt.clear()
+        return self.deliver(self.made, self._shares(part), workers)
 
-    def _shares(self, part: ShardSpec) -> Iterator[Share]:
+    def _shares(self, part: ShardSpec) -> Iterator[tuple[Sequence[Wanted], float]]:
         """What this process decodes in every step of the epoch, as rows of the stream."""
         shuffled = self.rows.shuffle(seed=part.seed, buffer_size=self.buffer)
         shuffled.set_epoch(part.epoch)
         images, at, row = iter(shuffled), -1, {}
         for positions, weight in my_positions(self.count, part):
-            seeds: Sequence[int | None] = [None] * len(positions)
-            if self.train:
-                places = torch.tensor(positions, dtype=torch.long)
-                seeds = augmentation_seeds(part, places, places % part.repeats).tolist()
-            wanted = []
-            for position, seed in zip(positions, seeds):
+            wanted, repeats = [], [position % part.repeats for position in positions]
+            for position, seed in zip(positions, self.seeds(part, positions, repeats)):
                 while at < position // part.repeats:
                     at, row = at + 1, next(images, None)
                     if row is None:
@@ -88,15 +68,11 @@ class PhotoStream:
                 if self.label_column is not None:
                     label = checked_label(row[self.label_column], self.classes, at)
                 wanted.append(Wanted(position, row[self.image_column], label, seed))
-            yield Share(wanted, weight)
+            yield wanted, weight
         # of other processes, after this one's last
         expected = self.count - at - 1
         if part.repeats == 1 and at >= 0 and sum(1 for _ in islice(images, expected + 1)) > expected:
             raise DataError(f"the stream has more than the announced {self.count} images: count=", "count")
-
-    def _make(self, wanted: Sequence[Wanted]) -> Made:
-        """Runs in a worker."""
-        return make(wanted, look_of(self.augmentation))
 
 
 def open_stream(

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from atlib.checkpoint import count, normalisation_said
 from atlib.maps import Grid
-from atlib.pair import Normalisation, image_size_of
+from atlib.pair import IMAGENET, Normalisation, image_size_of
 from atlib.vit import Architecture, check_activation
 from atrun.teachers.files import Weights, normalisation_beside
-from atrun.teachers.layouts import UNNEEDED, Encoder, Layout, find_encoder, prefix_and_grid, prefix_of
+from atrun.teachers.names import UNNEEDED, Encoder, find_encoder, prefix_and_grid
 
 OF_TIMM = ("model.safetensors", "pytorch_model.bin")  # as timm's `save_for_hf` calls a file of weights
 AFTER_THE_BLOCKS = ("norm.", "fc_norm.", "attn_pool.")  # no attention map depends on these
@@ -61,18 +61,18 @@ class Teacher(NamedTuple):
 
 
 def normalisation_of(
-    architecture: str | None, weights: Weights, layout: Layout, path: Path
+    architecture: str | None, weights: Weights, encoder: Encoder, path: Path
 ) -> tuple[Normalisation | None, str]:
     """How images are normalised for a file's ViT, and what says so: its header, a JSON file beside it, the
-    timm name that was given, or the code whose layout it has; (None, "") where nothing does."""
+    timm name that was given, or the code that writes such files; (None, "") where nothing does."""
     if (said := normalisation_said(weights.header)) is not None:
         return said, "its file says so"
     said, by_whom = normalisation_beside(path)
     if said is None and architecture is not None and "." in architecture:
         said = Normalisation.of(on_meta(Architecture(architecture)))
         by_whom = f"as timm says of {architecture}"
-    if said is None and layout.normalisation is not None:
-        return layout.normalisation, "as the code that writes such files does"
+    if said is None and encoder.writer:
+        return IMAGENET, "as the code that writes such files does"
     return said, by_whom if said is not None else ""
 
 
@@ -85,7 +85,12 @@ def architecture_said(weights: Weights, path: Path) -> Architecture | None:
             config = json.loads((path.parent / "config.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return None
-        said = of_timms_config(config)
+    name, trained = config.get("architecture"), config.get("pretrained_cfg") or {}
+    if isinstance(name, str) and timm.is_model(name):
+        arguments = dict(config.get("model_args") or {})
+        if trained.get("fixed_input_size"):  # timm takes it from there
+            arguments = {"img_size": trained["input_size"][1:]} | arguments
+        said = {"name": name, "overrides": arguments}
     if said is None:
         return None
     try:
@@ -95,42 +100,26 @@ def architecture_said(weights: Weights, path: Path) -> Architecture | None:
         on_meta(native)
     except Exception as error:  # a header may hold anything, and timm raises half a dozen kinds
         raise ValueError(f"its header or config.json cannot be built ({error})") from error
-    tag = (config.get("pretrained_cfg") or {}).get("tag")
     if config:
-        check_activation(f"{native.name}.{tag}", native.overrides)
+        check_activation(f"{native.name}.{trained.get('tag')}", native.overrides)
     return native
-
-
-def of_timms_config(said: dict) -> dict | None:
-    """Name and arguments in a `config.json` of timm's; None where it names no model of timm's."""
-    name, trained = said.get("architecture"), said.get("pretrained_cfg") or {}
-    if not isinstance(name, str) or not timm.is_model(name):
-        return None
-    arguments = dict(said.get("model_args") or {})
-    if trained.get("fixed_input_size") and "img_size" not in arguments:  # as timm takes it from there
-        arguments["img_size"] = trained["input_size"][1:]
-    return {"name": name, "overrides": arguments}
 
 
 def encoder_for(weights: Weights, native: Architecture) -> Encoder:
     """The weights of a known architecture in a file, by timm's names. Raises `ValueError` where there is no
     ViT."""
     model = on_meta(headless(native, None))
-    own = model.state_dict().keys()
     if not any("visual.class_embedding" in name for name in weights.tensors):
-        prefix = prefix_of(weights.tensors) if "encoder.pos_embedding" not in weights.tensors else ""
-        names = {name.removeprefix(prefix): name for name in weights.tensors if name.startswith(prefix)}
-        if all(name in names for name in own if not name.startswith(AFTER_THE_BLOCKS)):
-            taken = {ours: name for ours, name in names.items() if ours in own}
-            state = {ours: weights.tensors[name] for ours, name in taken.items()}
-            unused = [name for name in weights.tensors if name not in taken.values()]
-            return Encoder(Layout("timm's names"), state, taken, unused)
+        as_they_are = find_encoder(weights, names=())
+        needed = (name for name in model.state_dict() if not name.startswith(AFTER_THE_BLOCKS))
+        if all(name in as_they_are.state for name in needed):
+            return as_they_are
         if not isinstance(model, Eva | Beit):
             return find_encoder(weights)
     with contextlib.redirect_stdout(None):  # timm prints which biases of DINOv3 it leaves out
         state = sys.modules[type(model).__module__].checkpoint_filter_fn(dict(weights.tensors), model)
     state = {name: value for name, value in state.items() if not UNNEEDED.match(name)}
-    return Encoder(Layout(f"converted by timm to {native.name}"), state, {name: name for name in state}, [])
+    return Encoder(state, [], f"converted by timm to {native.name}")
 
 
 def headless(native: Architecture, image_size: int | None) -> Architecture:
@@ -145,9 +134,8 @@ def fill(
     """The ViT with the encoder's weights in it, positions resized; the names it misses; and how positions
     were resized. Raises `ValueError` for what does not fit, but for what comes after the blocks."""
     check_image_size(native, image_size)
-    vit = on_meta(headless(native, image_size))  # weights are made once it is known that all fits
-    own, state, resized = vit.state_dict(), dict(encoder.state), None
-    if "pos_embed" in state and "pos_embed" in own:
+    vit, state, resized = headless(native, image_size).build(), dict(encoder.state), None
+    if "pos_embed" in state and getattr(vit, "pos_embed", None) is not None:
         prefix = 0 if getattr(vit, "no_embed_class", False) else vit.num_prefix_tokens
         grid_from, grid_to = grid_of(native), tuple(vit.patch_embed.grid_size)
         # A named architecture may be of another size than the file.
@@ -158,20 +146,15 @@ def fill(
         resized = told(grid_from, grid_to)
         if resized is not None:
             state["pos_embed"] = resized_positions(state["pos_embed"], prefix, grid_from, grid_to)
-    missing = [name for name in own if name not in state]
-    wrong = [
-        f"{name} is {tuple(state[name].shape)}, not {tuple(value.shape)}"
-        for name, value in own.items()
-        if name in state and state[name].shape != value.shape
-    ]
-    wrong += [f"{name} is missing" for name in missing if not name.startswith(AFTER_THE_BLOCKS)]
-    left = [name for name in state if name not in own and not name.startswith(AFTER_THE_BLOCKS)]
-    wrong += [f"there is no place for {encoder.names[name]}" for name in left]
+    try:
+        missing, left = vit.load_state_dict(state, strict=False)
+    except RuntimeError as error:  # other shapes
+        raise ValueError(f"{encoder.source}: {error}: name another model with architecture=") from error
+    wrong = [f"{name} is missing" for name in missing if not name.startswith(AFTER_THE_BLOCKS)]
+    wrong += [f"there is no place for {name}" for name in left if not name.startswith(AFTER_THE_BLOCKS)]
     if wrong:
         listed = f"{'; '.join(wrong[:4])}; {len(wrong)} in all"
-        raise ValueError(f"{encoder.layout.name}: {listed}: name another model with architecture=")
-    vit = headless(native, image_size).build()
-    vit.load_state_dict(state, strict=False)
+        raise ValueError(f"{encoder.source}: {listed}: name another model with architecture=")
     return vit, missing, resized
 
 

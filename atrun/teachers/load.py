@@ -22,8 +22,14 @@ from atrun.teachers.build import (
     told,
 )
 from atrun.teachers.files import normalisation_beside, read_weights
-from atrun.teachers.folders import is_pretrained_folder, read_folder
-from atrun.teachers.layouts import Encoder, dinov3, find_encoder, infer_architecture
+from atrun.teachers.names import (
+    Encoder,
+    dinov3,
+    find_encoder,
+    infer_architecture,
+    is_pretrained_folder,
+    read_folder,
+)
 
 # A name that ends like this is meant as a file, also when there is none.
 SUFFIXES = (".pth", ".pt", ".tar", ".bin", ".ckpt", ".safetensors", ".zip", ".pkl")
@@ -176,7 +182,7 @@ def _from_file(path: Path, image_size: int | None, heads: int | None, architectu
         if native is None:
             native, assumed = infer_architecture(encoder, heads)
             guessed = assumed[0] if heads is None else ""
-        normalisation = normalisation_of(architecture, weights, encoder.layout, path)
+        normalisation = normalisation_of(architecture, weights, encoder, path)
         teacher = _filled(path, native, encoder, image_size, normalisation, assumed)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
@@ -197,14 +203,14 @@ def _filled(
     vit, missing, resized = fill(native, encoder, image_size)
     images, normalised = normalisation
     attach(vit, images)
-    taken = encoder.names.keys() & vit.state_dict().keys()
+    own = vit.state_dict()
     return Teacher(
         vit.eval(),
         str(path),
         headless(native, image_size),
-        encoder.layout.name,
-        used=len(taken),
-        unused=[*encoder.unused, *(name for ours, name in encoder.names.items() if ours not in taken)],
+        encoder.source,
+        used=len(encoder.state.keys() & own.keys()),
+        unused=[*encoder.unused, *(name for name in encoder.state if name not in own)],
         resized=resized,
         missing=missing,
         assumed=assumed,

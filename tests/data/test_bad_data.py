@@ -17,8 +17,7 @@ from atlib.loading import ShardSpec
 from atlib.vit import create_vit
 from atrun.data import Augmentation
 from atrun.data.catalogue import find
-from atrun.data.decoding import DataError, decode
-from atrun.data.loading import CorruptImage
+from atrun.data.decoding import CorruptImage, DataError, decode
 from atrun.data.natural_shifts import IMAGENET, IMAGENET_A
 from atrun.data.photos import open_photos
 from atrun.data.stream import PhotoStream, open_stream
@@ -149,6 +148,7 @@ BAD = {
     },
     (OSError, None): {
         "a file that is not there": lambda here: find(here / "some.parquet"),
+        "half a file": lambda here: opened(text(here, "test.parquet", "PAR1")),
         "no saved data": lambda here: opened(text(here, "state.json", "{}")),
     },
     (CorruptImage, None): {

@@ -14,8 +14,7 @@ from atbook.worlds.scenes import SceneWorld, generate_scenes, scene_objects
 from atfamily.detection.objects import Found, ObjectImages, Objects
 from atlib.pair import IMAGENET
 from atrun.data.coco import CocoObjects, Placed, place_objects
-from atrun.data.decoding import DataError, MissingData
-from atrun.data.loading import CorruptImage
+from atrun.data.decoding import CorruptImage, DataError, MissingData
 from tests.detection.coco_folder import export_coco
 
 pytest.importorskip("pycocotools", reason="needs pycocotools, the extra 'detection'")

@@ -2,14 +2,12 @@
 real CIFAR-10 where present."""
 
 import datasets
-import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from atrun.data import load
 from atrun.data.hub import open_labelled
-from tests.picture_files import CLASSES, encoded, index_of, rows
+from tests.picture_files import index_of, rows
 
 
 def write(folder, split, indices, name=None, **options):
@@ -30,19 +28,6 @@ def folder(tmp_path):
     write(tmp_path / "set" / "data", "train", range(60, 100), "train-00001-of-00002.parquet")
     write(tmp_path / "set" / "data", "test", range(300, 312), "test-00000-of-00001.parquet")
     return tmp_path / "set"
-
-
-def test_parquet_in_the_hubs_layout(tmp_path):
-    noise = np.random.default_rng(0).integers(0, 255, (12, 6, 4, 3), dtype=np.uint8)
-    files = [{"bytes": encoded(Image.fromarray(pixels)), "path": None} for pixels in noise]
-    write(tmp_path / "data", "train", range(3), "train-00000-of-00001.parquet")
-    write(tmp_path / "data", "test", range(12), "test-00000-of-00001.parquet", files=files)
-    images = load("cifar10", tmp_path, split="test")
-    assert np.array_equal(images.pixels.permute(0, 2, 3, 1).numpy(), noise)
-    assert (
-        images.targets.tolist() == [index % 3 for index in range(12)] and images.targets.dtype == torch.int64
-    )
-    assert images.classes == tuple(CLASSES)
 
 
 def test_a_tenth_of_train_is_held_out_as_validation(folder):
@@ -100,24 +85,6 @@ def test_folders_that_may_be_meant_as_splits_are_named(tmp_path):
     folders_of(tmp_path / "three", "val/bus", "valid/bus")
     with pytest.raises(ValueError):
         open_labelled("imagefolder", tmp_path / "three", "validation")
-
-
-def test_numbers_without_names_name_themselves(tmp_path):
-    """Also where the largest class is the only one that is there."""
-    write(tmp_path, "test", [2, 5], label=datasets.Value("int64"))
-    images = load("parquet", tmp_path, split="test")
-    assert images.classes == ("0", "1", "2") and images.targets.tolist() == [2, 2]
-
-
-@pytest.mark.parametrize("damage", ["cut off", "garbled"])
-def test_damaged_files_are_named_and_left_alone(folder, damage):
-    path = folder / "data" / "train-00001-of-00002.parquet"
-    good = path.read_bytes()
-    garbled = good[:4] + bytes(len(good) - 200) + good[-196:]
-    path.write_bytes(content := garbled if damage == "garbled" else good[: len(good) // 2])
-    with pytest.raises(OSError):
-        load("parquet", folder)
-    assert path.read_bytes() == content
 
 
 def test_no_network_says_what_would_have_been_downloaded(monkeypatch, no_network):

@@ -91,21 +91,6 @@ def test_imagenet_a_with_ids_as_class_names(tmp_path):
     assert opened.images.classes == IMAGENET.names and opened.classes == IMAGENET_A.classes
 
 
-@pytest.mark.parametrize(
-    "name, folders, wanted",
-    [
-        ("imagenetv2", ["0", "10", "2", "999"], [0, 10, 2, 999]),
-        ("imagenet-a", ["n01498041", "n12267677"], [6, 988]),
-    ],
-)
-def test_the_authors_folders(tmp_path, name, folders, wanted):
-    for value, folder in enumerate(folders):
-        (tmp_path / folder).mkdir()
-        picture(value).save(tmp_path / folder / "one.png")
-    opened = open_shifted(name, tmp_path)
-    assert dict(zip(rows_in(opened), opened.targets.tolist())) == dict(enumerate(wanted))
-
-
 def test_reassessed_labels_go_by_file_name_and_leave_out_the_unlabelled(tmp_path):
     """Against timm's own evaluator."""
     numbers = [3, 50000, 1, 2, 16, 22, 5]  # not in order; the published list has no label for images 1 and 22

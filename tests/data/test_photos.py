@@ -13,7 +13,7 @@ from torchvision.transforms import functional as vision
 from atlib.evaluate import evaluate
 from atlib.recipe import Recipe
 from atlib.train import train
-from atrun.data.loading import CorruptImage
+from atrun.data.decoding import CorruptImage
 from atrun.data.photos import open_photos
 from atrun.data.stream import open_stream
 from tests.helpers import same

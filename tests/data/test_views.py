@@ -4,30 +4,11 @@ import numpy as np
 import torch
 from PIL import Image
 
-from atbook.worlds import glyph_images, glyphs
-from atlib.loading import ShardSpec
 from atrun.data import Augmentation
 from atrun.data.views import Look, Views, looks, small_views
 
 STILL = {"flip": 0.0, "jitter": (0.0, 0.0, 0.0, 0.0), "grey": 0.0}
 SEEDS = torch.arange(64) * 7919
-
-
-def scene(count=40):
-    return glyph_images(glyphs.generate("train", count))
-
-
-def batches(data, **changes):
-    return list(data.epoch(ShardSpec(3, 1, 8)._replace(**changes)))
-
-
-def test_views_come_beside_each_other():
-    data = scene().with_augment(small_views(looks((0.2, 1.0), local=3)))
-    found = batches(data)
-    assert [tuple(batch.images.shape) for batch in found] == [(8, 5, 3, 32, 32)] * 5
-    views = found[0].images
-    assert all((views[:, i] - views[:, j]).abs().mean() > 0.05 for i in range(5) for j in range(i))
-    assert not torch.equal(batches(data, epoch=2)[0].images, views)
 
 
 def test_a_view_of_the_whole_is_the_image():

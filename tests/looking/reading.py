@@ -5,11 +5,22 @@ import json
 import re
 
 import numpy as np
+import torch
+
+from atrun.looking import Preparation
+
+AS_IT_IS = Preparation((32, 32), (0.5,) * 3, (0.25,) * 3)
 
 
-def content_of(shown) -> dict:
-    """The data of a block of HTML."""
-    (text,) = re.findall(r'<script type="application/json">(.*?)</script>', shown.html(), re.DOTALL)
+def picture(height=32, width=32, seed=5):
+    return torch.randint(256, (3, height, width), generator=torch.Generator().manual_seed(seed)).to(
+        torch.uint8
+    )
+
+
+def content_of(page: str) -> dict:
+    """The data of a block or a page of HTML."""
+    (text,) = re.findall(r'<script type="application/json">(.*?)</script>', page, re.DOTALL)
     return json.loads(text)
 
 

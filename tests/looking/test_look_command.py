@@ -1,6 +1,5 @@
 """`python -m atlib look`: from a file of weights and a picture to one page that needs nothing else."""
 
-import json
 import re
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from atlib.checkpoint import save_bundle, save_vit
 from atlib.vit import Architecture
 from atrun.__main__ import main
 from tests.helpers import SMALL_VIT, randomise
+from tests.looking.reading import content_of
 from tests.run.test_generic import photographs as photographs  # a fixture
 
 
@@ -33,11 +33,6 @@ def folder(tmp_path, small_vit):
     return tmp_path
 
 
-def content(page) -> dict:
-    (text,) = re.findall(r'<script type="application/json">(.*?)</script>', page.read_text(), re.DOTALL)
-    return json.loads(text)
-
-
 def test_a_page_from_a_file_and_a_picture(folder, capsys):
     out = folder / "new" / "page.html"
     assert main(["look", f"{folder}/says.safetensors", f"{folder}/photo.png", "--out", str(out)]) == 0
@@ -45,7 +40,7 @@ def test_a_page_from_a_file_and_a_picture(folder, capsys):
     assert str(out) in said and "MB" in said
     assert "mean 0.1, 0.2, 0.3" in said and "as its file says" in said
     page = out.read_text()
-    assert [model["name"] for model in content(out)["models"]] == ["says"]
+    assert [model["name"] for model in content_of(out.read_text())["models"]] == ["says"]
     assert not re.search(r"""(src|href)=["'](?!data:)""", page.split("<script type")[0])
     assert not re.search(r"\beval\b|new Function|import\(|fetch\(|https?://", page)
 
@@ -55,7 +50,7 @@ def test_two_models_another_size_and_other_options(folder, capsys):
     options = "--size 64 --layers 0 2 --only-heads 1 --mean 0.5 0.5 0.5 --crop 1 --squash".split()
     files = [f"{folder}/{name}.safetensors" for name in ("plain", "says")]
     assert main(["look", *files, f"{folder}/photo.png", "--out", str(out), *options]) == 0
-    models = content(out)["models"]
+    models = content_of(out.read_text())["models"]
     assert [model["grid"] for model in models] == [[8, 8], [8, 8]]
     assert all([one["layer"] for one in model["layers"]] == [0, 2] for model in models)
     said = capsys.readouterr().out
@@ -86,7 +81,7 @@ def test_a_runs_folder_and_a_folder_of_timm_and_several_pictures(folder, monkeyp
     save_for_hf(model, timm_folder, model_args=arguments, safe_serialization=True)
     Image.new("RGB", (40, 40)).save("second.jpg")
     assert main(["look", "photo.png", "run", f"local-dir:{timm_folder}", "second.jpg", "--size", "32"]) == 0
-    page = content(folder / "look-photo.html")
+    page = content_of((folder / "look-photo.html").read_text())
     assert page["pictures"] == ["photo.png", "second.jpg"] and len(page["more"]) == 1
     assert [len(model["layers"]) for model in page["models"]] == [1, 1]
 

@@ -135,7 +135,7 @@ def colours(page, selector, cell):
 
 
 def test_scales_are_labelled_and_mean_what_they_say(opened, vit, pixels):
-    (model,) = content_of(look({"It": vit}, pixels, preparation=PREPARATION))["models"]
+    (model,) = content_of(look({"It": vit}, pixels, preparation=PREPARATION).html())["models"]
     rows = rows_of(model)
 
     def top(address):

@@ -7,17 +7,10 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from atlib import Instead, look, walk
-from atrun.looking import Preparation
 from atrun.looking.panels import components, gradients, outliers
 from atrun.looking.picture import panels_of
 from atrun.looking.preparation import prepare
-from tests.looking.reading import bound
-
-AS_IT_IS = Preparation((32, 32), (0.5,) * 3, (0.25,) * 3)
-
-
-def picture(seed=5):
-    return torch.randint(256, (3, 32, 32), generator=torch.Generator().manual_seed(seed)).to(torch.uint8)
+from tests.looking.reading import AS_IT_IS, bound, picture
 
 
 def test_norms_and_components_are_those_of_the_stream(small_vit):
@@ -77,10 +70,10 @@ def test_gradients_are_those_of_differences(small_vit, classes):
 
 def test_arrays_and_pictures_are_saved(small_vit, tmp_path):
     vit = small_vit()
-    shown = look({"it": vit}, {"one": picture(), "two": picture(6)}, preparation=AS_IT_IS)
+    shown = look({"it": vit}, {"one": picture(), "two": picture(seed=6)}, preparation=AS_IT_IS)
     arrays = load_file(shown.save(tmp_path / "maps.safetensors"))
     with torch.no_grad():
-        map = walk(vit, prepare(picture(6), AS_IT_IS).pixels).layers[2].map[0, 1].double().numpy()
+        map = walk(vit, prepare(picture(seed=6), AS_IT_IS).pixels).layers[2].map[0, 1].double().numpy()
     found = arrays["two/it/layer 2/head 1"].double().numpy()
     assert arrays["two/it/queries"].tolist() == [*range(17)]
     assert all((np.abs(found[row] - map[row]) <= bound(map[row]) + 1e-6).all() for row in range(17))

@@ -4,19 +4,13 @@ import base64
 
 import numpy as np
 import pytest
+import timm
 import torch
 
 from atlib import AttentionTransfer, Plan, Unwalkable, look, walk
-from atrun.looking import Preparation
 from atrun.looking.preparation import prepare
 from atrun.looking.rows import quantise
-from tests.looking.reading import bound, content_of, rows_of
-
-AS_IT_IS = Preparation((32, 32), (0.5,) * 3, (0.25,) * 3)
-
-
-def picture(height=32, width=32):
-    return torch.randint(256, (3, height, width), generator=torch.Generator().manual_seed(5)).to(torch.uint8)
+from tests.looking.reading import AS_IT_IS, bound, content_of, picture, rows_of
 
 
 def shares(vit, preparation=AS_IT_IS):
@@ -53,21 +47,27 @@ def test_the_quantisers_error_is_within_its_bound():
     np.testing.assert_allclose(back.max(-1), exact.max(-1), rtol=1e-7)
 
 
-VITS = {
-    "only registers": {"class_token": False, "global_pool": "avg", "reg_tokens": 2, "no_embed_class": True},
-    "distillation token": {"distilled": True},
-    "wide": {"img_size": (16, 40)},
+VITS = {  # the names of prefix tokens: arguments
+    ("register 0", "register 1"): {
+        "class_token": False,
+        "global_pool": "avg",
+        "reg_tokens": 2,
+        "no_embed_class": True,
+    },
+    ("class token", "distillation token"): {"distilled": True},
+    ("class token",): {"img_size": (16, 40)},
 }
 
 
-@pytest.mark.parametrize("changes", VITS.values(), ids=VITS)
-def test_rows_are_those_of_the_walk(small_vit, changes):
+@pytest.mark.parametrize("prefix", VITS)
+def test_rows_are_those_of_the_walk(small_vit, prefix):
+    changes = VITS[prefix]
     vit = small_vit(**changes)
     preparation = AS_IT_IS._replace(size=tuple(vit.patch_embed.img_size))
     shown = look({"it": vit}, picture(*preparation.size), preparation=preparation)
-    (model,) = content_of(shown)["models"]
+    (model,) = content_of(shown.html())["models"]
     assert model["grid"] == list(vit.patch_embed.grid_size)
-    assert len(model["prefix"]) == vit.num_prefix_tokens
+    assert model["prefix"] == list(prefix)
     maps, found = shares(vit, preparation), rows_of(model)
     rolled = longhand_rollout(maps)
     N = maps[0].shape[-1]
@@ -92,7 +92,7 @@ def assert_heads(found, maps, layers):
 
 
 def rows_of_one(model):
-    return rows_of(content_of(look({"it": model}, picture(), preparation=AS_IT_IS))["models"][0])
+    return rows_of(content_of(look({"it": model}, picture(), preparation=AS_IT_IS).html())["models"][0])
 
 
 def test_half_precision_and_the_mode_a_model_was_in(small_vit):
@@ -113,7 +113,7 @@ def test_a_copying_pair_shows_its_teachers_maps(small_vit):
 def test_fewer_layers_and_heads_and_mean_and_rollout_stay_whole(small_vit):
     vit = small_vit()
     shown = look({"it": vit}, picture(), preparation=AS_IT_IS, layers=[2, 0], heads=[1])
-    (model,) = content_of(shown)["models"]
+    (model,) = content_of(shown.html())["models"]
     assert model["layers"] == [{"layer": 0, "heads": [1]}, {"layer": 2, "heads": [1]}]
     maps, found = shares(vit), rows_of(model)
     for layer in (0, 2):
@@ -128,7 +128,7 @@ def test_rows_that_do_not_fit_are_those_of_patches_and_the_page_says_so(small_vi
     preparation = AS_IT_IS._replace(size=(72, 72))
     room = 0.1
     shown = look({"it": vit}, picture(72, 72), preparation=preparation, megabytes=room)
-    (model,) = content_of(shown)["models"]
+    (model,) = content_of(shown.html())["models"]
     assert model["down"] == model["across"] == [1, 3, 5, 7], "every second of nine"
     coarse = model["coarse"]
     assert sum(len(one[name]) for one in (model, coarse) for name in ("levels", "largest")) <= room * 1e6
@@ -149,7 +149,7 @@ def test_rows_that_do_not_fit_are_those_of_patches_and_the_page_says_so(small_vi
         stored = largest[layer, 2, patch] * codes[layer, 2, patch] ** 2
         assert (np.abs(stored - expected) <= bound(expected) + 1e-6).all()
     whole = look({"it": vit}, picture(72, 72), preparation=preparation, megabytes=1)
-    assert "Left out" not in " ".join(whole.notes) and "coarse" not in content_of(whole)["models"][0]
+    assert "Left out" not in " ".join(whole.notes) and "coarse" not in content_of(whole.html())["models"][0]
 
 
 @pytest.mark.parametrize("options", [{"layers": [3]}, {"heads": [-1]}, {"megabytes": 0.0001}])
@@ -166,3 +166,11 @@ def test_what_cannot_be_walked_or_is_not_finite_is_refused(small_vit):
         vit.blocks[1].attn.qkv.weight[0, 0] = float("nan")
     with pytest.raises(ValueError):
         look(vit, picture(), preparation=AS_IT_IS)
+
+
+def test_naflex_has_a_page():
+    model = timm.create_model("naflexvit_base_patch16_gap", depth=1, num_classes=0).eval()
+    (rows, prepared), *_ = look(model, picture(90, 140)).models.values()
+    down, across = rows.tokens.grid
+    assert prepared.pixels.shape[-2:] == (16 * down, 16 * across)
+    assert rows.levels.shape[1] == down * across + len(rows.tokens.prefix)

@@ -21,7 +21,7 @@ from atrun import generic
 from atrun.build import build
 from atrun.config import read_config, write_config
 from atrun.configure import configure
-from atrun.data.loading import CorruptImage
+from atrun.data.decoding import CorruptImage
 from atrun.log import read_log
 from atrun.record import read_record
 from atrun.runner import start

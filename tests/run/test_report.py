@@ -4,7 +4,6 @@ import re
 import shlex
 from html import unescape
 from pathlib import Path
-from types import SimpleNamespace
 from unittest.mock import Mock
 
 import torch
@@ -67,7 +66,7 @@ def test_the_page_of_a_run(tmp_path, photographs, monkeypatch):
         "batch_size 16: " in page and page.count("<svg") == page.count('src="data:image/png;base64,') - 1 == 1
     )
     # student and teacher can be clicked through, on the first image of the evaluation
-    student, teaching = content_of(SimpleNamespace(html=lambda: page))["models"]
+    student, teaching = content_of(page)["models"]
     assert (student["name"], teaching["name"]) == ("student", "teacher")
     pixels = images.take([0])[0]
     for model, stored in ((found.student, student), (load_teacher(teacher, quiet=True).vit, teaching)):

@@ -11,7 +11,7 @@ from timm.models import save_for_hf
 
 from atlib import load_teacher, walk
 from atlib.pair import IMAGENET
-from atrun.teachers.folders import KINDS
+from atrun.teachers.names import KINDS
 from tests.helpers import random_images, randomise
 from tools.other_libraries import models
 
