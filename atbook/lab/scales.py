@@ -16,8 +16,8 @@ from torch import nn
 from atbook.lab.other_images import other_of_class
 from atbook.lab.pacs import DOMAINS, load_pacs
 from atbook.lab.tuning import ABOVE_GUESSING, Ladder, Range
-from atbook.worlds import glyph_images, glyphs, mosaics, pretext
-from atbook.worlds.phrases import Language, generate_phrases, phrase_sentences
+from atbook.worlds import glyph_images, glyphs, mosaics, phrases, pretext
+from atbook.worlds.phrases import generate_phrases, phrase_sentences
 from atbook.worlds.scenes import SceneWorld, generate_scenes, scene_images, scene_objects
 from atfamily.contrast import MomentumPair
 from atfamily.detection.objects import ObjectImages
@@ -498,8 +498,8 @@ class Translator(NamedTuple):
     overrides: Mapping = {}
 
     def build(self) -> EncoderDecoder:
-        words = {"words_in": Language().source_words, "words_out": Language().target_words}
-        sizes = {"width": 64, "depth": 2, "heads": 4, "hidden": 256, "longest": Language().most_source}
+        words = {"words_in": phrases.SOURCE_WORDS, "words_out": phrases.TARGET_WORDS}
+        sizes = {"width": 64, "depth": 2, "heads": 4, "hidden": 256, "longest": phrases.MOST_SOURCE}
         return EncoderDecoder(**words | sizes | self.overrides)
 
 
@@ -510,7 +510,6 @@ class SentenceScale(Scale):
     to look reads the sentence with other markers, whose words are translated in another order."""
 
     unlabelled: int = 20_000  # that a teacher learns from
-    world: Language = Language()
     held_out_sizes: Mapping[str, int | None] = field(
         default_factory=lambda: {"validation": 500, "test": 1000}
     )
@@ -520,11 +519,11 @@ class SentenceScale(Scale):
         return self._images("unlabelled", self.unlabelled, seed)
 
     def _images(self, split: str, size: int | None, seed: int, twin: str | None = None) -> Sentences:
-        drawn = generate_phrases(split, size, seed, self.world)
+        drawn = generate_phrases(split, size, seed)
         if twin is None:
             return phrase_sentences(drawn)
         require_known("twin", twin, ("order",))
-        return phrase_sentences(drawn, generate_phrases(split, size, seed, self.world, other_order=True))
+        return phrase_sentences(drawn, generate_phrases(split, size, seed, other_order=True))
 
 
 def place_of_training() -> str:
@@ -558,7 +557,7 @@ def with_blanks(images: Images) -> Images:
 
 
 # the names, without what they stand for: those whose students are classifiers, and all
-CLASSIFYING = ("find", "match", "cifar10-cpu", "pacs", "cifar10", "cifar10-toy")
+CLASSIFYING = ("find", "match", "cifar10-cpu", "pacs", "cifar10")
 # with a teacher that others have trained
 PUBLISHED = ("real-cifar10", "real-pacs", "real-cifar10-98px")
 # the same with all labels and students as large as their teacher
@@ -690,20 +689,6 @@ def scales(data: Path | None = None) -> dict[str, Any]:
             path=data,
         ),
         on_gpu,
-        # The same on a CPU in a minute, to try it out: what it records means nothing.
-        replace(
-            on_gpu,
-            name="cifar10-toy",
-            methods=("scratch", "fine-tune", "copy-other-class-twin"),
-            student=Architecture("cifar", {"depth": 2}),
-            pretraining=replace(recipes.MAE, steps=4, batch_size=16),
-            training=replace(recipes.STUDENT, steps=2, batch_size=8),
-            labels=100,
-            unlabelled=32,
-            held_out_sizes={"validation": None, "test": 100},
-            worth=Worth(gain=-1.0, evenness=1.1),
-            keep_every=1,
-        ),
         # For 2 CPU cores: 15 passes over 2,000 labelled images, by students as deep as the teacher, with its
         # heads and its LayerScale, but 96 wide.
         published,
