@@ -24,7 +24,7 @@ SPLITS = []  # what was asked for, in order
 class ToyScale(GlyphScale):
     def held_out(self, split, twin=None):
         SPLITS.append(split)
-        return self._draw(split, 40, 0, twin)
+        return self._images(split, 40, 0, twin)
 
 
 TRIALS = grid(lr=(1e-3, 1e-2))

@@ -151,12 +151,6 @@ def one_left_out(p: Tensor) -> Tensor:
     return torch.stack([torch.cat([p[:b], p[b + 1 :]]).mean(0) for b in range(len(p))])
 
 
-def by_weights(p: Tensor) -> Tensor:
-    """The same as a matrix of weights, 0 on its diagonal."""
-    B = len(p)
-    return torch.einsum("bc,chij->bhij", (1 - torch.eye(B).to(p)) / (B - 1), p)
-
-
 # --- 4.4 ---
 
 Batches = list[tuple[Tensor, Tensor]]
@@ -262,7 +256,7 @@ EXERCISES = (
             "a batch of 4": lambda: (maps(4, 2, 5, 5),),
             "a batch of 2": lambda: (maps(2, 3, 4, 4, seed=1),),
         },
-        also_right=(one_left_out, by_weights),
+        also_right=(one_left_out,),
         wrong={
             "An image's own map is part of its mean: what it says of this image is still there,"
             " in a B-th of its strength. Leave it out.": lambda p: p.mean(0, keepdim=True).expand_as(p),

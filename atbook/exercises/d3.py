@@ -11,7 +11,7 @@ from torch import Tensor
 from atbook.exercises.inputs import maps, normal
 from atbook.exercises.judging import Exercise, told
 from atfamily.measures.cka import MinibatchCKA
-from atlib.analysis import StreamingDivergence, jensen_shannon
+from atlib.analysis import jensen_shannon
 
 Hsic = Callable[[Tensor, Tensor], Tensor]
 
@@ -44,13 +44,6 @@ def ratio(x: Tensor, y: Tensor, hsic: Hsic) -> Tensor:
 def unbiased_cka(x: Tensor, y: Tensor) -> Tensor:
     """CKA from HSIC₁."""
     return ratio(x, y, hsic_1)
-
-
-def by_atlib(x: Tensor, y: Tensor) -> float:
-    """The same, by atlib."""
-    cka = MinibatchCKA()
-    cka.update(x, y)
-    return cka.value()
 
 
 def from_four_images(x: Tensor, y: Tensor) -> Tensor:
@@ -175,13 +168,6 @@ def by_trying_all(a: Tensor, b: Tensor) -> Pairs:
     return {"divergence": means.min().item(), "partner": ways[means.argmin()].tolist()}
 
 
-def by_streaming(a: Tensor, b: Tensor) -> Pairs:
-    """The same, with atlib's table of divergences."""
-    stream = StreamingDivergence()
-    stream.update(a, b)
-    return {"divergence": stream.value("bipartite"), "partner": assigned(stream.matrix())["partner"]}
-
-
 def each_the_nearest(a, b):
     """Two heads got the same partner: the smallest number of each row is no pairing. One to one is an
     assignment problem, scipy.optimize.linear_sum_assignment."""
@@ -295,7 +281,7 @@ EXERCISES = (
             "12 images": lambda: alike(12, 3, 4),
             "6 images, 20 features": lambda: alike(6, 20, 15, seed=4),
         },
-        also_right=(by_atlib, from_four_images),
+        also_right=(from_four_images,),
         wrong={
             "That is the chapter's HSIC, centred and biased:"
             " an image's likeness to itself, large in every model,"
@@ -343,7 +329,7 @@ EXERCISES = (
             "8 heads in another order": lambda: other_order(8, [3, 1, 4, 0, 7, 2, 6, 5]),
             "two heads want the same partner": rivals,
         },
-        also_right=(by_trying_all, by_streaming),
+        also_right=(by_trying_all,),
         wrong={
             "You found the pairing with the *largest* divergence. A divergence is a cost.": lambda a, b: (
                 assigned(divergences(a, b), largest=True)

@@ -111,12 +111,6 @@ def by_chunks(p: Tensor, groups: int, T: float) -> Tensor:
     return torch.cat([aggregate_heads(group, T) for group in p.chunk(groups, 1)], 1)
 
 
-def by_powers(p: Tensor, groups: int, T: float) -> Tensor:
-    """The same as a product of softened shares."""
-    product = (p ** (1 / T)).unflatten(1, (groups, -1)).prod(2)
-    return product / product.sum(-1, keepdim=True)
-
-
 # --- H1.4 ---
 
 
@@ -220,7 +214,7 @@ EXERCISES = (
             "6 heads to 3": lambda: (maps(2, 6, 4, 5), 3, 10.0),
             "4 heads to 1, nearly sure": lambda: ((6 * normal(1, 4, 3, 3)).softmax(-1), 1, 2.0),
         },
-        also_right=(by_chunks, by_powers),
+        also_right=(by_chunks,),
         wrong={
             "That is the mean of each group's maps. AttnDistill multiplies them: it adds the logarithms,"
             " divides by T and takes the softmax.": lambda p, groups, T: p.unflatten(1, (groups, -1)).mean(2),

@@ -5,6 +5,7 @@ import argparse
 import math
 import statistics
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -48,85 +49,49 @@ EXPERIMENTS: dict[str, Study | Examination] = {
 
 def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
     """Add the options of a command, and what it calls, `run`."""
-    add = {"experiments": _add_experiments, "claims": _add_claims, "teacher": _add_teacher}
-    add.get(command, _add_experiment)(parser)
+    add = parser.add_argument
+    if command == "claims":
+        add("chapters", nargs="*", metavar="CHAPTER", help="such as 05 (default: all)")
+    elif command == "teacher":
+        add("world", help="find or match")
+        add("--out", type=Path, required=True, metavar="FILE", help="its weights, .safetensors")
+        add("--seed", type=int, default=0, help="decides first weights, images and order (default: 0)")
+        add("--steps", type=int, help="of its training (default: as in the book)")
+        add("--images", type=int, help="without labels (default: 40,000, as in the book)")
+    elif command == "experiment":
+        _add_experiment(add)
+    runs = {"experiments": experiments_command, "claims": claims_command, "teacher": teacher_command}
+    parser.set_defaults(run=runs.get(command, experiment_command))
 
 
-def _add_experiments(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(run=experiments_command)
-
-
-def _add_claims(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("chapters", nargs="*", metavar="CHAPTER", help="such as 05 (default: all)")
-    parser.set_defaults(run=claims_command)
-
-
-def _add_teacher(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("world", help="find or match")
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="its weights, .safetensors")
-    parser.add_argument(
-        "--seed", type=int, default=0, help="decides first weights, images and order (default: 0)"
-    )
-    parser.add_argument("--steps", type=int, help="of its training (default: as in the book)")
-    parser.add_argument("--images", type=int, help="without labels (default: 40,000, as in the book)")
-    parser.set_defaults(run=teacher_command)
-
-
-def _add_experiment(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "name", nargs="?", help="; ".join(f"{name}: {study.shows}" for name, study in EXPERIMENTS.items())
-    )
-    parser.add_argument(
+def _add_experiment(add: Callable) -> None:
+    add("name", nargs="?", help="; ".join(f"{name}: {study.shows}" for name, study in EXPERIMENTS.items()))
+    add(
         "--all",
         action="store_true",
         help="every experiment, at the scales and for the seeds that are recorded: what is missing is run",
     )
-    parser.add_argument(
-        "--scale",
-        default=None,
-        help=f"one of {', '.join(SCALES)} (default: find, or the first that the experiment is made for)",
-    )
-    parser.add_argument(
-        "--seeds",
-        type=int,
-        default=None,
-        help="number of seeds, from 0 on (default: the number that `experiments` lists)",
-    )
-    parser.add_argument(
-        "--methods",
-        nargs="+",
-        default=None,
-        metavar="METHOD",
-        help=f"only some; of transfer: {', '.join(WORLD_METHODS)} (default: all at this scale)",
-    )
-    parser.add_argument(
+    where = "(default: find, or the first that the experiment is made for)"
+    add("--scale", help=f"one of {', '.join(SCALES)} {where}")
+    add("--seeds", type=int, help="number of seeds, from 0 on (default: the number that `experiments` lists)")
+    some = f"only some; of transfer: {', '.join(WORLD_METHODS)} (default: all at this scale)"
+    add("--methods", nargs="+", metavar="METHOD", help=some)
+    add(
         "--data",
         type=Path,
-        default=None,
-        help=(
-            "folder with CIFAR-10's parquet files, for the scales pacs, mosaics and real-* one that holds"
-            " cifar10/ and pacs/ (default: from the hub)"
-        ),
+        help="folder with CIFAR-10's parquet files, for the scales pacs, mosaics and real-* one that holds"
+        " cifar10/ and pacs/ (default: from the hub)",
     )
-    parser.add_argument(
+    add(
         "--out",
         type=Path,
         default=Path("results"),
-        help=(
-            "folder of the records, OUT/NAME/SCALE.jsonl; studies start from OUT/transfer/SCALE.jsonl"
-            " (default: results)"
-        ),
+        help="folder of the records, OUT/NAME/SCALE.jsonl; studies start from OUT/transfer/SCALE.jsonl"
+        " (default: results)",
     )
-    parser.add_argument(
-        "--work", type=Path, default=None, help="folder for weights (default: runs/transfer/SCALE)"
-    )
-    parser.add_argument(
-        "--jobs",
-        type=int,
-        default=1,
-        help="runs side by side, one thread each (default: 1, with all threads)",
-    )
-    parser.set_defaults(run=experiment_command)
+    add("--work", type=Path, help="folder for weights (default: runs/transfer/SCALE)")
+    jobs = "runs side by side, one thread each (default: 1, with all threads)"
+    add("--jobs", type=int, default=1, help=jobs)
 
 
 def experiments_command(asked: argparse.Namespace) -> int:

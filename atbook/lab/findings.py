@@ -1,12 +1,9 @@
 """What the book asks of its records: the sentences in `claims.toml`, each judged by the rule of
 `atbook.lab.verdicts`."""
 
-import re
 import tomllib
-from collections.abc import Mapping
 from pathlib import Path
 from statistics import mean
-from typing import Any
 
 from atbook.lab.verdicts import NOT_RECORDED, Claim, Judged, Metric, Side, judge, on_test
 from atbook.records import markdown_table
@@ -68,58 +65,30 @@ METRICS: dict[str, Metric] = {
 }
 
 
-# --- The claims: a file, of which every field is checked ---
-
-# The types of fields, and of those that may be left out.
-_SIDE, _OF_SIDE = {"study": str, "methods": list}, {"metric": str}
-_CLAIM = {"id": str, "chapter": str, "sentence": str, "higher": dict, "lower": dict, "scales": list}
-_OF_CLAIM = {"paper": str, "margin": float, "factor": int, "exploratory": list, "primary": list}
+# --- The claims: a file, of which all that no record could show is checked ---
 
 
 def read_claims(path: Path) -> tuple[Claim, ...]:
-    """The claims of a TOML file. Raises `ValueError` naming the claim and the field that is wrong."""
-    claims = []
-    for number, entry in enumerate(tomllib.loads(path.read_text(encoding="utf-8"))["claim"], start=1):
-        where = f"{path.name}, claim {number}"
-        _require_fields(where, entry, _CLAIM, _OF_CLAIM)
-        if not re.fullmatch("[a-z0-9]+(-[a-z0-9]+)*", entry["id"]):
-            raise ValueError(f"{where}: id must be of small letters, digits and hyphens, got {entry['id']!r}")
-        if not entry["scales"]:
-            raise ValueError(f"{where}: scales are none")
-        for scale in entry["scales"]:
-            require_known(f"scale ({where})", scale, SCALES)
-        for name in ("exploratory", "primary"):
-            for scale in entry.get(name, ()):
-                require_known(f"{name} ({where})", scale, entry["scales"])
-        for name in ("id", "sentence"):
-            if entry[name] in (getattr(claim, name) for claim in claims):
-                raise ValueError(f"{where}: its {name} is also that of another claim")
-        sides = {name: _side(f"{where}, {name}", entry[name]) for name in ("higher", "lower")}
+    """The claims of a TOML file. Raises `ValueError` naming the claim that is wrong."""
+    claims: list[Claim] = []
+    for entry in tomllib.loads(path.read_text(encoding="utf-8"))["claim"]:
+        sides = {name: _side(**entry[name]) for name in ("higher", "lower")}
         places = {name: tuple(entry[name]) for name in ("scales", "exploratory", "primary") if name in entry}
-        claims.append(Claim(**entry | sides | places))
+        claim = Claim(**entry | sides | places)
+        for scale in claim.scales:
+            require_known(f"scale of the claim {claim.id}", scale, SCALES)
+        for scale in (*claim.exploratory, *claim.primary):
+            require_known(f"place of the claim {claim.id}", scale, claim.scales)
+        if not claim.scales or any(claim.id == c.id or claim.sentence == c.sentence for c in claims):
+            raise ValueError(f"{path.name}: the claim {claim.id} is asked nowhere, or stands there twice")
+        claims.append(claim)
     return tuple(claims)
 
 
-def _side(where: str, entry: Mapping[str, Any]) -> Side:
-    _require_fields(where, entry, _SIDE, _OF_SIDE)
-    if not entry["methods"] or not all(isinstance(method, str) for method in entry["methods"]):
-        raise ValueError(f"{where}: methods must be names, got {entry['methods']}")
-    if "metric" not in entry:
-        return Side(entry["study"], tuple(entry["methods"]))
-    require_known(f"metric ({where})", entry["metric"], METRICS)
-    return Side(entry["study"], tuple(entry["methods"]), METRICS[entry["metric"]])
-
-
-def _require_fields(where: str, entry: Mapping, needed: Mapping[str, type], may: Mapping[str, type]) -> None:
-    for name in needed:
-        if name not in entry:
-            raise ValueError(f"{where}: {name} is missing")
-    for name, value in entry.items():
-        require_known(f"field ({where})", name, needed | may)
-        if type(value) is not (needed | may)[name]:
-            raise ValueError(
-                f"{where}: {name} must be of type {(needed | may)[name].__name__}, got {value!r}"
-            )
+def _side(study: str, methods: list[str], metric: str | None = None) -> Side:
+    if not isinstance(methods, list) or not methods:
+        raise ValueError(f"methods must be a list of names, got {methods!r}")
+    return Side(study, tuple(methods), METRICS[metric] if metric else None)
 
 
 CLAIMS = read_claims(Path(__file__).with_name("claims.toml"))

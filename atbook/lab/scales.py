@@ -16,8 +16,8 @@ from torch import nn
 from atbook.lab.other_images import other_of_class
 from atbook.lab.pacs import DOMAINS, load_pacs
 from atbook.lab.tuning import ABOVE_GUESSING, Ladder, Range
-from atbook.worlds import glyph_images, glyphs, mosaics, pretext
-from atbook.worlds.phrases import Language, generate_phrases, phrase_sentences
+from atbook.worlds import glyph_images, glyphs, mosaics, phrases, pretext
+from atbook.worlds.phrases import generate_phrases, phrase_sentences
 from atbook.worlds.scenes import SceneWorld, generate_scenes, scene_images, scene_objects
 from atfamily.contrast import MomentumPair
 from atfamily.detection.objects import ObjectImages
@@ -233,6 +233,39 @@ class Scale:
     keep_every: int | None = None
     # Whether its teachers are pre-trained here, one a seed; else a study brings its own.
     makes_teachers: bool = True
+    # Number of a teacher's training images; None for all, or for not known.
+    unlabelled: int | None = None
+    # Numbers of validation and test images; None for all.
+    held_out_sizes: Mapping[str, int | None] = field(
+        default_factory=lambda: {"validation": 2000, "test": 4000}
+    )
+    # Number of the teacher's images that is taken for what is estimated from its maps.
+    few: int = 8000
+    # A folder with the images (None: from the hub); for "pacs", "mosaics" and published teachers' scales one
+    # that holds `cifar10` and `pacs`.
+    path: Path | None = None
+
+    def make_teacher(self, seed: int, progress: str | None = None) -> Made:
+        """Pre-train a teacher."""
+        return self.schooling().make(self.pretraining, self.unlabelled, seed, progress)
+
+    def schooling(self) -> Schooling:
+        """How its teachers are made."""
+        raise NotImplementedError
+
+    def labelled(self, seed: int, number: int | None = None, twin: str | None = None) -> Any:
+        """The students' training images, or another number of them."""
+        return self._images("train", number or self.labels, seed, twin)
+
+    def unlabelled_images(self, seed: int) -> Images:
+        """The first `few` of the teacher's images, for what is estimated from its maps; their labels are not
+        for use."""
+        return self._images("unlabelled", min(self.few, self.unlabelled or self.few), seed)
+
+    def held_out(self, split: str, twin: str | None = None) -> Any:
+        """ "validation" or "test": the same images for all seeds."""
+        require_known("split", split, self.held_out_sizes)
+        return self._images(split, self.held_out_sizes[split], 0, twin)
 
     def elsewhere(self, split: str, twin: str | None = None) -> dict[str, Images]:
         """Further sets that a run is evaluated on, by name: none unless a scale has them."""
@@ -241,6 +274,17 @@ class Scale:
     def recipe(self, changes: Mapping) -> Recipe:
         """The training recipe with a trial's changes."""
         return replace(self.training, **changes)
+
+    def _images(self, split: str, size: int | None, seed: int, twin: str | None = None) -> Any:
+        """The first images of a split ("train", "unlabelled" or held out), with what the teacher sees."""
+        images = self._drawn(split, size, seed)
+        if twin is None:
+            return images
+        return with_blanks(images) if twin == BLANK else pair(images, self._drawn(split, size, seed, twin))
+
+    def _drawn(self, split: str, size: int | None, seed: int, twin: str | None = None) -> Any:
+        """Images of a world, or their twins."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -252,41 +296,21 @@ class GlyphScale(Scale):
     world: glyphs.World = glyphs.World()
     gate: float = math.inf
 
-    def make_teacher(self, seed: int, progress: str | None = None) -> Made:
-        """Pre-train a teacher."""
-        school = replace(RETRIEVAL, world=self.world, gate=self.gate)
-        return school.make(self.pretraining, self.unlabelled, seed, progress)
+    def schooling(self) -> Schooling:
+        return replace(RETRIEVAL, world=self.world, gate=self.gate)
 
-    def labelled(self, seed: int, number: int | None = None, twin: str | None = None) -> Images:
-        """The students' training images, or another number of them."""
-        return self._draw("train", number or self.labels, seed, twin)
-
-    def unlabelled_images(self, seed: int) -> Images:
-        """The first 8,000 of the teacher's images, for what is estimated from its maps; their labels are not
-        for use."""
-        return self._draw("unlabelled", min(8000, self.unlabelled), seed)
-
-    def held_out(self, split: str, twin: str | None = None) -> Images:
-        """ "validation" (2,000 images) or "test" (4,000)."""
-        return self._draw(split, 2000 if split == "validation" else 4000, 0, twin)
-
-    def _draw(self, split: str, size: int, seed: int, twin: str | None = None) -> Images:
-        images = glyph_images(glyphs.generate(split, size, seed, self.world))
-        if twin is None:
-            return images
-        if twin == BLANK:
-            return with_blanks(images)
-        return pair(images, glyph_images(glyphs.generate(split, size, seed, self.world, twin)))
+    def _drawn(self, split: str, size: int | None, seed: int, twin: str | None = None) -> Images:
+        return glyph_images(glyphs.generate(split, size, seed, self.world, twin))
 
 
 @dataclass(frozen=True)
 class CifarScale(Scale):
     """CIFAR-10: the teacher is a masked auto-encoder of the training images, students learn from all or some
-    labels."""
+    labels, of images that are cropped and flipped at random. Twins are `PHOTO_TWINS` and `BLANK`."""
 
-    path: Path | None = None
-    unlabelled: int | None = None
-    test_size: int | None = None
+    held_out_sizes: Mapping[str, int | None] = field(
+        default_factory=lambda: {"validation": None, "test": None}
+    )
 
     def make_teacher(
         self, seed: int, progress: str | None = None, keeper: CheckpointManager | None = None
@@ -295,10 +319,11 @@ class CifarScale(Scale):
         history. keeper: keeps it along the way, and goes on with it."""
         torch.manual_seed(seed_for(seed, "teacher"))
         model = mae.MaskedAutoencoder(self.student.build(), decoder_width=96)
-        images = self._load("train", self.unlabelled, seed_for(seed, "unlabelled"))
         history = train(
             model,
-            images.with_augment(crop_and_flip()).to(place_of_training()),
+            self._images("unlabelled", self.unlabelled, seed)
+            .with_augment(crop_and_flip())
+            .to(place_of_training()),
             self.pretraining,
             loss=mae.mae_loss,
             seed=seed_for(seed, "teacher order"),
@@ -308,51 +333,32 @@ class CifarScale(Scale):
         )
         return model.vit, self.student, history
 
-    def unlabelled_images(self, seed: int) -> Images:
-        """8,000 of the teacher's images as they are, for what is estimated from its maps; their labels are
-        not for use."""
-        return self._load("train", 8000, seed_for(seed, "unlabelled"))
-
-    def labelled(self, seed: int, number: int | None = None, twin: str | None = None) -> Images:
-        """The students' training images, or another number of them, cropped and flipped at random."""
-        images = self._load("train", number or self.labels, seed_for(seed, "labels"))
-        return with_twins(images, twin, seed).with_augment(crop_and_flip())
-
-    def held_out(self, split: str, twin: str | None = None) -> Images:
-        """ "validation" (a tenth of the published training split) or "test"."""
-        return with_twins(self._load(split, self.test_size if split == "test" else None, 0), twin, 0)
-
-    def _load(self, split: str, size: int | None, seed: int) -> Images:
-        return load("cifar10", self.path, split=split, size=size, seed=seed)
+    def _images(self, split: str, size: int | None, seed: int, twin: str | None = None) -> Images:
+        role = {"train": "labels", "unlabelled": "unlabelled"}.get(split)
+        of, drawn_by = ("train", seed_for(seed, role)) if role else (split, 0)
+        images = with_twins(load("cifar10", self.path, split=of, size=size, seed=drawn_by), twin, seed)
+        return images.with_augment(crop_and_flip()) if split == "train" else images
 
 
 @dataclass(frozen=True)
 class PacsScale(Scale):
-    """PACS: students learn seven classes from photographs and are tested on photographs, paintings, cartoons
-    and sketches.
+    """PACS: students learn seven classes from photographs, cropped and flipped at random, and are tested on
+    photographs, paintings, cartoons and sketches. For every seed they learn from all photographs, or a number
+    of them that the seed draws.
 
     The teacher has learned CIFAR-10 with its labels: PACS has too few photographs to pre-train on, and a
-    masked auto-encoder that two CPU cores can train has maps that are nearly uniform. `path` is a folder that
-    holds `cifar10` and `pacs` (None: both from the hub).
+    masked auto-encoder that two CPU cores can train has maps that are nearly uniform. Its maps are estimated
+    from PACS's photographs. Twins are `PHOTO_TWINS` and `BLANK`.
     """
 
-    path: Path | None = None
-    unlabelled: int | None = None
     image_size: int = 32
 
     def make_teacher(self, seed: int, progress: str | None = None) -> Made:
-        """Pre-train a teacher."""
         torch.manual_seed(seed_for(seed, "teacher"))
         architecture = self.student._replace(overrides={**self.student.overrides, "num_classes": 10})
         model = architecture.build()
-        images = load(
-            "cifar10",
-            self._folder("cifar10"),
-            split="train",
-            size=self.unlabelled,
-            seed=seed_for(seed, "unlabelled"),
-            image_size=self.image_size,
-        )
+        drawn_by = seed_for(seed, "unlabelled")
+        images = _cifar10(self.path, "train", self.unlabelled, drawn_by, self.image_size)
         history = train(
             model,
             images.with_augment(crop_and_flip()).to(place_of_training()),
@@ -362,45 +368,27 @@ class PacsScale(Scale):
         )
         return model, architecture, history
 
-    def labelled(self, seed: int, number: int | None = None, twin: str | None = None) -> Images:
-        """The students' training images: all photographs for every seed (or a number of them that the seed
-        draws), cropped and flipped at random."""
-        photographs = self._photographs("train")
-        chosen = draw(len(photographs), number, seed_for(seed, "labels"), "PACS")
+    def elsewhere(self, split: str, twin: str | None = None) -> dict[str, Images]:
+        """With "test", everything in the other three domains: nothing of them is trained or tuned on."""
+        domains = DOMAINS[1:] if split == "test" else ()
+        return {domain: with_twins(self._of((domain,), "all"), twin, 0) for domain in domains}
+
+    def _images(self, split: str, size: int | None, seed: int, twin: str | None = None) -> Images:
+        photographs = self._of(("photo",), "train" if split == "unlabelled" else split)
+        if split != "train":
+            return with_twins(photographs, twin, 0)
+        chosen = draw(len(photographs), size, seed_for(seed, "labels"), "PACS")
         images = with_twins(photographs.select(chosen), twin, seed)
         return images.with_augment(crop_and_flip(self.image_size // 8))
 
-    def unlabelled_images(self, seed: int) -> Images:
-        """The photographs as they are, for what is estimated from the teacher's maps; their labels are not
-        for use."""
-        return self._photographs("train")
-
-    def held_out(self, split: str, twin: str | None = None) -> Images:
-        """Photographs: "validation" or "test"."""
-        return with_twins(self._photographs(split), twin, 0)
-
-    def elsewhere(self, split: str, twin: str | None = None) -> dict[str, Images]:
-        """With "test", everything in the other three domains: nothing of them is trained or tuned on."""
-        if split != "test":
-            return {}
-        domains = {
-            domain: load_pacs([domain], self._folder("pacs"), split="all", image_size=self.image_size)
-            for domain in DOMAINS[1:]
-        }
-        return {domain: with_twins(images, twin, 0) for domain, images in domains.items()}
-
-    def _photographs(self, split: str) -> Images:
-        return load_pacs(["photo"], self._folder("pacs"), split=split, image_size=self.image_size)
-
-    def _folder(self, name: str) -> Path | None:
-        return None if self.path is None else self.path / name
+    def _of(self, domains: tuple[str, ...], split: str) -> Images:
+        return _pacs(domains, self.path, split, None, 0, self.image_size)
 
 
 @dataclass(frozen=True)
 class PublishedScale(Scale):
     """Photographs for students of a teacher that others have trained (`atbook.lab.real`): students learn
-    from some labels, drawn by the seed, and are mirrored at random. `path` is a folder that holds `cifar10`
-    and `pacs` (None: both from the hub). Twins are `PHOTO_TWINS` and `BLANK`."""
+    from some labels, drawn by the seed, and are mirrored at random. Twins are `PHOTO_TWINS` and `BLANK`."""
 
     # (folder, split, number of images, seed, pixels a side) -> images.
     draw: Callable[[Path | None, str, int | None, int, int], Images] = None
@@ -408,34 +396,23 @@ class PublishedScale(Scale):
     far: Mapping[str, Callable[[Path | None, str, int | None, int, int], Images]] = field(
         default_factory=dict
     )
-    path: Path | None = None
-    unlabelled: int | None = None  # that the teacher has learned from: not known
     image_size: int = 56
     # Pixels by which training images are shifted at random, too, at most; 0 for students with stored maps
     # (`atlib.MapCache`), which are of an image and of its mirror.
     padding: int = 0
-    held_out_sizes: Mapping[str, int | None] = field(
-        default_factory=lambda: {"validation": 2000, "test": 5000}
-    )
-
-    def labelled(self, seed: int, number: int | None = None, twin: str | None = None) -> Images:
-        """The students' training images, or another number of them."""
-        images = self._drawn(self.draw, "train", number or self.labels, seed_for(seed, "labels"))
-        return with_twins(images, twin, seed).with_augment(crop_and_flip(self.padding))
-
-    def held_out(self, split: str, twin: str | None = None) -> Images:
-        """ "validation" or "test": the same for all seeds."""
-        require_known("split", split, self.held_out_sizes)
-        return with_twins(self._drawn(self.draw, split, self.held_out_sizes[split], 0), twin, 0)
 
     def elsewhere(self, split: str, twin: str | None = None) -> dict[str, Images]:
         """With "test", what is not trained on."""
-        if split != "test":
-            return {}
-        images = {name: self._drawn(draw, "all", None, 0) for name, draw in self.far.items()}
-        return {name: with_twins(some, twin, 0) for name, some in images.items()}
+        far = self.far if split == "test" else {}
+        return {name: with_twins(self._of(draw, "all", None, 0), twin, 0) for name, draw in far.items()}
 
-    def _drawn(self, draw, split: str, number: int | None, seed: int) -> Images:
+    def _images(self, split: str, size: int | None, seed: int, twin: str | None = None) -> Images:
+        if split != "train":
+            return with_twins(self._of(self.draw, split, size, 0), twin, 0)
+        images = self._of(self.draw, split, size, seed_for(seed, "labels"))
+        return with_twins(images, twin, seed).with_augment(crop_and_flip(self.padding))
+
+    def _of(self, draw, split: str, number: int | None, seed: int) -> Images:
         images = draw(self.path, split, number, seed, self.image_size)
         return images.scaled_by(IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD)  # the teacher's
 
@@ -460,13 +437,11 @@ class MosaicScale(Scale):
     one, students learn its class from some labels. Two thirds of the training photographs are the teacher's,
     the others the students'. Twins are those of `atbook.worlds.mosaics.TWINS`, and `BLANK`."""
 
-    path: Path | None = None
     unlabelled: int = 40_000
     gate: float = math.inf
 
-    def make_teacher(self, seed: int, progress: str | None = None) -> Made:
-        """Pre-train a teacher."""
-        school = Schooling(
+    def schooling(self) -> Schooling:
+        return Schooling(
             "mosaics",
             3 * mosaics.CELL**2,
             mosaics.mosaic_retrieval,
@@ -474,43 +449,23 @@ class MosaicScale(Scale):
             model={"img_size": mosaics.SIDE * mosaics.CELL, "patch_size": mosaics.CELL},
             gate=self.gate,
         )
-        return school.make(self.pretraining, self.unlabelled, seed, progress)
-
-    def labelled(self, seed: int, number: int | None = None, twin: str | None = None) -> Images:
-        """The students' training images, or another number of them."""
-        return self._images("train", number or self.labels, seed, twin)
-
-    def unlabelled_images(self, seed: int) -> Images:
-        """8,000 of the teacher's mosaics, for what is estimated from its maps; their labels are not for
-        use."""
-        return self._images("unlabelled", min(8000, self.unlabelled), seed)
-
-    def held_out(self, split: str, twin: str | None = None) -> Images:
-        """ "validation" (2,000 mosaics) or "test" (4,000)."""
-        return self._images(split, 2000 if split == "validation" else 4000, 0, twin)
 
     def drawn(self, split: str, size: int, seed: int, twin: str | None = None) -> mosaics.Mosaics:
         """Mosaics of a split, with the choices behind them."""
         return mosaics.draw_mosaics(self._photographs(split), size, seed_for(seed, "labels"), twin)
 
+    def _drawn(self, split: str, size: int | None, seed: int, twin: str | None = None) -> Images:
+        return mosaics.mosaic_images(self.drawn(split, size, seed, twin), self._photographs(split).classes)
+
     def _photographs(self, split: str) -> Images:
         """What a split's mosaics are made of."""
-        of = split if split in ("validation", "test") else "train"
-        all_of_them = _cifar10(self.path, of, None, 0, mosaics.CELL)
-        if of != "train":
-            return all_of_them
-        of_teacher = 2 * len(all_of_them) // 3
-        places = range(of_teacher) if split == "unlabelled" else range(of_teacher, len(all_of_them))
-        return all_of_them.select(places)
-
-    def _images(self, split: str, size: int, seed: int, twin: str | None = None) -> Images:
-        classes = self._photographs(split).classes
-        images = mosaics.mosaic_images(self.drawn(split, size, seed), classes)
-        if twin is None:
-            return images
-        if twin == BLANK:
-            return with_blanks(images)
-        return pair(images, mosaics.mosaic_images(self.drawn(split, size, seed, twin), classes))
+        held_out = split in self.held_out_sizes
+        photographs = _cifar10(self.path, split if held_out else "train", None, 0, mosaics.CELL)
+        if held_out:
+            return photographs
+        of_teacher = 2 * len(photographs) // 3
+        places = range(of_teacher) if split == "unlabelled" else range(of_teacher, len(photographs))
+        return photographs.select(places)
 
 
 @dataclass(frozen=True)
@@ -520,57 +475,32 @@ class SceneScale(Scale):
     variants choose from. Raises `ValueError` for a twin, which scenes do not have."""
 
     unlabelled: int = 8000
+    few: int = 1000
     world: SceneWorld = SceneWorld()
-    held_out_sizes: Mapping[str, int] = field(default_factory=lambda: {"validation": 300, "test": 500})
+    held_out_sizes: Mapping[str, int | None] = field(default_factory=lambda: {"validation": 300, "test": 500})
 
-    def make_teacher(self, seed: int, progress: str | None = None) -> Made:
-        """Pre-train a teacher. What it has left unpainted of validation scenes, where the mean predictor
-        leaves 1, is in the last entry of its history as "unlearned"."""
-        school = replace(PAINTED_SCENES, world=self.world)
-        return school.make(self.pretraining, self.unlabelled, seed, progress)
+    def schooling(self) -> Schooling:
+        return replace(PAINTED_SCENES, world=self.world)
 
-    def labelled(self, seed: int, number: int | None = None, twin: str | None = None) -> ObjectImages:
-        """The students' training scenes, or another number of them, with all that is in them."""
-        return self._draw("train", number or self.labels, seed, twin)
-
-    def unlabelled_images(self, seed: int) -> Images:
-        """The first 1,000 of the teacher's scenes, for what is estimated from its maps; their labels are not
-        for use."""
-        return scene_images(generate_scenes("unlabelled", min(1000, self.unlabelled), seed, self.world))
-
-    def held_out(self, split: str, twin: str | None = None) -> ObjectImages:
-        """ "validation" (300 scenes) or "test" (500)."""
-        require_known("split", split, self.held_out_sizes)
-        return self._draw(split, self.held_out_sizes[split], 0, twin)
-
-    def _draw(self, split: str, size: int, seed: int, twin: str | None) -> ObjectImages:
+    def _images(
+        self, split: str, size: int | None, seed: int, twin: str | None = None
+    ) -> Images | ObjectImages:
         if twin is not None:
             raise ValueError(f"scenes have no twins, got twin={twin!r}: leave it out")
-        return scene_objects(generate_scenes(split, size, seed, self.world))
+        images_of = scene_images if split == "unlabelled" else scene_objects
+        return images_of(generate_scenes(split, size, seed, self.world))
 
 
 class Translator(NamedTuple):
-    """What builds a translator, as an `Architecture` builds a ViT: by the name of a preset."""
+    """What builds a translator, as an `Architecture` builds a ViT; with 0.3 M parameters."""
 
-    name: str
+    name: str = "phrases"
     overrides: Mapping = {}
 
     def build(self) -> EncoderDecoder:
-        return EncoderDecoder(**TRANSLATORS[self.name] | self.overrides)
-
-
-# For the generated language on a laptop; 0.3 M parameters.
-TRANSLATORS = {
-    "phrases": dict(
-        words_in=Language().source_words,
-        words_out=Language().target_words,
-        width=64,
-        depth=2,
-        heads=4,
-        hidden=256,
-        longest=Language().most_source,
-    )
-}
+        words = {"words_in": phrases.SOURCE_WORDS, "words_out": phrases.TARGET_WORDS}
+        sizes = {"width": 64, "depth": 2, "heads": 4, "hidden": 256, "longest": phrases.MOST_SOURCE}
+        return EncoderDecoder(**words | sizes | self.overrides)
 
 
 @dataclass(frozen=True)
@@ -580,28 +510,20 @@ class SentenceScale(Scale):
     to look reads the sentence with other markers, whose words are translated in another order."""
 
     unlabelled: int = 20_000  # that a teacher learns from
-    world: Language = Language()
-    held_out_sizes: Mapping[str, int] = field(default_factory=lambda: {"validation": 500, "test": 1000})
-
-    def labelled(self, seed: int, number: int | None = None, twin: str | None = None) -> Sentences:
-        """The students' training sentences, or another number of them."""
-        return self._draw("train", number or self.labels, seed, twin)
+    held_out_sizes: Mapping[str, int | None] = field(
+        default_factory=lambda: {"validation": 500, "test": 1000}
+    )
 
     def plenty(self, seed: int) -> Sentences:
         """A teacher's training sentences, which are translated too."""
-        return self._draw("unlabelled", self.unlabelled, seed)
+        return self._images("unlabelled", self.unlabelled, seed)
 
-    def held_out(self, split: str, twin: str | None = None) -> Sentences:
-        """ "validation" (500 sentences) or "test" (1,000)."""
-        require_known("split", split, self.held_out_sizes)
-        return self._draw(split, self.held_out_sizes[split], 0, twin)
-
-    def _draw(self, split: str, size: int, seed: int, twin: str | None = None) -> Sentences:
-        drawn = generate_phrases(split, size, seed, self.world)
+    def _images(self, split: str, size: int | None, seed: int, twin: str | None = None) -> Sentences:
+        drawn = generate_phrases(split, size, seed)
         if twin is None:
             return phrase_sentences(drawn)
         require_known("twin", twin, ("order",))
-        return phrase_sentences(drawn, generate_phrases(split, size, seed, self.world, other_order=True))
+        return phrase_sentences(drawn, generate_phrases(split, size, seed, other_order=True))
 
 
 def place_of_training() -> str:
@@ -635,7 +557,7 @@ def with_blanks(images: Images) -> Images:
 
 
 # the names, without what they stand for: those whose students are classifiers, and all
-CLASSIFYING = ("find", "match", "cifar10-cpu", "pacs", "cifar10", "cifar10-toy")
+CLASSIFYING = ("find", "match", "cifar10-cpu", "pacs", "cifar10")
 # with a teacher that others have trained
 PUBLISHED = ("real-cifar10", "real-pacs", "real-cifar10-98px")
 # the same with all labels and students as large as their teacher
@@ -695,11 +617,8 @@ def _published_student(classes: int, image_size: int = 56) -> Architecture:
 
 
 @lru_cache
-def scales(
-    data: Path | None = None,
-) -> dict[str, GlyphScale | CifarScale | PacsScale | MosaicScale | SceneScale | SentenceScale]:
-    """All scales by name; `data` is a folder with CIFAR-10's parquet files, for "pacs" one that holds
-    `cifar10` and `pacs` (None: from the hub)."""
+def scales(data: Path | None = None) -> dict[str, Any]:
+    """All scales by name; data: their `path`."""
     # 16 patches + class token, at the resolution of CIFAR-10: what a CPU can train.
     small, photographs = (Architecture("glyphs", {"num_classes": classes}) for classes in (10, 7))
     # For one GPU. The teacher: 800 passes, with the warm-up and the rate (in proportion to the batch) of He
@@ -738,14 +657,17 @@ def scales(
         makes_teachers=False,
         draw=_cifar10,
         path=data,
+        held_out_sizes={"validation": 2000, "test": 5000},
     )
-    return {
-        "find": _world("find", pretext.RETRIEVAL, glyphs.World()),
-        "match": _world("match", replace(pretext.RETRIEVAL, steps=3000), glyphs.World(task="match")),
+    all_held_out = {"validation": None, "test": None}
+    mosaic = {"img_size": mosaics.SIDE * mosaics.CELL, "patch_size": mosaics.CELL, "num_classes": 10}
+    made = (
+        _world("find", pretext.RETRIEVAL, glyphs.World()),
+        _world("match", replace(pretext.RETRIEVAL, steps=3000), glyphs.World(task="match")),
         # For 2 CPU cores: about 11 passes of masked auto-encoding over CIFAR-10, 15 over 5,000 labelled
         # images. Far too little for a masked auto-encoder (arXiv 2111.06377 trains 800 passes and more), so
         # it shows what such a teacher is worth, not what the methods are.
-        "cifar10-cpu": CifarScale(
+        CifarScale(
             "cifar10-cpu",
             small,
             PHOTO_METHODS,
@@ -756,7 +678,7 @@ def scales(
             path=data,
         ),
         # For 2 CPU cores: about 2 passes of pre-training over CIFAR-10, 33 over 1,169 photographs.
-        "pacs": PacsScale(
+        PacsScale(
             "pacs",
             photographs,
             PHOTO_METHODS,
@@ -766,47 +688,27 @@ def scales(
             labels=None,
             path=data,
         ),
-        "cifar10": on_gpu,
-        # The same on a CPU in a minute, to try it out: what it records means nothing.
-        "cifar10-toy": replace(
-            on_gpu,
-            name="cifar10-toy",
-            methods=("scratch", "fine-tune", "copy-other-class-twin"),
-            student=Architecture("cifar", {"depth": 2}),
-            pretraining=replace(recipes.MAE, steps=4, batch_size=16),
-            training=replace(recipes.STUDENT, steps=2, batch_size=8),
-            labels=100,
-            unlabelled=32,
-            test_size=100,
-            worth=Worth(gain=-1.0, evenness=1.1),
-            keep_every=1,
-        ),
+        on_gpu,
         # For 2 CPU cores: 15 passes over 2,000 labelled images, by students as deep as the teacher, with its
         # heads and its LayerScale, but 96 wide.
-        "real-cifar10": published,
+        published,
         # The same on photographs, paintings and cartoons, and tested on sketches too.
-        "real-pacs": PublishedScale(
-            "real-pacs",
-            _published_student(7),
-            (),
-            None,
-            _PUBLISHED,
-            {},
-            labels=2000,
-            makes_teachers=False,
+        replace(
+            published,
+            name="real-pacs",
+            student=_published_student(7),
             draw=partial(_pacs, DOMAINS[:3]),
             far={"sketch": partial(_pacs, DOMAINS[3:])},
-            path=data,
-            held_out_sizes={"validation": None, "test": None},
+            held_out_sizes=all_held_out,
         ),
         # CIFAR-10 in a finer grid, 7 x 7 patches in place of 4 x 4: do finer maps say less of the class?
-        "real-cifar10-98px": replace(
+        replace(
             published, name="real-cifar10-98px", student=_published_student(10, image_size=98), image_size=98
         ),
         # For one GPU: 6 passes over all labelled images, by students as large as the teacher, which runs
         # beside them: an image is shifted and mirrored anew each time. They have no LayerScale, with which
         # those of "real-cifar10" are worse.
-        "real-cifar10-full": replace(
+        replace(
             published,
             name="real-cifar10-full",
             student=Architecture(
@@ -817,15 +719,12 @@ def scales(
             ),
             labels=None,
             padding=7,
-            held_out_sizes={"validation": None, "test": None},
+            held_out_sizes=all_held_out,
         ),
         # For 2 CPU cores: nine small photographs of CIFAR-10, of which the framed one is asked for.
-        "mosaics": MosaicScale(
+        MosaicScale(
             "mosaics",
-            Architecture(
-                "glyphs",
-                {"img_size": mosaics.SIDE * mosaics.CELL, "patch_size": mosaics.CELL, "num_classes": 10},
-            ),
+            Architecture("glyphs", mosaic),
             (),
             replace(pretext.RETRIEVAL, steps=3000),
             replace(recipes.STUDENT, steps=500),
@@ -835,7 +734,7 @@ def scales(
             gate=0.4,
         ),
         # For 2 CPU cores: 48 passes of masked auto-encoding over 8,000 scenes, 12 of detection over 2,000.
-        "scenes": SceneScale(
+        SceneScale(
             "scenes",
             Architecture("scenes", {"num_classes": 0}),
             (),
@@ -845,9 +744,9 @@ def scales(
             labels=2000,
         ),
         # For a CPU core: about 20 passes of a translator over 1,000 sentences.
-        "phrases": SentenceScale(
+        SentenceScale(
             "phrases",
-            Translator("phrases"),
+            Translator(),
             (),
             None,
             replace(recipes.STUDENT, steps=300, batch_size=64),
@@ -855,4 +754,5 @@ def scales(
             labels=1000,
             makes_teachers=False,
         ),
-    }
+    )
+    return {scale.name: scale for scale in made}

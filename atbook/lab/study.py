@@ -24,6 +24,7 @@ from atbook.lab.scales import (
     CLASSIFYING,
     PHOTO_TWINS,
     TUNING_SEED,
+    CifarScale,
     Made,
     Scale,
     Schooling,
@@ -538,7 +539,7 @@ def make_teacher(place: Place, seed: int, study: Study = CENTRAL, schooling: Sch
         write_run(study.name, place, scale, key, recipe.describe(), results, history, seconds)
 
 
-def _go_on(scale: Scale, seed: int, name: str, folder: Path) -> tuple[Made, float]:
+def _go_on(scale: CifarScale, seed: int, name: str, folder: Path) -> tuple[Made, float]:
     """A teacher that is kept in `folder` along the way, and the seconds that earlier calls, which were
     stopped by SIGTERM, have spent on it."""
     start, clock = time.perf_counter(), folder / "seconds"

@@ -13,7 +13,6 @@ Every word has one translation. So what a word of the translation is about is kn
 meaning.
 """
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +20,6 @@ import torch
 from torch import Tensor
 
 from atbook.worlds.glyphs import SPLITS
-from atbook.worlds.ranges import require_ranges
 from atfamily.sentences import Sentences
 from atfamily.seq2seq import BEGIN, END, PAD
 from atlib._util import require_known
@@ -31,53 +29,13 @@ FIRST_MARKER = 3  # after PAD, BEGIN and END
 FIRST_WORD = {"source": FIRST_MARKER + len(MARKERS), "target": 3}
 CHUNK = 1000  # sentences per random stream: the first n of a split are the same whatever its size
 MOST = 6  # phrases, and words of a phrase, that random choices are made for
-
-
-@dataclass(frozen=True)
-class Language:
-    """What sentences are like. Raises `ValueError` for a value outside its range."""
-
-    #: Words, besides the four markers.
-    words: int = 32
-    #: Phrases of a sentence.
-    phrases: int = 2
-    #: The fewest words of a phrase.
-    shortest: int = 2
-    #: The most words of a phrase.
-    longest: int = 5
-
-    def __post_init__(self):
-        sizes = (1, MOST)
-        require_ranges(self, {}, {"words": (1, 1000), "phrases": sizes, "shortest": sizes, "longest": sizes})
-        if self.shortest > self.longest:
-            raise ValueError(
-                f"Language(shortest={self.shortest}, longest={self.longest}): shortest is above longest"
-            )
-
-    @property
-    def source_words(self) -> int:
-        """The size of the source's vocabulary."""
-        return FIRST_WORD["source"] + self.words
-
-    @property
-    def target_words(self) -> int:
-        """The size of the target's vocabulary."""
-        return FIRST_WORD["target"] + self.words
-
-    @property
-    def most_source(self) -> int:
-        """The longest source in words, with markers and `END`."""
-        return self.phrases * (1 + self.longest) + 1
-
-    @property
-    def most_target(self) -> int:
-        """The longest target in words, with `END`, without `BEGIN`."""
-        return self.phrases * self.longest + 1
-
-    def translation(self) -> np.ndarray:
-        """Of every word, counted from 0, the translation: a permutation, the same for all splits and
-        seeds."""
-        return np.random.default_rng([self.words, 66]).permutation(self.words)
+# Words beside the markers, phrases of a sentence, and the fewest and most words of a phrase.
+WORDS, PHRASES, SHORTEST, LONGEST = 32, 2, 2, 5
+SOURCE_WORDS, TARGET_WORDS = FIRST_WORD["source"] + WORDS, FIRST_WORD["target"] + WORDS  # with all others
+MOST_SOURCE = PHRASES * (1 + LONGEST) + 1  # the longest source in words, with markers and `END`
+MOST_TARGET = PHRASES * LONGEST + 1  # the longest target, with `END`, without `BEGIN`
+# Of every word, counted from 0, the translation: a permutation.
+TRANSLATION = np.random.default_rng([WORDS, 66]).permutation(WORDS)
 
 
 class Phrases(NamedTuple):
@@ -92,9 +50,7 @@ class Phrases(NamedTuple):
     about: np.ndarray
 
 
-def generate_phrases(
-    split: str, size: int, seed: int = 0, language: Language = Language(), other_order: bool = False
-) -> Phrases:
+def generate_phrases(split: str, size: int, seed: int = 0, other_order: bool = False) -> Phrases:
     """Draw the first `size` sentences of a split of the language.
 
     The splits of `atbook.worlds.glyphs.SPLITS` come from separate random streams, as do different seeds.
@@ -108,7 +64,7 @@ def generate_phrases(
     for index in range(-(-size // CHUNK)):
         # streams of their own: the worlds of images have three numbers, or another fourth
         rng = np.random.default_rng([seed, SPLITS.index(split), index, 65])
-        chunks.append(_written(language, *_draw(rng, other_order)))
+        chunks.append(_written(*_draw(rng, other_order)))
     return Phrases(*(np.concatenate(parts)[:size] for parts in zip(*chunks)))
 
 
@@ -128,23 +84,23 @@ def _draw(rng: np.random.Generator, other_order: bool) -> tuple[np.ndarray, np.n
     return lengths, words, others if other_order else markers
 
 
-def _written(language: Language, lengths: np.ndarray, words: np.ndarray, markers: np.ndarray) -> Phrases:
-    n, low = len(lengths), language.shortest
-    lengths = low + np.floor(lengths * (language.longest - low + 1)).astype(int)
-    words, translation = np.floor(words * language.words).astype(int), language.translation()
-    source = np.full((n, language.most_source), PAD)
-    target = np.full((n, language.most_target + 1), PAD)
-    about = np.full((n, language.most_target), -1)
+def _written(lengths: np.ndarray, words: np.ndarray, markers: np.ndarray) -> Phrases:
+    n = len(lengths)
+    lengths = SHORTEST + np.floor(lengths * (LONGEST - SHORTEST + 1)).astype(int)
+    words = np.floor(words * WORDS).astype(int)
+    source = np.full((n, MOST_SOURCE), PAD)
+    target = np.full((n, MOST_TARGET + 1), PAD)
+    about = np.full((n, MOST_TARGET), -1)
     for row in range(n):
         place, read = 0, 0
-        for phrase in range(language.phrases):
+        for phrase in range(PHRASES):
             length, marker = lengths[row, phrase], markers[row, phrase]
             source[row, place] = FIRST_MARKER + marker
             meant = words[row, phrase, :length]
             source[row, place + 1 : place + 1 + length] = FIRST_WORD["source"] + meant
             order = _read_in_order(MARKERS[marker], length)
             about[row, read : read + length] = place + 1 + order
-            target[row, 1 + read : 1 + read + length] = FIRST_WORD["target"] + translation[meant[order]]
+            target[row, 1 + read : 1 + read + length] = FIRST_WORD["target"] + TRANSLATION[meant[order]]
             place, read = place + 1 + length, read + length
         source[row, place], target[row, 0], target[row, 1 + read], about[row, read] = END, BEGIN, END, place
     return Phrases(source, target, about)

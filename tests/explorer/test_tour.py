@@ -1,10 +1,10 @@
-"""The tour: typical first scenes, what its steps say, addresses, the keyboard, a step inside a chapter."""
+"""The tour: what its steps say, addresses, the keyboard, a step inside a chapter."""
 
 import re
 
 import pytest
 
-from tests.explorer.conftest import SCRIPTS, address
+from tests.explorer.conftest import address
 from tests.helpers import ROOT
 
 
@@ -20,39 +20,6 @@ def verdict(page):
 
 def looks(page):
     return page.locator(".tour-drawing").get_attribute("aria-label")
-
-
-# Seeds from 1 up to the first whose outcomes are the usual ones, with and without the noise of training.
-TYPICAL = """world => {
-    const read = name => Explorer.readModel(ExplorerWeights, world, name);
-    const [teacher, scratch, student] = ["teacher", "scratch", "copy"].map(read);
-    const best = logits => logits.indexOf(Math.max(...logits));
-    const share = logits => 1 / logits.reduce((sum, one) => sum + Math.exp(one - Math.max(...logits)), 0);
-    const usual = (seed, noise) => {
-        const scene = Explorer.draw(world, seed), label = Explorer.label(scene);
-        const bytes = one => Explorer.render(one, { ...Explorer.WORLD, noise });
-        const seen = one => Explorer.prepare(bytes(one), ExplorerWeights.pixels), pixels = seen(scene);
-        const twin = what => Explorer.twin(scene, what, seed + 1000000);
-        const theirs = Explorer.label(twin("routing"));
-        const given = maps => best(Explorer.forward(student, pixels, maps).logits);
-        const copy = one => given(Explorer.forward(teacher, seen(one)).maps), routed = copy(twin("routing"));
-        const alone = Explorer.forward(scratch, pixels).logits;
-        const own = world === "match"
-            ? best(alone) !== label && (noise > 0 || share(alone) < 0.5) && routed === label
-            : best(alone) === label && routed === theirs && copy(twin("distractors")) === label;
-        return own && theirs !== label && copy(scene) === label && copy(twin("message")) !== label
-            && given(Explorer.uniformMaps(4, 4, 17)) !== label;
-    };
-    let seed = 1;
-    while (!(usual(seed, 0) && usual(seed, 0.2))) seed += 1;
-    return seed;
-}"""
-
-
-def typical(world):
-    """The seed of a world's first scene."""
-    (seed,) = re.findall(rf"TYPICAL = {{.*{world}: (\d+)", (SCRIPTS / "state.js").read_text("utf-8"))
-    return int(seed)
 
 
 MATCH, FIND = "the key's colour", "four white corners"

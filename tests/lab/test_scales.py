@@ -84,7 +84,7 @@ def cifar(tmp_path, monkeypatch):
         labels=20,
         path=tmp_path,
         unlabelled=20,
-        test_size=8,
+        held_out_sizes={"validation": None, "test": 8},
     )
     monkeypatch.setattr(study, "scales", lambda data: {"toy": scale})
     return scale

@@ -10,7 +10,7 @@ from atbook.lab.scales import SentenceScale, Translator
 from atbook.lab.study import Place, run_study
 from atbook.lab.translation import TRANSLATION, translated
 from atbook.records import read_file, unpack_bits
-from atbook.worlds.phrases import Language, generate_phrases, phrase_sentences
+from atbook.worlds.phrases import TARGET_WORDS, generate_phrases, phrase_sentences
 from atfamily.seq2seq import BEGIN, END, PAD
 from atlib import recipe as recipes
 
@@ -48,7 +48,7 @@ def test_a_model_that_knows_everything_is_right(monkeypatch):
         wrong = 0
 
         def forward(self, sources, target):
-            logits = torch.zeros(*target.shape, Language().target_words)
+            logits = torch.zeros(*target.shape, TARGET_WORDS)
             for row, source in enumerate(sources.tolist()):
                 said = answers[tuple(source)]
                 for place in range(target.shape[1]):

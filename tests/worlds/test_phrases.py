@@ -1,14 +1,16 @@
 """The generated language: sentences are translated by its rule, and the oracle says where words are from."""
 
 import numpy as np
-import pytest
 import torch
 
 from atbook.worlds.phrases import (
     FIRST_MARKER,
     FIRST_WORD,
     MARKERS,
-    Language,
+    MOST_SOURCE,
+    MOST_TARGET,
+    TRANSLATION,
+    WORDS,
     generate_phrases,
     oracle,
     phrase_sentences,
@@ -36,22 +38,19 @@ def read(source, translation):
     return said, [*places, at]
 
 
-@pytest.mark.parametrize("language", [Language(), Language(7, 4, 1, 6), Language(5, 1, 3, 3)], ids=str)
-def test_sentences_are_translated_by_the_rule(language):
-    drawn, translation = generate_phrases("test", 200, 1, language), language.translation()
-    assert sorted(translation) == list(range(language.words))
-    told = oracle(torch.from_numpy(drawn.source), language.most_target)
-    assert torch.equal(told.sum(-1), torch.ones(200, language.most_target))
+def test_sentences_are_translated_by_the_rule():
+    drawn = generate_phrases("test", 200, 1)
+    assert sorted(TRANSLATION) == list(range(WORDS))
+    told = oracle(torch.from_numpy(drawn.source), MOST_TARGET)
+    assert torch.equal(told.sum(-1), torch.ones(200, MOST_TARGET))
     for source, target, about, map in zip(drawn.source.tolist(), drawn.target.tolist(), drawn.about, told):
-        said, places = read(source, translation)
-        assert target == [BEGIN, *said, END] + [PAD] * (language.most_target - len(said) - 1)
-        assert about.tolist() == places + [-1] * (language.most_target - len(places))
-        assert map.argmax(-1).tolist() == places + places[-1:] * (language.most_target - len(places))
-    assert drawn.source.max() < language.source_words and drawn.target.max() < language.target_words
+        said, places = read(source, TRANSLATION)
+        assert target == [BEGIN, *said, END] + [PAD] * (MOST_TARGET - len(said) - 1)
+        assert about.tolist() == places + [-1] * (MOST_TARGET - len(places))
+        assert map.argmax(-1).tolist() == places + places[-1:] * (MOST_TARGET - len(places))
+    assert drawn.source.max() < FIRST_WORD["source"] + WORDS and drawn.target.max() < 3 + WORDS
     lengths = (drawn.source >= FIRST_WORD["source"]).sum(1)
-    assert language.phrases * language.shortest <= lengths.min()
-    assert lengths.max() <= language.phrases * language.longest
-    assert drawn.source.shape[1] == language.most_source
+    assert 2 * 2 <= lengths.min() and lengths.max() <= 2 * 5 and drawn.source.shape[1] == MOST_SOURCE
 
 
 def test_another_order_keeps_words_and_lengths():
@@ -61,7 +60,7 @@ def test_another_order_keeps_words_and_lengths():
     assert np.array_equal(drawn.source[~markers], other.source[~markers])
     assert 0.1 < (drawn.source[markers] == other.source[markers]).mean() < 0.4
     both = phrase_sentences(drawn, other)
-    assert both.sources.shape == (60, 2, Language().most_source)
+    assert both.sources.shape == (60, 2, MOST_SOURCE)
     assert torch.equal(both.sources[:, 0], phrase_sentences(drawn).sources)
     assert np.array_equal(both.targets, drawn.target)
 

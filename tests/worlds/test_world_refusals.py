@@ -5,7 +5,7 @@ import math
 import pytest
 
 from atbook.worlds.glyphs import World, generate
-from atbook.worlds.phrases import Language, generate_phrases
+from atbook.worlds.phrases import generate_phrases
 from atbook.worlds.scenes import MOST, SceneWorld, generate_scenes
 from atbook.worlds.shifts import shifted, shifted_images
 
@@ -36,8 +36,6 @@ SEVERITIES = [("nois", 1), ("Blur", 1), ("noise", -0.1), ("noise", 5.5), ("harde
         *(lambda call=call: call("valid", 1) for call in (generate, generate_phrases, generate_scenes)),
         *(lambda call=call: call("train", 0) for call in (generate, generate_phrases, generate_scenes)),
         lambda: generate("train", 1, twin="evil"),
-        lambda: Language(words=0),
-        lambda: Language(shortest=4, longest=3),
     ],
 )
 def test_values(call):
