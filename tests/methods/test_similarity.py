@@ -1,4 +1,4 @@
-"""SEED and CompRess: the loss image by image, and the queues."""
+"""SEED and CompRess: the loss image by image, the queues, and a run that goes on."""
 
 import math
 
@@ -8,9 +8,13 @@ from torch.nn.functional import normalize
 
 from atfamily.contrast import features
 from atfamily.similarity import CompRess, SimilarityDistillation, similarity_cross_entropy
-from tests.helpers import random_images
+from atlib.recipe import Recipe
+from atlib.train import train
+from atrun.checkpoint_manager import CheckpointManager
+from tests.helpers import random_images, same, state_of
 
 IMAGES = random_images(3, 3, 32, 32)
+ALONE = {"task_weight": 0.0, "transfer_weight": 1.0, "label_smoothing": 0.0}
 
 
 def pair(small_vit, queue=5, **options):
@@ -59,6 +63,19 @@ def test_a_batch_larger_than_the_queue(small_vit):
     with torch.no_grad():
         newest = normalize(features(model.teacher, IMAGES), dim=1)[1:]
     assert torch.allclose(model.queue, newest, atol=1e-6)
+
+
+def test_a_run_that_was_stopped_goes_on_with_the_same_queue(small_vit, glyphs64, tmp_path):
+    def run(**options):
+        model, recipe = pair(small_vit, queue=40), Recipe(steps=5, batch_size=16, **ALONE)
+        history = train(model, glyphs64, recipe, progress=None, **options)
+        return state_of(model), history
+
+    whole = run()
+    run(keeper=CheckpointManager(tmp_path, every=2), stop_at=3)
+    pieces = run(keeper=CheckpointManager(tmp_path, every=2))
+    assert same(whole[0], pieces[0]) and whole[1] == pieces[1]
+    assert whole[0]["next_place"] == 64 + 16 - 2 * 40
 
 
 # --- CompRess
