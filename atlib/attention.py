@@ -93,15 +93,6 @@ class Seen(NamedTuple):
         return self._replace(given=given, mask=plus(self.mask, mask))
 
 
-class Kept(NamedTuple):
-    """What of a layer's own map stays where another is put in (`atlib.maps.keep_own`)."""
-
-    #: The tokens whose rows stay.
-    queries: tuple[int, ...] = ()
-    #: The tokens that keep their weight in every other row, and take it from what is put in.
-    keys: tuple[int, ...] = ()
-
-
 class Instead(NamedTuple):
     """What a layer's attention shall use instead of its own; None: its own. New q and k are as `Seen` has
     them. What a layer forbids (`Seen.mask`) stays forbidden: a new map loses those entries, rows
@@ -119,8 +110,9 @@ class Instead(NamedTuple):
     scale: float | None = None
     #: The heads to replace, H being their number; None for all.
     heads: Sequence[int] | None = None
-    #: Which rows and columns of a replaced map stay the layer's own, with their gradients.
-    kept: Kept | None = None
+    #: Of a replaced map, the queries whose rows stay the layer's own, with their gradients, and the keys that
+    #: keep their weight in every other row (`atlib.maps.keep_own`).
+    kept: tuple[Sequence[int], Sequence[int]] | None = None
     #: The bias that belongs to new q and k: (N, N), or (H, N, N); without both it is refused.
     bias: Tensor | None = None
     #: (N, N), on top of what the layer forbids, with q and k that belong to it; among some heads only a map

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from atlib.attention import DropPathMasks, Seen, Walk, outputs, sample_drop_path, walk
-from atlib.compatibility import Pairing, Sizes, examine, pair_up
-from atlib.forms import MapFree, OnePart
+from atlib.compatibility import examine, pair_up
+from atlib.forms import Form
 from atlib.losses import note
+from atlib.maps import keep_tokens
 from atlib.pair import Normalisation, Pair, check_images
 from atlib.plan import Plan
 
@@ -32,14 +33,12 @@ class Transferred(NamedTuple):
 class AttentionTransfer(Pair):
     """A student that learns everything from scratch except what `plan` takes from the teacher.
 
-    Both are models that `walk` sees, of the same library or not; one image of noise shows what must fit. As
-    in every `Pair` the student alone is part of the module, with a learned head mapping, where the plan asks
-    for one. The teacher is run no further than the plan needs. Copy needs it at inference too; after Distill,
-    `.student` alone is the result, and evaluation (eval mode, no gradients) runs nothing else.
+    Both are models that `walk` sees, of the same library or not. The teacher is run no further than the plan
+    needs. Copy needs it at inference too; after Distill, `.student` alone is the result.
 
-    `maps` takes the place of running the teacher, such as maps that were stored (`atlib.MapCache`): it
-    is given what the teacher would be given. normalisation: of the images that the pair is given. Raises
-    `ValueError` when the two cannot be paired, and `Unwalkable` for models `walk` refuses.
+    maps: in place of running the teacher, such as maps that were stored (`atlib.MapCache`). normalisation: of
+    the images that the pair is given. Raises `ValueError` when the two cannot be paired, and `Unwalkable` for
+    models `walk` refuses.
     """
 
     def __init__(
@@ -71,13 +70,13 @@ class AttentionTransfer(Pair):
         self._same_masks = one_to_one and of_teacher.depth == of_student.depth
         self._projections, self._projections_of_teacher = projections, projections_of_teacher
         self._sees_images = of_student.image is not None
-        self._form = _form_of(plan, pairing, of_teacher, of_student, maps is not None)
+        self._form = Form(plan, pairing, of_teacher, of_student, maps is not None)
         self.head_mapping = self._form.head_mapping  # registered here: the form is no module
 
     @property
     def path(self) -> str:
         """What happens to maps: "map-free", none is ever stored, or "dense", they are written out."""
-        return self._form.path
+        return "dense" if self._form.dense else "map-free"
 
     def extra_repr(self) -> str:
         """The teacher, which is no part of the module, and the plan."""
@@ -85,14 +84,8 @@ class AttentionTransfer(Pair):
 
     @property
     def needs_teacher(self) -> bool:
-        """Whether the student works at inference only together with the teacher: True for Copy, False for
-        Distill."""
+        """True for Copy, False for Distill."""
         return self.plan.how == "copy"
-
-    @property
-    def mismatched(self) -> dict[str, tuple]:
-        """Components in which the student is not built like its teacher: {name: (teacher's, student's)}."""
-        return self.pairing.components
 
     def forward(self, images: Tensor) -> Transferred:
         """Student logits (B, classes) and the unweighted transfer loss for images (B, 3, height, width), or
@@ -127,8 +120,7 @@ class AttentionTransfer(Pair):
         return self._student_walk(images, teacher_layers, masks)
 
     def _apart(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """What the student sees and what the teacher sees, each (B, 3, height, width): the same, where images
-        do not come in pairs."""
+        """What the student sees and what the teacher sees, each (B, 3, height, width)."""
         if not self._sees_images:  # texts, clips
             return images, images
         if images.ndim == 5 and images.shape[1] != 2:
@@ -192,37 +184,10 @@ class AttentionTransfer(Pair):
         return [_on_tokens(layer, tokens) for layer in kept]
 
     def teacher_maps(self, teacher_layers: Iterable[Seen]) -> list[Tensor]:
-        """The teacher's maps as the plan wants them, one (B, H, N, N) per layer: heads merged, on the
-        student's patch grid, averaged, with zeros for tokens that only the student has."""
+        """The teacher's maps as the plan wants them, one (B, H, N, N) per layer (`atlib.forms.Form.maps`)."""
         if self.plan.what != "map":
             raise ValueError(f"this plan transfers {self.plan.what!r}, and no maps: use what='map'")
         return self._form.maps(teacher_layers)
-
-
-def _form_of(plan: Plan, pairing: Pairing, teacher: Sizes, student: Sizes, given: bool) -> MapFree:
-    """The form that a plan's transfer takes between two models. given: as maps, not as q and k."""
-    some_heads = plan.how == "copy" and plan.heads is not None
-    dense = (
-        given
-        or plan.average is not None
-        or pairing.queries is not None
-        or pairing.teacher_grid != pairing.student_grid
-        # Heads of another width cannot stand among the student's own as q and k, only as maps; nor can some
-        # heads look where others must not, but as maps.
-        or some_heads
-        and (pairing.widths_differ or teacher.masked)
-    )
-    mixed = pairing.heads_differ and plan.unequal_heads in ("learn", "average")
-    if plan.what != "map":
-        form = OnePart
-    elif not dense and not mixed:
-        form = MapFree
-    else:
-        from atlib import written_out as forms  # here: most pairs need none of them
-
-        of_heads = {"learn": forms.LearnedHeads, "average": forms.MeanOfHeads}
-        form = of_heads[plan.unequal_heads] if mixed else forms.WrittenOut
-    return form(plan, pairing, teacher.heads, student.heads)
 
 
 def drops(student: nn.Module) -> bool:
@@ -260,8 +225,6 @@ def _on_tokens(seen: Seen, tokens: Sequence[int] | None) -> Seen:
     if tokens[-1] + 1 != count:  # the last patch is among them
         raise ValueError(f"these images make {count} tokens, and the pair was built for {tokens[-1] + 1}")
     if seen.given is not None:
-        from atlib.maps import keep_tokens  # here: q and k need no file of operations on maps
-
         return seen._replace(given=keep_tokens(seen.given, tokens))
     added = {"bias": seen.bias, "mask": seen.mask}
     return seen._replace(

@@ -109,11 +109,7 @@ class Pairing(NamedTuple):
     layers: tuple[tuple[int, int], ...]  # (student's, teacher's)
     teacher_tokens: tuple[int, ...] | None  # those that both have, None where that is all of them
     student_tokens: tuple[int, ...] | None  # the same tokens in the student
-    teacher_grid: tuple[int, int]  # patches down and across
-    student_grid: tuple[int, int]
     common_prefix: int  # how many of the common tokens are prefix tokens
-    heads_differ: bool
-    widths_differ: bool
     components: dict[str, tuple]  # native ones that differ: {name: (teacher's, student's)}
     # The student's tokens that the teacher lacks and that keep their share of every row. With them maps have
     # all of the student's tokens, else the common ones.
@@ -153,11 +149,7 @@ def pair_up(
         layers,
         _common_tokens(of_teacher, common),
         _common_tokens(of_student, common),
-        of_teacher.grid,
-        of_student.grid,
         common,
-        of_teacher.heads != of_student.heads,
-        of_teacher.head_width != of_student.head_width,
         components,
         own_keys,
         None if len(rows) == prefix + len(patches) else rows,
