@@ -13,7 +13,6 @@ from atlib.attention import DropPathMasks, Seen, Walk, outputs, sample_drop_path
 from atlib.compatibility import examine, pair_up
 from atlib.forms import Form
 from atlib.losses import note
-from atlib.maps import keep_tokens
 from atlib.pair import Normalisation, Pair, check_images
 from atlib.plan import Plan
 
@@ -112,8 +111,7 @@ class AttentionTransfer(Pair):
         return seen, sum(note(f"transfer_loss/layer_{layer}", loss) for layer, loss in losses)
 
     def walk(self, images: Tensor) -> Walk:
-        """The walk that `forward` takes its logits from: where the plan copies, with the teacher's attention
-        in it; where it distills, the teacher is not run."""
+        """The walk that `forward` takes its logits from; where it distills, the teacher is not run."""
         images, teacher_images = self._apart(images)
         masks = self._masks(images)
         teacher_layers = self.teacher_layers(teacher_images, masks) if self.needs_teacher else []
@@ -159,8 +157,8 @@ class AttentionTransfer(Pair):
         self._looked = True
 
     def teacher_layers(self, images: Tensor, drop_path=None) -> list[Seen]:
-        """What the teacher's transferred layers saw on the student's images, on the tokens that both have, as
-        constants: what the plan needs of q, k, v, or the given map where `maps` stand in for the teacher."""
+        """What the teacher's transferred layers saw, on the tokens that both have, as constants: what the
+        plan needs of q, k, v, or the given map where `maps` stand in for the teacher."""
         layers, tokens = [of_teacher for _, of_teacher in self.pairing.layers], self.pairing.teacher_tokens
         shown = self.for_teacher(images)
         if self._maps is not None:
@@ -216,8 +214,7 @@ def _constant(seen: Seen, parts: str) -> Seen:
 
 
 def _on_tokens(seen: Seen, tokens: Sequence[int] | None) -> Seen:
-    """What a layer saw among some tokens only; softmax over fewer keys is the map with its rows
-    renormalised."""
+    """What a layer saw among some tokens only; softmax over fewer keys is the map renormalised."""
     if tokens is None:
         return seen
     parts = {name: x for name in ("q", "k", "v", "given") if (x := getattr(seen, name)) is not None}
@@ -225,6 +222,8 @@ def _on_tokens(seen: Seen, tokens: Sequence[int] | None) -> Seen:
     if tokens[-1] + 1 != count:  # the last patch is among them
         raise ValueError(f"these images make {count} tokens, and the pair was built for {tokens[-1] + 1}")
     if seen.given is not None:
+        from atlib.maps import keep_tokens  # here: q and k need no file of operations on maps
+
         return seen._replace(given=keep_tokens(seen.given, tokens))
     added = {"bias": seen.bias, "mask": seen.mask}
     return seen._replace(

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from atlib.attention import Instead, Seen, forbid
 from atlib.compatibility import Pairing, Sizes
 from atlib.losses import attention_cross_entropy, map_cross_entropy, projection_mse
-from atlib.maps import average_over, join_heads, keep_own, mean_heads, place_tokens, resample
 from atlib.plan import Plan
 
 TEMPERATURE = 10.0  # of the aggregation of heads: AttnDistill (arXiv 2210.00944)
@@ -61,7 +60,7 @@ class Form:
         return [self._instead(self._merged(seen), heads) for seen, heads in zip(teacher_layers, self.heads)]
 
     def _instead(self, seen: Seen, heads: Sequence[int] | None) -> Instead:
-        """The teacher's q, k or v for some heads of the student; or q and k, with what makes a map of them."""
+        """The teacher's q, k or v for some heads of the student; or q and k with what makes a map of them."""
         parts = {part: self._spread(getattr(seen, part), heads) for part in self.parts}
         if self.parts == "qk":
             parts |= {"scale": seen.scale, "bias": _of_heads(seen.bias, heads), "mask": seen.mask}
@@ -83,6 +82,8 @@ class Form:
                 yield projection_mse(student_layer, teacher_layer, self.plan.what)
 
     def _losses_of_maps(self, student_layers: Sequence[Seen], maps: Sequence[Tensor]) -> Iterator[Tensor]:
+        from atlib.maps import keep_own  # here: most pairs need no file of operations on maps
+
         for index, (seen, p, heads) in enumerate(zip(student_layers, maps, self.heads)):
             seen = _select(self._merged(seen), heads)
             # heads are chosen last, as an average is over all; what the student's layer forbids goes
@@ -104,6 +105,8 @@ class Form:
         student's patch grid, averaged, with zeros for tokens that only the student has."""
         maps = [self._merged(seen).map for seen in teacher_layers]
         if self.dense:
+            from atlib.maps import average_over, mean_heads, place_tokens, resample
+
             maps = [resample(p, *self.grids, self.pairing.common_prefix) for p in maps]
             if self.plan.average is not None:
                 maps = average_over(maps, self.plan.average)
@@ -125,7 +128,7 @@ class Form:
         bias = seen.bias
         if bias is not None:  # the sum over heads, as of their scores
             bias = (bias.sum(0) if bias.ndim == 3 else seen.q.shape[1] * bias) / TEMPERATURE
-        q, k = join_heads(seen.q), join_heads(seen.k)
+        q, k = (x.transpose(1, 2).flatten(2).unsqueeze(1) for x in (seen.q, seen.k))  # side by side
         return Seen(q, k, None, seen.scale / TEMPERATURE, bias=bias, mask=seen.mask)
 
     def _spread(self, x: Tensor, heads: Sequence[int] | None) -> Tensor:
