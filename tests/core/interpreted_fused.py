@@ -14,10 +14,10 @@ from atlib import AttentionTransfer, Plan, create_vit, fused
 from atlib.attention import FORBIDDEN, Seen
 from atlib.fused import by_kernel
 from atlib.map_free import by_blocks
-from tests import longhand
+from tests.core import test_map_free
+from tests.core.test_map_free import SCALES, dense, stepped
 from tests.helpers import SMALL_VIT, Seer, random_images, randomise
 
-SCALES = 0.7, 0.4
 KERNELS = {"short": True, "long": False}
 
 
@@ -46,37 +46,16 @@ def kernel(request, monkeypatch):
     return request.param
 
 
-def random_qk(B=2, H=2, N=50, d=8, d_t=12, seed=0, size=1.0, dtype=torch.float32):
-    """q and k of a student, then of a teacher."""
-    shapes = (B, H, N, d), (B, H, N, d), (B, H, N, d_t), (B, H, N, d_t)
-    return [size * random_images(*shape, seed=seed + n, dtype=dtype) for n, shape in enumerate(shapes)]
-
-
-def written_out(student, teacher):
-    """The loss from maps, long-hand: mean over images, heads and queries."""
-    scores, target = student.scores, longhand.softmax(teacher.without(student.mask).scores)
-    highest = scores.amax(-1, keepdim=True)
-    log_p = scores - highest - (scores - highest).exp().sum(-1, keepdim=True).log()
-    return -torch.einsum("bhij,bhij->bhi", target, log_p).mean()
-
-
-def stepped(how, tensors, times=1.0, of_student=None, of_teacher=None, **options):
-    """The loss and the gradients of `times` the loss with respect to the student's q and k."""
-    q, k = (x.detach().clone(memory_format=torch.preserve_format).requires_grad_() for x in tensors[:2])
-    student = Seen(q, k, None, SCALES[0], **(of_student or {}))
-    teacher = Seen(*tensors[2:], None, SCALES[1], **(of_teacher or {}))
-    loss = how(student, teacher, **options)
-    (times * loss).backward()
-    return loss.detach(), q.grad, k.grad
+def random_qk(B=2, H=2, N=50, d=8, d_t=12, **options):
+    return test_map_free.random_qk(B, H, N, d, d_t, **{"dtype": torch.float32} | options)
 
 
 def in_float64(tensors, **options):
-    return stepped(written_out, [x.double() for x in tensors], **options)
+    return stepped(dense, [x.double() for x in tensors], **options)
 
 
 def assert_close(computed, expected, within=1e-5):
-    for one, other in zip(computed, expected, strict=True):
-        assert one.shape == other.shape and (one.double() - other).abs().max() <= within
+    test_map_free.assert_close([x.double() for x in computed], expected, within)
 
 
 SHAPES = [

@@ -33,10 +33,10 @@ def random_qk(B=2, H=3, N=70, d=8, d_t=8, seed=0, size=1.0, dtype=torch.float64)
     ]
 
 
-def seen_of(q, k, q_t, k_t, scales=SCALES, masks=(None, None), biases=(None, None)):
-    """What a layer of the student and one of the teacher saw."""
-    added = [{"mask": mask, "bias": bias} for mask, bias in zip(masks, biases)]
-    return Seen(q, k, None, scales[0], **added[0]), Seen(q_t, k_t, None, scales[1], **added[1])
+def seen_of(q, k, q_t, k_t, scales=SCALES, of_student=None, of_teacher=None):
+    """What a layer of the student and one of the teacher saw; each may have a bias or a mask."""
+    student = Seen(q, k, None, scales[0], **(of_student or {}))
+    return student, Seen(q_t, k_t, None, scales[1], **(of_teacher or {}))
 
 
 def dense(student, teacher, value=True):
@@ -73,7 +73,8 @@ def test_equals_the_dense_loss(how, shape, widths, scales, times, seed, biased):
     tensors, (_, H, N) = random_qk(*shape, *widths, seed), shape
     shapes = {None: (0,), "a head": (H, N, N), "all heads": (N, N)}
     biases = [kind and random_images(*shapes[kind], seed=seed, dtype=torch.float64) for kind in biased]
-    seen = {"times": times, "scales": scales, "biases": biases}
+    seen = {"times": times, "scales": scales}
+    seen |= {side: {"bias": bias} for side, bias in zip(("of_student", "of_teacher"), biases)}
     found, expected = stepped(how, tensors, **seen), stepped(dense, tensors, **seen)
     assert found[0].shape == () and found[0].dtype == torch.float64
     assert_close(found, expected, 1e-10)
@@ -107,8 +108,9 @@ def test_with_a_mask(how, forbidden, N=17):
 
     tensors = random_qk(N=N, d=5, d_t=7)
     expected = stepped(row_by_row, tensors)
-    assert_close(stepped(how, tensors, masks=(mask, mask_t)), expected, 1e-10)
-    assert_close(stepped(dense, tensors, masks=(mask, mask_t)), expected, 1e-10)
+    for way in (how, dense):
+        found = stepped(way, tensors, of_student={"mask": mask}, of_teacher={"mask": mask_t})
+        assert_close(found, expected, 1e-10)
 
 
 @both_ways
