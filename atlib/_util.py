@@ -47,6 +47,20 @@ def out_of_memory(error: Exception) -> bool:
     return isinstance(error, kinds) or "can't allocate memory" in str(error)
 
 
+def refuse_second_derivative() -> None:
+    """Raise `RuntimeError` in a backward pass that keeps a graph: a second derivative of the map-free loss
+    would miss that maps depend on q and k."""
+    import torch
+
+    # Not once_differentiable: where the loss is the end of the graph, that hands out gradients as constants
+    # without a word.
+    if torch.is_grad_enabled():
+        raise RuntimeError(
+            "the map-free loss has first derivatives only, and create_graph=True asks for more: "
+            "use atlib.losses.dense_attention_cross_entropy"
+        )
+
+
 @contextmanager
 def in_eval_mode(*models: "nn.Module") -> Iterator[None]:
     """Within it models are in eval mode; after it, every part of them is as it was."""

@@ -2,15 +2,14 @@
 
 The model runs its own forward. While it is walked, a function of this file stands in the place of
 `torch.nn.functional.scaled_dot_product_attention`: it notes q, k and v of every call with as many queries as
-keys, and computes with what it was given instead. The function is swapped for the process, and asks a context
-variable whose walk this is. A graph of torch.compile has no exceptions, hooks or context variables; there the
-compiler drops what nobody uses.
+keys, and computes with what it was given instead. A graph of torch.compile has no exceptions, hooks or
+context variables; there the compiler drops what nobody uses.
 """
 
 import copy
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
@@ -43,24 +42,17 @@ class Seen(NamedTuple):
     """What one attention layer saw and used: q and k *after* norms and rotation by position (RoPE), with
     shared keys and values (grouped queries) repeated for every head."""
 
-    #: Queries, (B, H, N, d); None where a whole map was put in (`Instead(map=...)`).
-    q: Tensor | None
-    #: Keys, as q.
-    k: Tensor | None
-    #: Values, (B, H, N, d); None at the layer where a walk stops (`stop_after`).
-    v: Tensor | None
-    #: The factor on q kᵀ, usually 1/√d.
-    scale: float
-    #: The whole map that was put in, (B, H, N, N).
-    given: Tensor | None = None
-    #: Added to the scores, such as relative positions (BEiT): (H, N, N), or (N, N) for all heads. Where both
-    #: q and k are replaced, so is the bias.
+    q: Tensor | None  #: Queries, (B, H, N, d); None where a whole map was put in.
+    k: Tensor | None  #: Keys, as q.
+    v: Tensor | None  #: Values, (B, H, N, d); None at the layer where a walk stops.
+    scale: float  #: The factor on q kᵀ, usually 1/√d.
+    given: Tensor | None = None  #: The whole map that was put in, (B, H, N, N).
+    #: Added to the scores, such as relative positions (BEiT): (H, N, N), or (N, N) for all heads.
     bias: Tensor | None = None
-    #: (N, N), constant, added to the scores of every head: 0 where a query may look and `FORBIDDEN` where it
-    #: must not; (B, 1, N, N) where images differ. It belongs to the layer, and stays.
+    #: (N, N), or (B, 1, N, N) where images differ, constant, added to the scores of every head: 0 where a
+    #: query may look and `FORBIDDEN` where it must not. It belongs to the layer, and stays.
     mask: Tensor | None = None
-    #: What mixes the values in place of softmax attention (`Instead.attend`).
-    attend: Attend | None = None
+    attend: Attend | None = None  #: What mixes the values in place of softmax attention.
 
     @property
     def scores(self) -> Tensor:
@@ -75,7 +67,7 @@ class Seen(NamedTuple):
 
     @property
     def added(self) -> Tensor | None:
-        """All that is added to q kᵀ, bias and mask; None for nothing."""
+        """Bias and mask; None for nothing."""
         return plus(self.bias, self.mask)
 
     @property
@@ -93,41 +85,23 @@ class Seen(NamedTuple):
         return self._replace(given=given, mask=plus(self.mask, mask))
 
 
-class Kept(NamedTuple):
-    """What of a layer's own map stays where another is put in (`atlib.maps.keep_own`)."""
-
-    #: The tokens whose rows stay.
-    queries: tuple[int, ...] = ()
-    #: The tokens that keep their weight in every other row, and take it from what is put in.
-    keys: tuple[int, ...] = ()
-
-
 class Instead(NamedTuple):
-    """What a layer's attention shall use instead of its own; None: its own. New q and k are as `Seen` has
-    them. What a layer forbids (`Seen.mask`) stays forbidden: a new map loses those entries, rows
-    renormalised."""
+    """What a layer's attention shall use instead of its own; None: its own. What a layer forbids
+    (`Seen.mask`) stays forbidden: a new map loses those entries, rows renormalised."""
 
-    #: Queries, (B, H, N, d).
-    q: Tensor | None = None
-    #: Keys, as q.
-    k: Tensor | None = None
-    #: Values, as q.
-    v: Tensor | None = None
-    #: A whole map, (B, H, N, N), in place of q and k.
-    map: Tensor | None = None
-    #: The factor that belongs to new q and k; without both it is refused.
-    scale: float | None = None
-    #: The heads to replace, H being their number; None for all.
-    heads: Sequence[int] | None = None
-    #: Which rows and columns of a replaced map stay the layer's own, with their gradients.
-    kept: Kept | None = None
-    #: The bias that belongs to new q and k: (N, N), or (H, N, N); without both it is refused.
-    bias: Tensor | None = None
-    #: (N, N), on top of what the layer forbids, with q and k that belong to it; among some heads only a map
-    #: can have one.
+    q: Tensor | None = None  #: Queries, (B, H, N, d), as `Seen` has them.
+    k: Tensor | None = None  #: Keys, as q.
+    v: Tensor | None = None  #: Values, as q.
+    map: Tensor | None = None  #: A whole map, (B, H, N, N), in place of q and k.
+    scale: float | None = None  #: The factor that belongs to new q and k.
+    heads: Sequence[int] | None = None  #: The heads to replace, H being their number; None for all.
+    #: Of a replaced map, the queries whose rows stay the layer's own, with their gradients, and the keys that
+    #: keep their weight in every other row (`atlib.maps.keep_own`).
+    kept: tuple[Sequence[int], Sequence[int]] | None = None
+    bias: Tensor | None = None  #: The bias that belongs to new q and k: (N, N), or (H, N, N).
+    #: (N, N), on top of what the layer forbids, with new q and k of all heads.
     mask: Tensor | None = None
-    #: What mixes the values in place of softmax, given the layer's q, k and v, without scale and dropout;
-    #: alone.
+    #: What mixes the layer's values in place of softmax, without dropout; alone.
     attend: Attend | None = None
 
 
@@ -136,23 +110,19 @@ class Walk(NamedTuple):
 
     #: (B, classes), or what a model without classes returns; None after `stop_after` or without `head`.
     logits: Any
-    #: What each layer that was walked saw.
-    layers: tuple[Seen, ...]
+    layers: tuple[Seen, ...]  #: What each layer that was walked saw.
     #: The residual stream where the walk ended, (B, N, D), before the final norm. None in a compiled graph,
     #: and where layers stand in no list of blocks.
     tokens: Tensor | None
     #: The residual stream after every block that was run, (B, N, D) each; () where `tokens` is None.
     stream: tuple[Tensor, ...]
-    #: The classes of modules whose attention is no layer and passed through: pooling, cross-attention.
-    passed: tuple[str, ...] = ()
 
 
 # --- What a layer uses ---
 
 
 def attend(seen: Seen, dropout: float = 0.0, on_fused: bool = True) -> Tensor:
-    """Mix the values with the map, softmax(scale · q kᵀ + bias + mask) v: (B, H, N, d), fused or dense; or as
-    `seen.attend` does."""
+    """Mix the values with the map: (B, H, N, d), fused or dense; or as `seen.attend` does."""
     if seen.attend is not None:
         return seen.attend(seen.q, seen.k, seen.v)
     if seen.given is None and on_fused:
@@ -206,7 +176,7 @@ def put_in(layer: Seen, new: Instead, index: int) -> Seen:
         if some is not None or new.kept is not None:  # needs the dense map of the rest
             current = layer.map
             if new.kept is not None:
-                from atlib.maps import keep_own  # here: whole maps need no file of operations on them
+                from atlib.maps import keep_own  # here: most walks need no file of operations on maps
 
                 of_heads = current if some is None else current[:, some]
                 p = keep_own(p.to(current.dtype), of_heads, *new.kept)
@@ -265,14 +235,9 @@ def _check_instead(new: Instead, layer: Seen, at: str) -> None:
 # multiplied. With them Copy costs 1.15 of fine-tuning's products, and without 1.33 (ViT-B) ---
 
 
-class Rows(NamedTuple):
-    """Where a layer's q, k or v comes from: rows of a projection's weight."""
-
-    projection: nn.Module
-    spans: tuple[tuple[int, int], ...]  # (first, last + 1)
-
-
-# Of each layer, the rows of "q", "k", "v"; of "qk" together, where norms or rotations made copies of both.
+# Rows of a projection's weight: (first, last + 1) of each part.
+Rows = tuple[nn.Module, tuple[tuple[int, int], ...]]
+# The rows that each layer's "q", "k", "v" come from; "qk" together, where norms or rotations copied both.
 Projections = Sequence[Mapping[str, Rows]]
 
 
@@ -282,40 +247,34 @@ def rows_of(layer: Seen, products: Sequence[tuple[nn.Linear, Tensor]]) -> dict[s
     rows = {}
     for name in "qkv":
         part = getattr(layer, name)
-        storage = part.untyped_storage()._cdata  # also without memory
-        made = (one for one in reversed(products) if one[1].untyped_storage()._cdata == storage)
-        projection, product = next(made, (None, None))
-        if projection is not None:
-            start = part.storage_offset() - product.storage_offset()
-            height, width = product.shape[-1], part.shape[1] * part.shape[3]
-            together = part.stride()[1:] == (part.shape[3], height, 1) and product.is_contiguous()
-            if together and 0 <= start <= height - width:
-                rows[name] = Rows(projection, ((start, start + width),))
+        for projection, product in reversed(products):
+            # `_cdata` is there also without memory
+            if product.untyped_storage()._cdata == part.untyped_storage()._cdata:
+                start = part.storage_offset() - product.storage_offset()
+                height, width = product.shape[-1], part.shape[1] * part.shape[3]
+                together = part.stride()[1:] == (part.shape[3], height, 1) and product.is_contiguous()
+                if together and 0 <= start <= height - width:
+                    rows[name] = projection, ((start, start + width),)
+                break
     if rows.keys() == {"v"}:
         projection, ((start, stop),) = rows["v"]
         height = projection.out_features
         if height == 3 * (stop - start):  # nothing but q, k and v
-            spans = ((0, start), (stop, height))
-            rows["qk"] = Rows(projection, tuple(span for span in spans if span[0] < span[1]))
+            rows["qk"] = projection, tuple(span for span in ((0, start), (stop, height)) if span[0] < span[1])
     return rows
 
 
-def unread_of(
-    replace: Mapping[int, Instead], projections: Projections, stop_after: int | None
-) -> dict[int, list[Rows]]:
-    """By layer, the rows that nobody reads under these replacements, where a walk ends before the values of
-    `stop_after`."""
-    unread = {}
-    for layer, rows in enumerate(projections):
-        new, parts = replace.get(layer), {"v"} if layer == stop_after else set()
-        if new is not None and new.heads is None and new.kept is None:
-            parts |= {name for name in "qkv" if getattr(new, name) is not None}
-            parts |= {"q", "k", "qk"} if new.map is not None or {"q", "k"} <= parts else set()
-        spans: dict[nn.Module, list] = {}
-        for part in parts & rows.keys():
-            spans.setdefault(rows[part].projection, []).extend(rows[part].spans)
-        unread[layer] = [Rows(projection, tuple(sorted(ranges))) for projection, ranges in spans.items()]
-    return unread
+def unread_of(new: Instead | None, rows: Mapping[str, Rows], stops: bool) -> list[Rows]:
+    """Of a layer's rows, those that nobody reads under a replacement, or where a walk `stops` before its
+    values."""
+    parts = {"v"} if stops else set()
+    if new is not None and new.heads is None and new.kept is None:
+        parts |= {name for name in "qkv" if getattr(new, name) is not None}
+        parts |= {"q", "k", "qk"} if new.map is not None or {"q", "k"} <= parts else set()
+    spans: dict[nn.Module, list] = {}
+    for part in parts & rows.keys():
+        spans.setdefault(rows[part][0], []).extend(rows[part][1])
+    return [(projection, tuple(sorted(ranges))) for projection, ranges in spans.items()]
 
 
 # --- The calls that stand in place of torch's ---
@@ -332,8 +291,7 @@ def attention(
     mix: Callable[[Tensor, Tensor], Tensor] | None = None,
 ) -> Tensor:
     """Attention of a module that has more to say than `scaled_dot_product_attention` takes: (B, H, N, d).
-    `mix`: how the map (B, H, N, N) and v become the result, for a layer that rounds its map, say. The rest is
-    that of `Seen`."""
+    mix: how the map (B, H, N, N) and v become the result, for a layer that rounds its map, say."""
     layer, watch = Seen(q, k, v, scale, mask=mask), _current()
     if watch is not None and q.shape[2] == k.shape[2]:
         layer = watch.note(layer)
@@ -354,13 +312,11 @@ def watched_attention(
         used = watch.note(layer)
         if used is not layer:
             return attend(used, dropout_p)
-    elif watch is not None:
-        watch.passed.append(watch.caller())
     return SDPA(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
 
 
 def _added(attn_mask: Tensor | None, is_causal: bool, q: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """What a call adds to its scores, as bias and mask: `Seen.bias`, `Seen.mask`."""
+    """What a call adds to its scores, as bias and mask."""
     exact = torch.promote_types(q.dtype, torch.float32)  # fp16 cannot hold FORBIDDEN
     if is_causal:
         attn_mask = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool, device=q.device).tril()
@@ -418,7 +374,6 @@ class _Watch:
         self.head = self.stops = True
         self.index = self.branch = 0  # the next layer, and how many branches of the last were dropped
         self.layers: list[Seen] = []
-        self.passed: list[str] = []
         self.products: list[tuple[nn.Linear, Tensor]] | None = None  # (projection, output), to find rows
         self.rows: list[dict[str, Rows]] = []
         # in eager mode:
@@ -436,7 +391,7 @@ class _Watch:
         """A watch for what is computed again from here on; it holds no layer that was seen so far."""
         again = copy.copy(self)
         again.stop_after, again.head, again.tokens, again.open = None, True, None, None
-        again.layers, again.passed, again.running, again.blocks, again.stream = [], [], [], [], []
+        again.layers, again.running, again.blocks, again.stream = [], [], [], []
         return again
 
     def look_at(self, model: nn.Module) -> None:
@@ -544,23 +499,28 @@ def walk(
 ) -> Walk:
     """Run `model(images)`, and return what every attention layer saw on the way.
 
-    `model`: any that calls `F.scaled_dot_product_attention` for its attention; timm's and transformers' are
-    switched to it meanwhile. `images`: (B, 3, height, width), or what else the model takes. `replace`:
-    {layer: what its attention uses instead}. `stop_after=i` ends the walk as soon as layer i's q and k are
-    known, with `values` its v too; `head=False` ends it after the last block. `drop_path`: the
-    stochastic-depth masks of every layer (`sample_drop_path`). `projections`: what `find_projections` has
-    found; rows of q, k or v that are replaced in whole are then not computed.
+    model: any that calls `F.scaled_dot_product_attention` for its attention; timm's and transformers' are
+    switched to it meanwhile. images: (B, 3, height, width), or what else the model takes. stop_after: ends
+    the walk as soon as that layer's q and k are known, with `values` its v too; `head=False` ends it after
+    the last block. drop_path: the stochastic-depth masks of every layer (`sample_drop_path`). projections:
+    what `find_projections` has found; rows of q, k or v that are replaced in whole are then not computed.
 
     Raises `Unwalkable` for a model in which layers do not make the call, or attend in windows, and
     `ValueError` for a layer out of range or a replacement of the wrong shape.
     """
-    if (reason := getattr(model, "not_walkable", None)) is not None:
-        raise Unwalkable(f"cannot walk a {type(model).__name__}: {reason}")
+    check_walkable(model)
     watch = _Watch(replace or {}, drop_path)
     watch.stop_after, watch.head = stop_after, head
     if projections is not None:
-        watch.unread = unread_of(watch.replace, projections, None if values else stop_after)
+        last, rows = None if values else stop_after, enumerate(projections)
+        watch.unread = {i: unread_of(watch.replace.get(i), of_layer, i == last) for i, of_layer in rows}
     return _walk(watch, model, images, values)
+
+
+def check_walkable(model: nn.Module) -> None:
+    """Raise `Unwalkable` for a model that says why it is not."""
+    if (reason := getattr(model, "not_walkable", None)) is not None:
+        raise Unwalkable(f"cannot walk a {type(model).__name__}: {reason}")
 
 
 @torch.no_grad()
@@ -575,7 +535,7 @@ def find_projections(model: nn.Module, images: Tensor) -> tuple[Walk, Projection
 def sample_drop_path(model: nn.Module, images: Tensor) -> list[DropPathMasks]:
     """Draw one set of stochastic-depth masks, at the model's own rates, for a batch of `images` (B, ...): per
     layer two (B, 1, 1), each 0 or 1 / (1 - rate); [] for a model without places for them. Source: Huang et
-    al. 2016, "Deep Networks with Stochastic Depth"."""
+    al. 2016."""
 
     def mask(module: nn.Module) -> Tensor:
         keep = 1 - getattr(module, "drop_prob", 0.0)  # a place where nothing is dropped is an Identity
@@ -627,9 +587,7 @@ def _walk(watch: _Watch, model: nn.Module, images: Tensor, values: bool) -> Walk
         output, layers, stream = None, layers[: watch.stop_after + 1], stream[: watch.stop_after]
         if not values:
             layers[-1] = layers[-1]._replace(v=None)
-    return Walk(
-        output if watch.head else None, tuple(layers), watch.tokens, tuple(stream), tuple(watch.passed)
-    )
+    return Walk(output if watch.head else None, tuple(layers), watch.tokens, tuple(stream))
 
 
 def _check_layers(watch: _Watch, model: nn.Module) -> None:
@@ -654,8 +612,7 @@ def _check_layers(watch: _Watch, model: nn.Module) -> None:
 
 _WATCH: ContextVar[_Watch | None] = ContextVar("the walk that is going on", default=None)
 _TRACED: _Watch | None = None  # the same in a graph of torch.compile
-_LOCK, _HANDLES, _BEFORE = threading.RLock(), [], []
-_SWAPS = 0
+_LOCK, _SWAPPED, _WATCHES = threading.RLock(), ExitStack(), 0
 
 
 def _current() -> _Watch | None:
@@ -674,47 +631,43 @@ def _traced(watch: _Watch, model: nn.Module, images: Tensor) -> Any:
 
 
 @contextmanager
-def _watching(watch: _Watch) -> Iterator[None]:
-    """Within it, what runs in this thread is noted by `watch`, and modules make the call that can."""
-    before = [(switched, name, getattr(switched, name)) for switched, name, _ in watch.switches]
-    _swap()
-    token = _WATCH.set(watch)
+def _set(places: Sequence[tuple[Any, str, Any]]) -> Iterator[None]:
+    """Within it, attributes of objects have other values: (object, attribute, value)."""
+    before = [(place, name, getattr(place, name)) for place, name, _ in places]
     try:
-        for switched, name, value in watch.switches:
-            setattr(switched, name, value)
+        for place, name, value in places:
+            setattr(place, name, value)
         yield
     finally:
-        for switched, name, value in before:
-            setattr(switched, name, value)
-        _WATCH.reset(token)
-        _swap_back()
+        for place, name, value in before:
+            setattr(place, name, value)
 
 
-def _swap() -> None:
-    global _SWAPS
+@contextmanager
+def _watching(watch: _Watch) -> Iterator[None]:
+    """Within it, what runs in this thread is noted by `watch`, and modules make the call that can. Functions
+    are swapped for the process, by the first watch of several, and ask whose walk this is."""
+    global _WATCHES
     with _LOCK:
-        if not _SWAPS:
+        if not _WATCHES:
             fast = torch.backends.mha.get_fastpath_enabled()  # of nn.MultiheadAttention: it makes no call
-            _BEFORE[:] = [F.scaled_dot_product_attention, F.linear, checkpointing._CheckpointFrame, fast]
-            F.scaled_dot_product_attention, F.linear = watched_attention, _linear
-            checkpointing._CheckpointFrame = _Frame
             torch.backends.mha.set_fastpath_enabled(False)
-            _HANDLES[:] = [
-                register_module_forward_pre_hook(_entered),
-                register_module_forward_hook(_left, always_call=True),
-            ]
-        _SWAPS += 1
-
-
-def _swap_back() -> None:
-    global _SWAPS
-    with _LOCK:
-        _SWAPS -= 1
-        if not _SWAPS:
-            F.scaled_dot_product_attention, F.linear, checkpointing._CheckpointFrame, fast = _BEFORE
-            torch.backends.mha.set_fastpath_enabled(fast)
-            for handle in _HANDLES:
-                handle.remove()
+            _SWAPPED.callback(torch.backends.mha.set_fastpath_enabled, fast)
+            swaps = (F, "scaled_dot_product_attention", watched_attention), (F, "linear", _linear)
+            _SWAPPED.enter_context(_set([*swaps, (checkpointing, "_CheckpointFrame", _Frame)]))
+            _SWAPPED.enter_context(register_module_forward_pre_hook(_entered))
+            _SWAPPED.enter_context(register_module_forward_hook(_left, always_call=True))
+        _WATCHES += 1
+    token = _WATCH.set(watch)
+    try:
+        with _set(watch.switches):
+            yield
+    finally:
+        _WATCH.reset(token)
+        with _LOCK:
+            _WATCHES -= 1
+            if not _WATCHES:
+                _SWAPPED.close()
 
 
 def _entered(module: nn.Module, inputs: tuple) -> None:

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from atlib.attention import DropPathMasks, Seen, Walk, outputs, sample_drop_path, walk
-from atlib.compatibility import Pairing, Sizes, examine, pair_up
-from atlib.forms import MapFree, OnePart
-from atlib.losses import note
+from atlib.attention import DropPathMasks, Instead, Seen, Walk, forbid, outputs, sample_drop_path, walk
+from atlib.compatibility import examine, pair_up
+from atlib.losses import attention_cross_entropy, map_cross_entropy, note, projection_mse
 from atlib.pair import Normalisation, Pair, check_images
 from atlib.plan import Plan
 
+TEMPERATURE = 10.0  # of the aggregation of heads: AttnDistill (arXiv 2210.00944)
 # What the teacher would be given, (B, 3, height, width) -> {its layer: its maps, (B, H, N, N)}
 TeacherMaps = Callable[[Tensor], Mapping[int, Tensor]]
 
@@ -32,14 +32,12 @@ class Transferred(NamedTuple):
 class AttentionTransfer(Pair):
     """A student that learns everything from scratch except what `plan` takes from the teacher.
 
-    Both are models that `walk` sees, of the same library or not; one image of noise shows what must fit. As
-    in every `Pair` the student alone is part of the module, with a learned head mapping, where the plan asks
-    for one. The teacher is run no further than the plan needs. Copy needs it at inference too; after Distill,
-    `.student` alone is the result, and evaluation (eval mode, no gradients) runs nothing else.
+    Both are models that `walk` sees, of the same library or not. The teacher is run no further than the plan
+    needs. Copy needs it at inference too; after Distill, `.student` alone is the result.
 
-    `maps` takes the place of running the teacher, such as maps that were stored (`atlib.MapCache`): it
-    is given what the teacher would be given. normalisation: of the images that the pair is given. Raises
-    `ValueError` when the two cannot be paired, and `Unwalkable` for models `walk` refuses.
+    maps: in place of running the teacher, such as maps that were stored (`atlib.MapCache`). normalisation: of
+    the images that the pair is given. Raises `ValueError` when the two cannot be paired, and `Unwalkable` for
+    models `walk` refuses.
     """
 
     def __init__(
@@ -71,13 +69,41 @@ class AttentionTransfer(Pair):
         self._same_masks = one_to_one and of_teacher.depth == of_student.depth
         self._projections, self._projections_of_teacher = projections, projections_of_teacher
         self._sees_images = of_student.image is not None
-        self._form = _form_of(plan, pairing, of_teacher, of_student, maps is not None)
-        self.head_mapping = self._form.head_mapping  # registered here: the form is no module
+        self._student_heads, self._grids = of_student.heads, (of_teacher.grid, of_student.grid)
+        self._unequal_heads = plan.unequal_heads if of_teacher.heads != of_student.heads else None
+        # the transferred heads of each transferred layer, None for all
+        self._heads = [plan.heads_of(layer, of_student.heads) for layer in self.layers]
+        self._parts = "qk" if plan.what == "map" else plan.what  # what is kept of a teacher's layer
+        # Heads of another width cannot stand among the student's own as q and k, only as maps; nor can some
+        # heads look where others must not, but as maps.
+        some_heads = plan.how == "copy" and plan.heads is not None
+        self._dense = plan.what == "map" and (
+            maps is not None
+            or plan.average is not None
+            or pairing.queries is not None
+            or of_teacher.grid != of_student.grid
+            or self._unequal_heads in ("average", "learn")
+            or (some_heads and (of_teacher.head_width != of_student.head_width or of_teacher.masked))
+        )
+        #: Of "learn", what is learned beside the student: every head of the teacher as a mixture of the
+        #: student's, a matrix for each layer.
+        self.head_mapping = None
+        if self._unequal_heads == "learn":
+            mean = torch.full((of_teacher.heads, of_student.heads), 1 / of_student.heads)
+            self.head_mapping = nn.ParameterList(mean.clone() for _ in self.layers)
+        # how many tokens a transferred map has, the rows that are transferred, None for all, and what of it
+        # stays the student's own
+        down, across = of_student.grid
+        self._tokens = pairing.common_prefix + len(pairing.own_keys) + down * across
+        self._rows = self._kept = None
+        if pairing.queries is not None:
+            self._rows = list(pairing.queries)
+            self._kept = tuple(sorted({*range(self._tokens)} - {*self._rows})), pairing.own_keys
 
     @property
     def path(self) -> str:
         """What happens to maps: "map-free", none is ever stored, or "dense", they are written out."""
-        return self._form.path
+        return "dense" if self._dense else "map-free"
 
     def extra_repr(self) -> str:
         """The teacher, which is no part of the module, and the plan."""
@@ -85,14 +111,8 @@ class AttentionTransfer(Pair):
 
     @property
     def needs_teacher(self) -> bool:
-        """Whether the student works at inference only together with the teacher: True for Copy, False for
-        Distill."""
+        """True for Copy, False for Distill."""
         return self.plan.how == "copy"
-
-    @property
-    def mismatched(self) -> dict[str, tuple]:
-        """Components in which the student is not built like its teacher: {name: (teacher's, student's)}."""
-        return self.pairing.components
 
     def forward(self, images: Tensor) -> Transferred:
         """Student logits (B, classes) and the unweighted transfer loss for images (B, 3, height, width), or
@@ -115,20 +135,18 @@ class AttentionTransfer(Pair):
             return seen, seen.logits.new_zeros(())
         tokens = None if self.pairing.own_keys else self.pairing.student_tokens
         student_layers = [_on_tokens(seen.layers[layer], tokens) for layer in self.layers]
-        losses = zip(self.layers, self._form.losses(student_layers, teacher_layers))
+        losses = zip(self.layers, self._losses(student_layers, teacher_layers))
         return seen, sum(note(f"transfer_loss/layer_{layer}", loss) for layer, loss in losses)
 
     def walk(self, images: Tensor) -> Walk:
-        """The walk that `forward` takes its logits from: where the plan copies, with the teacher's attention
-        in it; where it distills, the teacher is not run."""
+        """The walk that `forward` takes its logits from; where it distills, the teacher is not run."""
         images, teacher_images = self._apart(images)
         masks = self._masks(images)
         teacher_layers = self.teacher_layers(teacher_images, masks) if self.needs_teacher else []
         return self._student_walk(images, teacher_layers, masks)
 
     def _apart(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """What the student sees and what the teacher sees, each (B, 3, height, width): the same, where images
-        do not come in pairs."""
+        """What the student sees and what the teacher sees, each (B, 3, height, width)."""
         if not self._sees_images:  # texts, clips
             return images, images
         if images.ndim == 5 and images.shape[1] != 2:
@@ -149,7 +167,7 @@ class AttentionTransfer(Pair):
         self._check_student()
         replace = None
         if self.plan.how == "copy":
-            replace = dict(zip(self.layers, self._form.instead(teacher_layers)))
+            replace = dict(zip(self.layers, self._replacements(teacher_layers)))
         return walk(self.student, images, replace=replace, drop_path=masks, projections=self._projections)
 
     def _check_student(self) -> None:
@@ -167,8 +185,8 @@ class AttentionTransfer(Pair):
         self._looked = True
 
     def teacher_layers(self, images: Tensor, drop_path=None) -> list[Seen]:
-        """What the teacher's transferred layers saw on the student's images, on the tokens that both have, as
-        constants: what the plan needs of q, k, v, or the given map where `maps` stand in for the teacher."""
+        """What the teacher's transferred layers saw, on the tokens that both have, as constants: what the
+        plan needs of q, k, v, or the given map where `maps` stand in for the teacher."""
         layers, tokens = [of_teacher for _, of_teacher in self.pairing.layers], self.pairing.teacher_tokens
         shown = self.for_teacher(images)
         if self._maps is not None:
@@ -180,11 +198,11 @@ class AttentionTransfer(Pair):
                 self.teacher,
                 shown,
                 stop_after=max(layers),
-                values="v" in self._form.parts,
+                values="v" in self._parts,
                 drop_path=drop_path if self._same_masks else None,
                 projections=self._projections_of_teacher,
             ).layers
-        kept = [_constant(seen[layer], self._form.parts) for layer in layers]
+        kept = [_constant(seen[layer], self._parts) for layer in layers]
         if shown.dtype != images.dtype:  # of a teacher in half precision, in the student's
             kept = [
                 Seen(*(x.to(images.dtype) if isinstance(x, Tensor) else x for x in layer)) for layer in kept
@@ -196,33 +214,87 @@ class AttentionTransfer(Pair):
         student's patch grid, averaged, with zeros for tokens that only the student has."""
         if self.plan.what != "map":
             raise ValueError(f"this plan transfers {self.plan.what!r}, and no maps: use what='map'")
-        return self._form.maps(teacher_layers)
+        maps = [self._merged(seen).map for seen in teacher_layers]
+        if self._dense:
+            from atlib.maps import average_over, mean_heads, place_tokens, resample
 
+            maps = [resample(p, *self._grids, self.pairing.common_prefix) for p in maps]
+            if self.plan.average is not None:
+                maps = average_over(maps, self.plan.average)
+            if self.pairing.own_keys:
+                maps = [place_tokens(p, self.pairing.student_tokens, self._tokens) for p in maps]
+            if self._unequal_heads == "average":
+                maps = [mean_heads(p) for p in maps]
+        return maps
 
-def _form_of(plan: Plan, pairing: Pairing, teacher: Sizes, student: Sizes, given: bool) -> MapFree:
-    """The form that a plan's transfer takes between two models. given: as maps, not as q and k."""
-    some_heads = plan.how == "copy" and plan.heads is not None
-    dense = (
-        given
-        or plan.average is not None
-        or pairing.queries is not None
-        or pairing.teacher_grid != pairing.student_grid
-        # Heads of another width cannot stand among the student's own as q and k, only as maps; nor can some
-        # heads look where others must not, but as maps.
-        or some_heads
-        and (pairing.widths_differ or teacher.masked)
-    )
-    mixed = pairing.heads_differ and plan.unequal_heads in ("learn", "average")
-    if plan.what != "map":
-        form = OnePart
-    elif not dense and not mixed:
-        form = MapFree
-    else:
-        from atlib import written_out as forms  # here: most pairs need none of them
+    def _replacements(self, teacher_layers: Iterable[Seen]) -> list[Instead]:
+        """What each of the student's layers uses instead of its own: Copy."""
+        if self._dense:
+            maps = zip(self.teacher_maps(teacher_layers), self._heads)
+            return [Instead(map=self._spread(p, heads), heads=heads, kept=self._kept) for p, heads in maps]
+        return [self._instead(self._merged(seen), heads) for seen, heads in zip(teacher_layers, self._heads)]
 
-        of_heads = {"learn": forms.LearnedHeads, "average": forms.MeanOfHeads}
-        form = of_heads[plan.unequal_heads] if mixed else forms.WrittenOut
-    return form(plan, pairing, teacher.heads, student.heads)
+    def _instead(self, seen: Seen, heads: Sequence[int] | None) -> Instead:
+        """The teacher's q, k or v for some heads of the student; or q and k with what makes a map of them."""
+        parts = {part: self._spread(getattr(seen, part), heads) for part in self._parts}
+        if self._parts == "qk":
+            parts |= {"scale": seen.scale, "bias": _of_heads(seen.bias, heads), "mask": seen.mask}
+        return Instead(**parts, heads=heads)
+
+    def _losses(self, student_layers: Sequence[Seen], teacher_layers: Iterable[Seen]) -> Iterator[Tensor]:
+        """The unweighted transfer loss between each of the student's layers and the teacher's, whose sum is
+        Distill's."""
+        if self._dense:
+            yield from self._losses_of_maps(student_layers, self.teacher_maps(teacher_layers))
+            return
+        # The teacher's are asked for one at a time: the gradients of a layer, made at once, take the room of
+        # its q and k.
+        for *layers, heads in zip(student_layers, teacher_layers, self._heads):
+            student_layer, teacher_layer = ([_select(self._merged(seen), heads)] for seen in layers)
+            if self.plan.what == "map":
+                yield attention_cross_entropy(student_layer, teacher_layer)
+            else:
+                yield projection_mse(student_layer, teacher_layer, self.plan.what)
+
+    def _losses_of_maps(self, student_layers: Sequence[Seen], maps: Sequence[Tensor]) -> Iterator[Tensor]:
+        from atlib.maps import keep_own  # here: most pairs need no file of operations on maps
+
+        for index, (seen, p, heads) in enumerate(zip(student_layers, maps, self._heads)):
+            seen = _select(self._merged(seen), heads)
+            # heads are chosen last, as an average is over all; what the student's layer forbids goes
+            p = forbid(p if heads is None else p[:, heads], seen.mask)
+            if self.head_mapping is not None:
+                mixed = torch.einsum("ts,bsij->btij", self.head_mapping[index], seen.map)
+                yield nn.functional.mse_loss(mixed, p)
+                continue
+            log_p = seen.scores.log_softmax(-1)
+            if self._unequal_heads == "average":  # the log of the mean, where a single p may underflow
+                log_p = log_p.logsumexp(1, keepdim=True) - math.log(log_p.shape[1])
+            if self._kept is not None:
+                p = keep_own(p, log_p.detach().exp(), *self._kept)
+                log_p, p = log_p[:, :, self._rows], p[:, :, self._rows]
+            yield map_cross_entropy(log_p, p)
+
+    def _merged(self, seen: Seen) -> Seen:
+        """A layer with its heads merged into one, where the plan says so (`atlib.maps.aggregate_heads`), as q
+        and k: no map is needed. Raises `ValueError` for given maps of several heads."""
+        if self._unequal_heads != "aggregate":
+            return seen
+        if seen.given is not None:
+            if seen.given.shape[1] != 1:  # the logarithm of maps that were stored in float16 would be wrong
+                raise ValueError("unequal_heads='aggregate' of maps=: give them through aggregate_heads")
+            return seen
+        bias = seen.bias
+        if bias is not None:  # the sum over heads, as of their scores
+            bias = (bias.sum(0) if bias.ndim == 3 else seen.q.shape[1] * bias) / TEMPERATURE
+        q, k = (x.transpose(1, 2).flatten(2).unsqueeze(1) for x in (seen.q, seen.k))  # side by side
+        return Seen(q, k, None, seen.scale / TEMPERATURE, bias=bias, mask=seen.mask)
+
+    def _spread(self, x: Tensor, heads: Sequence[int] | None) -> Tensor:
+        """What goes to the student's heads: a single head to all of them, otherwise the chosen ones (all for
+        None)."""
+        x = x.expand(-1, self._student_heads, -1, -1) if x.shape[1] == 1 else x
+        return x if heads is None else x[:, heads]
 
 
 def drops(student: nn.Module) -> bool:
@@ -251,8 +323,7 @@ def _constant(seen: Seen, parts: str) -> Seen:
 
 
 def _on_tokens(seen: Seen, tokens: Sequence[int] | None) -> Seen:
-    """What a layer saw among some tokens only; softmax over fewer keys is the map with its rows
-    renormalised."""
+    """What a layer saw among some tokens only; softmax over fewer keys is the map renormalised."""
     if tokens is None:
         return seen
     parts = {name: x for name in ("q", "k", "v", "given") if (x := getattr(seen, name)) is not None}
@@ -268,3 +339,16 @@ def _on_tokens(seen: Seen, tokens: Sequence[int] | None) -> Seen:
         **{name: x[:, :, tokens] for name, x in parts.items()},
         **{name: x if x is None else x[..., tokens, :][..., tokens] for name, x in added.items()},
     )
+
+
+def _select(seen: Seen, heads: Sequence[int] | None) -> Seen:
+    """What some heads of a layer saw; all for None."""
+    if heads is None:
+        return seen
+    parts = {name: x[:, heads] for name in "qkv" if (x := getattr(seen, name)) is not None}
+    return seen._replace(**parts, bias=_of_heads(seen.bias, heads))
+
+
+def _of_heads(bias: Tensor | None, heads: Sequence[int] | None) -> Tensor | None:
+    """The bias of some heads; one (N, N) is that of all."""
+    return bias if heads is None or bias is None or bias.ndim == 2 else bias[list(heads)]

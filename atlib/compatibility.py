@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from atlib._util import in_eval_mode, out_of_memory
-from atlib.attention import Projections, Unwalkable, find_projections
+from atlib.attention import Projections, Unwalkable, check_walkable, find_projections
 from atlib.pair import usual_image_size
 from atlib.plan import Plan
 
@@ -32,8 +32,7 @@ class Sizes(NamedTuple):
 
 def example_of(model: nn.Module, beside: nn.Module | None = None) -> Tensor:
     """One input for a model: an image of noise in its size, or that of the model `beside` it; a clip of such
-    frames; what transformers gives as an example for other models. Raises `Unwalkable` where nothing says
-    the size."""
+    frames; what transformers gives as an example for other models."""
     weight, image = next(model.parameters()), usual_image_size(model)
     if image is None and hasattr(model, "dummy_inputs"):
         return next(iter(model.dummy_inputs.values()))[:1].to(weight.device)
@@ -51,8 +50,7 @@ def examine(model: nn.Module, beside: nn.Module | None = None) -> tuple[Sizes, P
     """What one forward in eval mode, of noise, shows of a model: its sizes, and where q, k and v come from.
     Raises `Unwalkable` where its attention cannot be seen, or its layers have other shapes each."""
     kind = type(model).__name__
-    if (reason := getattr(model, "not_walkable", None)) is not None:
-        raise Unwalkable(f"cannot walk a {kind}: {reason}")
+    check_walkable(model)
     example = example_of(model, beside)
     image = tuple(example.shape[2:]) if example.ndim == 4 else None
     try:
@@ -73,14 +71,14 @@ def examine(model: nn.Module, beside: nn.Module | None = None) -> tuple[Sizes, P
 
 
 def sizes_of(model: nn.Module) -> Sizes:
-    """What must fit between a model and another. Raises as `examine` does."""
+    """What must fit between a model and another."""
     return examine(model)[0]
 
 
 def _tokens(
     model: nn.Module, tokens: int, image: tuple[int, int] | None
 ) -> tuple[tuple[int, int], tuple[int, int, int]]:
-    """The patch grid, and the kinds of prefix tokens, of a model that makes so many tokens of an image."""
+    """The patch grid and the kinds of prefix tokens."""
     config, embed = getattr(model, "config", None), getattr(model, "patch_embed", None)
     grid = getattr(embed, "grid_size", None)
     if grid is None and image is not None:
@@ -109,11 +107,7 @@ class Pairing(NamedTuple):
     layers: tuple[tuple[int, int], ...]  # (student's, teacher's)
     teacher_tokens: tuple[int, ...] | None  # those that both have, None where that is all of them
     student_tokens: tuple[int, ...] | None  # the same tokens in the student
-    teacher_grid: tuple[int, int]  # patches down and across
-    student_grid: tuple[int, int]
     common_prefix: int  # how many of the common tokens are prefix tokens
-    heads_differ: bool
-    widths_differ: bool
     components: dict[str, tuple]  # native ones that differ: {name: (teacher's, student's)}
     # The student's tokens that the teacher lacks and that keep their share of every row. With them maps have
     # all of the student's tokens, else the common ones.
@@ -153,11 +147,7 @@ def pair_up(
         layers,
         _common_tokens(of_teacher, common),
         _common_tokens(of_student, common),
-        of_teacher.grid,
-        of_student.grid,
         common,
-        of_teacher.heads != of_student.heads,
-        of_teacher.head_width != of_student.head_width,
         components,
         own_keys,
         None if len(rows) == prefix + len(patches) else rows,

@@ -34,6 +34,7 @@ from torch import Tensor
 from torch.library import triton_op, wrap_triton
 from torch.utils.flop_counter import register_flop_formula
 
+from atlib._util import refuse_second_derivative
 from atlib.attention import Seen
 
 # The widest head that the kernels take.
@@ -61,12 +62,13 @@ def _store(x, tile, row, N, WIDTH: tl.constexpr, D: tl.constexpr):
 
 
 @triton.jit
-def _scores(left, right, scale, added, query, key, N, PRECISION: tl.constexpr):
+def _scores(left, right, scale, added, head, query, key, N, PRECISION: tl.constexpr):
     """Scores in bits, left · rightᵀ: queries by keys, or keys by queries; `query` and `key` lie along their
-    axes."""
+    axes. head: where in `added` that of the head begins."""
     z = tl.dot(left, tl.trans(right), input_precision=PRECISION) * (scale * LOG2_E)
     if added is not None:
-        z += tl.load(added + query * N + key, mask=(query < N) & (key < N), other=0.0).to(tl.float32) * LOG2_E
+        there = (query < N) & (key < N)
+        z += tl.load(added + head + query * N + key, mask=there, other=0.0).to(tl.float32) * LOG2_E
     return z
 
 
@@ -95,10 +97,7 @@ def _short(
     index = tl.program_id(0).to(tl.int64)
     q, k = _of_head(q, k, index, H, image, head)
     q_t, k_t = _of_head(q_t, k_t, index, H, image_t, head_t)
-    if added is not None:  # not in `_of_head`: Triton 3.6 returns no None
-        added += index % H * added_head
-    if added_t is not None:
-        added_t += index % H * added_head_t
+    added_head, added_head_t = index % H * added_head, index % H * added_head_t
     j = tl.arange(0, KEYS)
     keys, keys_t = _tile(k, j, N, token, WIDTH, D), _tile(k_t, j, N, token_t, WIDTH_T, D_T)
     sum_k = tl.zeros([KEYS, D], tl.float32)
@@ -106,10 +105,10 @@ def _short(
         i = start + tl.arange(0, QUERIES)
         queries = _tile(q, i, N, token, WIDTH, D)
         queries_t = _tile(q_t, i, N, token_t, WIDTH_T, D_T)
-        z = _scores(keys, queries, scale, added, i[None, :], j[:, None], N, PRECISION)
+        z = _scores(keys, queries, scale, added, added_head, i[None, :], j[:, None], N, PRECISION)
         z = tl.where(j[:, None] < N, z, LOWEST)
         z -= tl.max(z, 0)[None, :]
-        z_t = _scores(keys_t, queries_t, scale_t, added_t, i[None, :], j[:, None], N, PRECISION)
+        z_t = _scores(keys_t, queries_t, scale_t, added_t, added_head_t, i[None, :], j[:, None], N, PRECISION)
         z_t = tl.where(j[:, None] < N, z_t, LOWEST)
         p_t = tl.exp2(z_t - tl.max(z_t, 0)[None, :])
         p_t /= tl.sum(p_t, 0)[None, :]
@@ -142,10 +141,7 @@ def _forward(
     index = (tl.program_id(0) // blocks).to(tl.int64)
     q, k = _of_head(q, k, index, H, image, head)
     q_t, k_t = _of_head(q_t, k_t, index, H, image_t, head_t)
-    if added is not None:  # not in `_of_head`: Triton 3.6 returns no None
-        added += index % H * added_head
-    if added_t is not None:
-        added_t += index % H * added_head_t
+    added_head, added_head_t = index % H * added_head, index % H * added_head_t
     i = tl.program_id(0) % blocks * QUERIES + tl.arange(0, QUERIES)
     queries, queries_t = _tile(q, i, N, token, WIDTH, D), _tile(q_t, i, N, token_t, WIDTH_T, D_T)
     highest, highest_t = tl.full([QUERIES], LOWEST, tl.float32), tl.full([QUERIES], LOWEST, tl.float32)
@@ -155,9 +151,9 @@ def _forward(
         j = start + tl.arange(0, KEYS)
         valid = j[None, :] < N
         keys, keys_t = _tile(k, j, N, token, WIDTH, D), _tile(k_t, j, N, token_t, WIDTH_T, D_T)
-        z = _scores(queries, keys, scale, added, i[:, None], j[None, :], N, PRECISION)
+        z = _scores(queries, keys, scale, added, added_head, i[:, None], j[None, :], N, PRECISION)
         z = tl.where(valid, z, LOWEST)
-        z_t = _scores(queries_t, keys_t, scale_t, added_t, i[:, None], j[None, :], N, PRECISION)
+        z_t = _scores(queries_t, keys_t, scale_t, added_t, added_head_t, i[:, None], j[None, :], N, PRECISION)
         z_t = tl.where(valid, z_t, LOWEST)
         higher, higher_t = tl.maximum(highest, tl.max(z, 1)), tl.maximum(highest_t, tl.max(z_t, 1))
         z -= higher[:, None]
@@ -174,70 +170,45 @@ def _forward(
 
 
 @triton.jit
-def _backward_q(
-    q, k, q_t, k_t, added, added_t, lse, lse_t, above, grad_q,
+def _backward(
+    q, k, q_t, k_t, added, added_t, lse, lse_t, above, grad,
     factor, scale, scale_t, H, N, image, head, token, image_t, head_t, token_t, added_head, added_head_t,
     WIDTH: tl.constexpr, WIDTH_T: tl.constexpr, D: tl.constexpr, D_T: tl.constexpr,
-    QUERIES: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
+    HERE: tl.constexpr, THERE: tl.constexpr, PRECISION: tl.constexpr, OF_KEYS: tl.constexpr,
 ):  # fmt: skip
-    """Some queries of one head, over all keys: above · factor · Σ_j (p_s - p_t) k_j, (B, H, N, d)."""
-    blocks = tl.cdiv(N, QUERIES)
+    """Some queries of one head, over all keys: above · factor · Σ_j (p_s - p_t) k_j, (B, H, N, d). Or
+    `OF_KEYS`: some keys, over all queries, Σ_i (p_s - p_t) q_i; then maps are made transposed, keys by
+    queries."""
+    blocks = tl.cdiv(N, HERE)
     index = (tl.program_id(0) // blocks).to(tl.int64)
     q, k = _of_head(q, k, index, H, image, head)
     q_t, k_t = _of_head(q_t, k_t, index, H, image_t, head_t)
-    if added is not None:  # not in `_of_head`: Triton 3.6 returns no None
-        added += index % H * added_head
-    if added_t is not None:
-        added_t += index % H * added_head_t
-    i = tl.program_id(0) % blocks * QUERIES + tl.arange(0, QUERIES)
-    queries, queries_t = _tile(q, i, N, token, WIDTH, D), _tile(q_t, i, N, token_t, WIDTH_T, D_T)
-    row_lse = tl.load(lse + index * N + i, mask=i < N, other=0.0)
-    row_lse_t = tl.load(lse_t + index * N + i, mask=i < N, other=0.0)
-    sum_q = tl.zeros([QUERIES, D], tl.float32)
-    for start in range(0, N, KEYS):
-        j = start + tl.arange(0, KEYS)
-        keys, keys_t = _tile(k, j, N, token, WIDTH, D), _tile(k_t, j, N, token_t, WIDTH_T, D_T)
-        z = _scores(queries, keys, scale, added, i[:, None], j[None, :], N, PRECISION)
-        z_t = _scores(queries_t, keys_t, scale_t, added_t, i[:, None], j[None, :], N, PRECISION)
-        difference = tl.exp2(z - row_lse[:, None]) - tl.exp2(z_t - row_lse_t[:, None])
-        difference = tl.where(j[None, :] < N, difference, 0.0).to(keys.dtype)
-        sum_q = tl.dot(difference, keys, sum_q, input_precision=PRECISION)
-    sum_q *= tl.load(above) * factor
-    _store(grad_q + index * N * WIDTH, sum_q, i, N, WIDTH, D)
-
-
-@triton.jit
-def _backward_k(
-    q, k, q_t, k_t, added, added_t, lse, lse_t, above, grad_k,
-    factor, scale, scale_t, H, N, image, head, token, image_t, head_t, token_t, added_head, added_head_t,
-    WIDTH: tl.constexpr, WIDTH_T: tl.constexpr, D: tl.constexpr, D_T: tl.constexpr,
-    QUERIES: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """Some keys of one head, over all queries: above · factor · Σ_i (p_s - p_t) q_i, (B, H, N, d). Maps are
-    made transposed, keys by queries."""
-    blocks = tl.cdiv(N, KEYS)
-    index = (tl.program_id(0) // blocks).to(tl.int64)
-    q, k = _of_head(q, k, index, H, image, head)
-    q_t, k_t = _of_head(q_t, k_t, index, H, image_t, head_t)
-    if added is not None:  # not in `_of_head`: Triton 3.6 returns no None
-        added += index % H * added_head
-    if added_t is not None:
-        added_t += index % H * added_head_t
-    j = tl.program_id(0) % blocks * KEYS + tl.arange(0, KEYS)
-    keys, keys_t = _tile(k, j, N, token, WIDTH, D), _tile(k_t, j, N, token_t, WIDTH_T, D_T)
-    sum_k = tl.zeros([KEYS, D], tl.float32)
-    for start in range(0, N, QUERIES):
-        i = start + tl.arange(0, QUERIES)
-        queries, queries_t = _tile(q, i, N, token, WIDTH, D), _tile(q_t, i, N, token_t, WIDTH_T, D_T)
-        row_lse = tl.load(lse + index * N + i, mask=i < N, other=0.0)
-        row_lse_t = tl.load(lse_t + index * N + i, mask=i < N, other=0.0)
-        z = _scores(keys, queries, scale, added, i[None, :], j[:, None], N, PRECISION)
-        z_t = _scores(keys_t, queries_t, scale_t, added_t, i[None, :], j[:, None], N, PRECISION)
-        difference = tl.exp2(z - row_lse[None, :]) - tl.exp2(z_t - row_lse_t[None, :])
-        # beyond N both maps are made of zeros: their difference is 0 for queries; keys are not stored
-        sum_k = tl.dot(difference.to(queries.dtype), queries, sum_k, input_precision=PRECISION)
-    sum_k *= tl.load(above) * factor
-    _store(grad_k + index * N * WIDTH, sum_k, j, N, WIDTH, D)
+    added_head, added_head_t = index % H * added_head, index % H * added_head_t
+    if OF_KEYS:
+        q, k, q_t, k_t = k, q, k_t, q_t
+    i = tl.program_id(0) % blocks * HERE + tl.arange(0, HERE)
+    here, here_t = _tile(q, i, N, token, WIDTH, D), _tile(q_t, i, N, token_t, WIDTH_T, D_T)
+    if not OF_KEYS:
+        row_lse = tl.load(lse + index * N + i, mask=i < N, other=0.0)[:, None]
+        row_lse_t = tl.load(lse_t + index * N + i, mask=i < N, other=0.0)[:, None]
+    total = tl.zeros([HERE, D], tl.float32)
+    for start in range(0, N, THERE):
+        j = start + tl.arange(0, THERE)
+        there, there_t = _tile(k, j, N, token, WIDTH, D), _tile(k_t, j, N, token_t, WIDTH_T, D_T)
+        if OF_KEYS:
+            query, key = j[None, :], i[:, None]
+            row_lse = tl.load(lse + index * N + j, mask=j < N, other=0.0)[None, :]
+            row_lse_t = tl.load(lse_t + index * N + j, mask=j < N, other=0.0)[None, :]
+        else:
+            query, key = i[:, None], j[None, :]
+        z = _scores(here, there, scale, added, added_head, query, key, N, PRECISION)
+        z_t = _scores(here_t, there_t, scale_t, added_t, added_head_t, query, key, N, PRECISION)
+        difference = tl.exp2(z - row_lse) - tl.exp2(z_t - row_lse_t)
+        if not OF_KEYS:  # beyond N both maps of a query are made of zeros, and keys are not stored
+            difference = tl.where(key < N, difference, 0.0)
+        total = tl.dot(difference.to(there.dtype), there, total, input_precision=PRECISION)
+    total *= tl.load(above) * factor
+    _store(grad + index * N * WIDTH, total, i, N, WIDTH, D)
 
 
 def by_kernel(student: Seen, teacher: Seen, value: bool = True) -> Tensor:
@@ -312,15 +283,13 @@ def map_free_long_backward(
     grad_q, grad_k = (q.new_empty(q.shape) for _ in "qk")
     here, there, launch = _blocks(q, q_t, added is not None or added_t is not None)
     grid = (B * H * triton.cdiv(N, here),)
-    shared = (scale / (B * H * N), scale, scale_t, H, N, *_strides(*tensors, added, added_t))
-    options = _widths(q, q_t) | launch | {"PRECISION": _precision()}
     with _on(q):
-        wrap_triton(_backward_q)[grid](
-            *tensors, added, added_t, lse, lse_t, above, grad_q, *shared, QUERIES=here, KEYS=there, **options
-        )
-        wrap_triton(_backward_k)[grid](
-            *tensors, added, added_t, lse, lse_t, above, grad_k, *shared, QUERIES=there, KEYS=here, **options
-        )
+        for grad, of_keys in ((grad_q, False), (grad_k, True)):
+            wrap_triton(_backward)[grid](
+                *tensors, added, added_t, lse, lse_t, above, grad,
+                scale / (B * H * N), scale, scale_t, H, N, *_strides(*tensors, added, added_t),
+                **_widths(q, q_t), HERE=here, THERE=there, PRECISION=_precision(), OF_KEYS=of_keys, **launch,
+            )  # fmt: skip
     return grad_q, grad_k
 
 
@@ -331,7 +300,7 @@ def _keep_gradients(ctx, inputs, output) -> None:
 
 
 def _multiply(ctx, above, *_):
-    _refuse_second_derivative()
+    refuse_second_derivative()
     # in float32: an fp16 run scales its loss by more than fp16 can hold
     factor = (above * ctx.factor).reshape(1)
     grad_q, grad_k = ((grad * factor).to(grad.dtype) for grad in ctx.saved_tensors)
@@ -344,7 +313,7 @@ def _keep_rows(ctx, inputs, output) -> None:
 
 
 def _differentiate(ctx, above, *_):
-    _refuse_second_derivative()
+    refuse_second_derivative()
     *tensors, lse, lse_t = ctx.saved_tensors
     grad_q, grad_k = map_free_long_backward(*tensors, ctx.scale, ctx.scale_t, lse, lse_t, above)
     return grad_q, grad_k, None, None, None, None, None, None
@@ -354,33 +323,21 @@ map_free_short.register_autograd(_multiply, setup_context=_keep_gradients)
 map_free_long.register_autograd(_differentiate, setup_context=_keep_rows)
 
 
-def _products(q, q_t, of_student: int, of_teacher: int) -> int:
-    """FLOPs of so many products of a head's width, from the shapes of q: PyTorch's counter asks."""
-    B, H, N, width = q
-    return 2 * B * H * N**2 * (of_student * width + of_teacher * q_t[3])
+def _count(name: str, of_student: int, of_teacher: int, that_learn: int = 0) -> None:
+    """Tell PyTorch's counter how many products of the student's and of the teacher's width an operator makes;
+    `that_learn`: more of the student's, where its last argument says that it learns."""
+
+    def flops(q, k, q_t, *rest, **_) -> int:  # of their shapes
+        B, H, N, width = q
+        products = of_student + (that_learn if rest[-1] else 0)
+        return 2 * B * H * N**2 * (products * width + of_teacher * q_t[3])
+
+    register_flop_formula(getattr(torch.ops.atlib, name))(flops)
 
 
-@register_flop_formula(torch.ops.atlib.map_free_short)
-def _flops_short(q, k, q_t, *rest, **_) -> int:
-    return _products(q, q_t, 3 if rest[-1] else 1, 1)  # rest[-1]: `learns`
-
-
-@register_flop_formula(torch.ops.atlib.map_free_long)
-def _flops_long(q, k, q_t, *_, **__) -> int:
-    return _products(q, q_t, 1, 1)
-
-
-@register_flop_formula(torch.ops.atlib.map_free_long_backward)
-def _flops_long_backward(q, k, q_t, *_, **__) -> int:
-    return _products(q, q_t, 4, 2)
-
-
-def _refuse_second_derivative() -> None:
-    if torch.is_grad_enabled():  # in a backward pass: with create_graph
-        raise RuntimeError(
-            "the map-free loss has first derivatives only, and create_graph=True asks for more: "
-            "use atlib.losses.dense_attention_cross_entropy"
-        )
+_count("map_free_short", 1, 1, that_learn=2)
+_count("map_free_long", 1, 1)
+_count("map_free_long_backward", 4, 2)
 
 
 def takes(student: Seen, teacher: Seen) -> bool:
@@ -435,10 +392,9 @@ def _widths(q: Tensor, q_t: Tensor) -> dict[str, int]:
 def _laid_out(q: Tensor, k: Tensor, q_t: Tensor, k_t: Tensor) -> tuple[Tensor, ...]:
     """The same tensors, q with the strides of its k, as both have them that come from one projection; else
     contiguous."""
-    pairs = [(q, k), (q_t, k_t)]
     return tuple(
         x if x.stride(3) == 1 and x.stride() == other.stride() else x.contiguous()
-        for x, other in (*pairs[:1], pairs[0][::-1], *pairs[1:], pairs[1][::-1])
+        for x, other in ((q, k), (k, q), (q_t, k_t), (k_t, q_t))
     )
 
 

@@ -18,13 +18,9 @@ def attention_cross_entropy(student: Sequence[Seen], teacher: Sequence[Seen], va
 
     The same number and gradients as `dense_attention_cross_entropy`, but no (N, N) map is ever stored: see
     `atlib.map_free`. `value=False` computes the gradients only and returns 0. Where the student must not look
-    (`Seen.mask`), the teacher's share goes, its rows renormalised: no student could lower that part of the
-    loss, which would be infinite.
-
-    Source: Li et al. 2024, "On the Surprising Effectiveness of Attention Transfer for Vision Transformers"
-    (arXiv 2411.09702), section on Attention Distillation; the reductions are those of the published
-    implementation.
-    """
+    (`Seen.mask`), the teacher's share goes, its rows renormalised: else the loss would be infinite. Source:
+    Li et al. 2024 (arXiv 2411.09702), section on Attention Distillation, with the published code's
+    reductions."""
     total = 0.0
     for of_student, of_teacher in zip(student, teacher, strict=True):
         parts = of_student.given, of_student.attend, of_teacher.given, of_teacher.attend
@@ -62,9 +58,8 @@ def map_cross_entropy(log_p_s: Tensor, p_t: Tensor) -> Tensor:
 
 
 def projection_mse(student: Sequence[Seen], teacher: Sequence[Seen], what: str) -> Tensor:
-    """Squared error between the queries, keys or values (`what`: "q", "k" or "v") of student and teacher: a
-    scalar. Per layer the *mean* over all elements of (B, H, N, d), *summed* over layers, as in the published
-    implementation (arXiv 2411.09702)."""
+    """Squared error between q, k or v (`what`) of student and teacher: a scalar. Per layer the *mean* over
+    all elements of (B, H, N, d), *summed* over layers, as in the published code of arXiv 2411.09702."""
     total = 0.0
     for layers in zip(student, teacher, strict=True):
         of_student, of_teacher = (getattr(seen, what) for seen in layers)
@@ -83,8 +78,7 @@ _NOTES: ContextVar[dict[str, Tensor] | None] = ContextVar("what a loss is made o
 
 @contextmanager
 def noted() -> Iterator[dict[str, Tensor]]:
-    """What is noted (`note`) of a loss that is computed within the block: {name: value}, scalars without a
-    graph, on the loss's device."""
+    """What is noted (`note`) of a loss that is computed within the block: {name: scalar without a graph}."""
     notes: dict[str, Tensor] = {}
     token = _NOTES.set(notes)
     try:
@@ -94,9 +88,8 @@ def noted() -> Iterator[dict[str, Tensor]]:
 
 
 def note(name: str, value: Tensor) -> Tensor:
-    """Hand `value`, a scalar, on as it is, and note it where a block of `noted` is open: a part of a loss
-    under its name, without its weight, the parts of a part under PART/NAME. What is noted twice is added; in
-    compiled code nothing is."""
+    """Hand `value`, a scalar, on as it is, and note it where a block of `noted` is open: without its weight,
+    the parts of a part under PART/NAME. What is noted twice is added; in compiled code nothing is noted."""
     if torch.compiler.is_compiling():
         return value
     if (notes := _NOTES.get()) is not None:

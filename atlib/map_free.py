@@ -21,6 +21,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from atlib._util import refuse_second_derivative
 from atlib.attention import Seen, fused
 
 # queries at a time: measured fastest on CPUs, N = 197 and 785 (benchmarks/transfer_step.py shows the loss
@@ -30,18 +31,13 @@ BLOCK = 64
 
 def map_free_cross_entropy(student: Seen, teacher: Seen, value: bool = True) -> Tensor:
     """Mean over batch, heads and queries of the cross-entropy from the teacher's map to the student's: a
-    scalar, in nats; with `value=False` 0 with the same gradients.
-
-    `student` and `teacher`: what a layer of each saw, with q and k; their head widths may differ. The
-    teacher's are constants. What the student must not look at (`Seen.mask`) the teacher's map loses too.
-    Source: the loss is that of arXiv 2411.09702, section on Attention Distillation; the identity is this
-    project's.
+    scalar, in nats; with `value=False` 0 with the same gradients. The teacher's q and k, of any width, are
+    constants; what the student must not look at (`Seen.mask`) its map loses too.
     """
     return _way(student, teacher)(student, teacher, value)
 
 
 def _way(student: Seen, teacher: Seen) -> Callable[[Seen, Seen, bool], Tensor]:
-    """The fastest way that computes this."""
     # no fused kernel knows float64
     if not student.q.is_cuda or student.q.dtype == torch.float64 or _learns_bias(student):
         return by_blocks
@@ -130,7 +126,7 @@ class _ByBlocks(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, above):
-        _refuse_second_derivative()
+        refuse_second_derivative()
         # in float32 at least: an fp16 run scales its loss by more than fp16 can hold
         factor = above * ctx.factor
         grad_q, grad_k, grad_bias = ctx.saved_tensors
@@ -150,18 +146,8 @@ class _DifferentiableOnce(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, above):
-        _refuse_second_derivative()
+        refuse_second_derivative()
         return above
-
-
-def _refuse_second_derivative() -> None:
-    # Not once_differentiable: where the loss is the end of the graph, that hands out gradients as constants
-    # without a word.
-    if torch.is_grad_enabled():  # in a backward pass: with create_graph
-        raise RuntimeError(
-            "the map-free loss has first derivatives only, and create_graph=True asks for more: "
-            "use atlib.losses.dense_attention_cross_entropy"
-        )
 
 
 def _learns_bias(student: Seen) -> bool:

@@ -18,9 +18,8 @@ Grid = tuple[int, int]  # patches down, patches across
 
 
 def average_over(maps: Sequence[Tensor], what: str) -> list[Tensor]:
-    """The maps (one (B, H, N, N) per layer) averaged over `what`, "examples", "layers", "heads" or "queries",
-    in their own shapes: what was averaged is equal everywhere. The results may be expanded views. Source:
-    arXiv 2411.09702, appendix, on what in a map matters."""
+    """The maps, one (B, H, N, N) per layer, averaged over `what` ("examples", "layers", "heads" or
+    "queries"), in their own shapes; they may be expanded views. Source: arXiv 2411.09702, appendix."""
     require_known("average", what, AVERAGES)
     for map in maps:
         _check_map(map)
@@ -47,10 +46,8 @@ def aggregate_heads(
     1, N, N); or rows alone, (B, H, 1, N) to (B, 1, 1, N).
 
     Give either the `map` or, to be exact where a probability underflows, the attention `scores` it is the
-    softmax of. With equal scales in all heads this is attention of one head with the heads' q and k side by
-    side (`join_heads`) and the scale divided by T, so that it needs no map. Source: AttnDistill, Wang et al.
-    2022 (arXiv 2210.00944), the aggregation of heads, T = 10; as in its published code.
-    """
+    softmax of. With equal scales in all heads this is attention of one head with `join_heads`' q and k and
+    the scale divided by T. Source: AttnDistill (arXiv 2210.00944), T = 10; as in its published code."""
     if (map is None) == (scores is None):
         raise ValueError("give the map or the scores it is made of, one of the two")
     if not temperature > 0:
@@ -63,9 +60,9 @@ def aggregate_heads(
 
 
 def pool_heads(map: Tensor, how: str) -> Tensor:
-    """The largest, mean or smallest weight ("max", "mean", "min") over the heads, each row rescaled to sum to
-    1: (B, H, N, N) to (B, 1, N, N), or rows alone, (B, H, 1, N) to (B, 1, 1, N). Source: AttnDistill (arXiv
-    2210.00944), the supplement's ablation of the merging; that rows are rescaled is ours."""
+    """The "max", "mean" or "min" over the heads, each row rescaled to sum to 1: (B, H, N, N) to (B, 1, N, N),
+    or rows alone, (B, H, 1, N) to (B, 1, 1, N). Source: AttnDistill (arXiv 2210.00944), supplement; that rows
+    are rescaled is ours."""
     require_known("pooling", how, POOLINGS)
     if map.ndim != 4:
         raise ValueError(f"maps are (B, H, queries, keys), got {tuple(map.shape)}")
@@ -74,8 +71,7 @@ def pool_heads(map: Tensor, how: str) -> Tensor:
 
 
 def join_heads(x: Tensor) -> Tensor:
-    """The q or k of all heads side by side as one wide head: (B, H, N, d) to (B, 1, N, H·d). Dot products of
-    joined vectors are Σ_h q_h · k_h."""
+    """The q or k of all heads side by side as one wide head: (B, H, N, d) to (B, 1, N, H·d)."""
     return x.transpose(1, 2).flatten(2).unsqueeze(1)
 
 
@@ -83,11 +79,9 @@ def resample(map: Tensor, grid_from: Grid, grid_to: Grid, prefix_tokens: int) ->
     """The map (B, H, N, N) of one patch grid as it would be on another: (B, H, M, M), M = prefix tokens +
     patches of `grid_to`.
 
-    Keys: what a query gives to the patches is interpolated bicubically over the grid and clamped at 0; its
-    sum stays. Queries: the rows of the patches are then interpolated in the same way, each key by itself; of
-    such a row both parts are rescaled to the interpolated share of the prefix tokens and the rest. A side
-    that shrinks more than twofold is antialiased: bicubic interpolation alone would leave tokens out. An
-    extension of `resample_class_attention` to full maps; ours.
+    Keys: as `resample_class_attention`. Queries: the rows of the patches are then interpolated in the same
+    way, each key by itself; of such a row both parts are rescaled to the interpolated share of the prefix
+    tokens and the rest. Source: ours.
     """
     _check_map(map)
     grid_from = check_grid(map.shape[-1], grid_from, prefix_tokens, "grid_from")
@@ -96,10 +90,7 @@ def resample(map: Tensor, grid_from: Grid, grid_to: Grid, prefix_tokens: int) ->
         return map
     n = prefix_tokens
     rows = _resample_keys(map, grid_from, grid_to, n)  # (B, H, N, M), rows sum to 1
-    # Interpolation runs over the last axis, so the queries go there and come back.
-    patches = _interpolate(
-        rows[:, :, n:].mT, grid_from, grid_to
-    ).mT  # (B, H, patches of grid_to, M), rows still sum to 1
+    patches = _interpolate(rows[:, :, n:].mT, grid_from, grid_to).mT  # over queries; rows still sum to 1
     share = patches[..., :n].sum(-1, keepdim=True).clamp(0, 1)
     patches = torch.cat([_rescale(patches[..., :n], share), _rescale(patches[..., n:], 1 - share)], -1)
     return torch.cat([rows[:, :, :n], patches], 2)
@@ -108,10 +99,10 @@ def resample(map: Tensor, grid_from: Grid, grid_to: Grid, prefix_tokens: int) ->
 def resample_class_attention(
     attention: Tensor, grid_from: Grid, grid_to: Grid, prefix_tokens: int = 1
 ) -> Tensor:
-    """One query's attention (B, H, prefix tokens + patches), usually the class token's, on another patch
-    grid: what goes to the patches is interpolated bicubically, antialiased where a side shrinks more than
-    twofold, clamped at 0 and rescaled to its former sum. Source: AttnDistill (arXiv 2210.00944) and its
-    published code; the clamp at 0 is ours (there, small probabilities are clamped afterwards)."""
+    """One query's attention (B, H, prefix tokens + patches) on another patch grid: what goes to the patches
+    is interpolated bicubically, antialiased where a side shrinks more than twofold, clamped at 0 and rescaled
+    to its former sum. Source: AttnDistill (arXiv 2210.00944) and its published code; the clamp at 0 is ours
+    (there, small probabilities are clamped afterwards)."""
     if attention.ndim != 3:
         raise ValueError(f"class attention is (B, H, tokens), got {tuple(attention.shape)}")
     grid_from = check_grid(attention.shape[-1], grid_from, prefix_tokens, "grid_from")
@@ -122,9 +113,8 @@ def resample_class_attention(
 
 
 def keep_tokens(map: Tensor, tokens: Sequence[int]) -> Tensor:
-    """The map among `tokens` only, in their order: (B, H, len, len), each row rescaled to sum to 1. It equals
-    the map of q[:, :, tokens] and k[:, :, tokens], where nothing can underflow. Raises `ValueError` for a row
-    without any mass on the kept tokens."""
+    """The map among `tokens` only, in their order: (B, H, len, len), each row rescaled to sum to 1. Raises
+    `ValueError` for a row without any mass on the kept tokens."""
     _check_map(map)
     N, tokens = map.shape[-1], list(tokens)
     if not tokens or len({*tokens} & {*range(N)}) < len(tokens):
@@ -142,8 +132,8 @@ def keep_tokens(map: Tensor, tokens: Sequence[int]) -> Tensor:
 
 
 def place_tokens(map: Tensor, tokens: Sequence[int], number: int) -> Tensor:
-    """The map of some tokens, (B, H, n, n), among `number` tokens: (B, H, N, N), at `tokens`, in their order.
-    Rows and columns of the other tokens are 0: `keep_own` fills them."""
+    """The map of some tokens, (B, H, n, n), at `tokens`, in their order, among `number`: (B, H, N, N). Rows
+    and columns of the others are 0."""
     _check_map(map)
     tokens = list(tokens)
     if tokens == list(range(number)):
@@ -169,9 +159,8 @@ def _resample_keys(rows: Tensor, grid_from: Grid, grid_to: Grid, prefix_tokens: 
     """(B, H, queries, prefix + patches of grid_from) to (B, H, queries, prefix + patches of grid_to), row
     sums of both parts kept."""
     prefix, patches = rows[..., :prefix_tokens], rows[..., prefix_tokens:]
-    return torch.cat(
-        [prefix, _rescale(_interpolate(patches, grid_from, grid_to), patches.sum(-1, keepdim=True))], -1
-    )
+    moved = _interpolate(patches, grid_from, grid_to)
+    return torch.cat([prefix, _rescale(moved, patches.sum(-1, keepdim=True))], -1)
 
 
 def _interpolate(x: Tensor, grid_from: Grid, grid_to: Grid) -> Tensor:
@@ -187,8 +176,7 @@ def _interpolate(x: Tensor, grid_from: Grid, grid_to: Grid) -> Tensor:
 
 
 def _rescale(x: Tensor, total: Tensor) -> Tensor:
-    """x, clamped at 0, with the sum `total` over its last axis; all zero where there is nothing to
-    rescale."""
+    """x, clamped at 0, with the sum `total` over its last axis; all zero where there is nothing."""
     x = x.clamp(min=0)
     return x * (total / x.sum(-1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny))
 

@@ -21,12 +21,8 @@ LARGEST = 10.0  # of a mean or a deviation of pixels in 0..1: larger ones are of
 
 @dataclass(frozen=True)
 class Normalisation:
-    """How images are centred and scaled: (pixel - mean) / std in each channel, for pixels in 0..1. A single
-    number counts for three channels. Raises `ValueError` for values that cannot be meant.
-
-    A model says its own as timm's models do, in its `pretrained_cfg`: `of` reads it there, `attach` writes
-    it.
-    """
+    """How images are centred and scaled: (pixel - mean) / std in each channel, for pixels in 0..1; a single
+    number counts for three channels. A model says its own in its `pretrained_cfg`, as timm's do."""
 
     mean: Sequence[float]
     std: Sequence[float]
@@ -53,8 +49,8 @@ class Normalisation:
 
     @classmethod
     def of(cls, model: nn.Module) -> "Normalisation | None":
-        """How images are normalised for a model, as its `pretrained_cfg` says; None where it says
-        nothing, or has numbers for other channels than it takes."""
+        """How images are normalised for a model; None where it does not say, or says it for other channels
+        than it takes."""
         config = config_of(model)
         if config.get("mean") is None or config.get("std") is None:
             return None
@@ -64,7 +60,7 @@ class Normalisation:
 
     @classmethod
     def read(cls, described: Mapping[str, Any] | None) -> "Normalisation | None":
-        """What `describe` wrote, also after JSON; None for none. Raises `ValueError` for anything else."""
+        """What `describe` wrote, also after JSON. Raises `ValueError` for anything else."""
         return None if described is None else cls(described.get("mean"), described.get("std"))
 
     def describe(self) -> dict[str, list[float]]:
@@ -89,8 +85,8 @@ def attach(model: nn.Module, normalisation: Normalisation | None) -> None:
 
 
 def renormalised(images: Tensor, now: Normalisation | None, then: Normalisation | None) -> Tensor:
-    """Images (B, C, height, width) that are normalised as `now` says, as `then` says; the same tensor, not
-    a copy, where both are equal or one is not known. Raises `ValueError` for another number of channels."""
+    """Images (B, C, height, width) that are normalised as `now` says, as `then` says; the same tensor where
+    both are equal or one is not known. Raises `ValueError` for another number of channels."""
     if now is None or then is None or now == then:
         return images
     if len({images.shape[1], len(now.mean), len(then.mean)}) > 1:  # one number would do for all channels
@@ -106,12 +102,8 @@ def check_images(model: nn.Module, images: Tensor) -> None:
     """Raise `ValueError` for what a ViT cannot take as images: not float (B, channels, height, width) with
     its channels and, where it takes one size only, of that size."""
     channels, size = channels_of(model), image_size_of(model)
-    if (
-        images.ndim != 4
-        or not images.is_floating_point()
-        or channels not in (None, images.shape[1])
-        or size not in (None, tuple(images.shape[2:]))
-    ):
+    shaped = images.ndim == 4 and channels in (None, images.shape[1]) and size in (None, images.shape[2:])
+    if not (shaped and images.is_floating_point()):
         needed = f"{channels or 'its'} channels" + (f", {size[0]} x {size[1]}" if size else "")
         raise ValueError(f"images {tuple(images.shape)} of {images.dtype}: batches of floats, {needed}")
 
@@ -137,9 +129,8 @@ def usual_image_size(model: nn.Module) -> tuple[int, int] | None:
     """Height and width of the images that a model was built for; None where it does not say. timm says it at
     the patch embedding or in `pretrained_cfg`, transformers in a config, others on the model."""
     config = getattr(model, "config", None)
-    embedded = getattr(getattr(model, "patch_embed", None), "img_size", None)
     for size in (
-        embedded,
+        getattr(getattr(model, "patch_embed", None), "img_size", None),
         (config_of(model).get("input_size") or (None,))[1:] or None,
         getattr(config, "image_size", None),
         getattr(getattr(config, "vision_config", None), "image_size", None),
@@ -158,10 +149,8 @@ def usual_image_size(model: nn.Module) -> tuple[int, int] | None:
 class View(NamedTuple):
     """What a teacher sees of the images of a pair."""
 
-    #: Which it was trained on; None: not known, it gets the student's as they are.
-    normalisation: Normalisation | None
-    #: Its image size; None for any, and where it is the student's too.
-    size: tuple[int, int] | None
+    normalisation: Normalisation | None  #: What it was trained on; None: not known, the images stay.
+    size: tuple[int, int] | None  #: Its image size; None for any, and where it is the student's too.
 
     @classmethod
     def of(cls, teacher: nn.Module, student: nn.Module | None = None) -> "View":
@@ -178,8 +167,8 @@ class View(NamedTuple):
         }
 
     def show(self, images: Tensor, normalisation: Normalisation | None) -> Tensor:
-        """Images (B, 3, height, width), normalised as said, as the teacher was trained to see them:
-        normalised anew and resized (bicubically, antialiased) where that differs, else the same tensor."""
+        """Images (B, 3, height, width), normalised as said, as the teacher was trained to see them: the same
+        tensor, or normalised anew and resized (bicubically, antialiased)."""
         if self.size is not None and tuple(images.shape[-2:]) != self.size:
             # torch resizes no half precision on a CPU
             wide = images if images.dtype == torch.float64 else images.float()
@@ -192,17 +181,14 @@ class Pair(nn.Module, ABC):
     """A student, which is trained, with the teachers that it learns from; with none, where all that it needs
     of a teacher is in buffers.
 
-    Only the student is part of the module, with what a method learns beside it: `parameters()`,
-    `state_dict()`, `train()` and DDP never see a teacher. Teachers are the caller's: a pair runs them in eval
-    mode and without gradients (`frozen_teachers`), and moves them with `.to(...)`.
-
-    Images are given to a pair as to its student. A teacher that says how its own are normalised
-    (`Normalisation.of`) gets them normalised anew, and one of another image size gets them resized.
-    normalisation: that of the images that the pair is given; None: ImageNet's, which is said in a warning
-    where a teacher's is another. `atlib.train.train` refuses data that say another.
+    Only the student is part of the module: `parameters()`, `state_dict()`, `train()` and DDP never see a
+    teacher. A pair runs teachers in eval mode and without gradients, and moves them with `.to(...)`. Images
+    are given to it as to its student; a teacher gets them normalised anew and resized, where it says its own
+    normalisation and size. normalisation: of the images that the pair is given; None: ImageNet's, with a
+    warning where a teacher's is another.
     """
 
-    # Why `walk` refuses it, and what it walks instead; every class that it refuses may say so.
+    # Why `walk` refuses it; every class may say so.
     not_walkable = "it is a teacher and a student: walk its .student or its .teacher"
 
     def __init__(self, student: nn.Module, *teachers: nn.Module, normalisation: Normalisation | None = None):
@@ -219,7 +205,7 @@ class Pair(nn.Module, ABC):
 
     @property
     def teacher(self) -> nn.Module:
-        """The teacher, the first where there are several: the model that was passed in."""
+        """The first teacher: the model that was passed in."""
         return self._teachers[0]
 
     @property
@@ -229,8 +215,7 @@ class Pair(nn.Module, ABC):
 
     @contextmanager
     def frozen_teachers(self) -> Iterator[None]:
-        """Within it the teachers are in eval mode, whatever their owner does with them, and nothing keeps a
-        graph: inference mode, or no gradients where torch.compile traces."""
+        """Within it the teachers are in eval mode, and nothing keeps a graph."""
         training = [part for teacher in self._teachers for part in teacher.modules() if part.training]
         for part in training:
             part.training = False
@@ -243,8 +228,8 @@ class Pair(nn.Module, ABC):
                 part.training = True
 
     def for_teacher(self, images: Tensor) -> Tensor:
-        """Images (B, 3, height, width) as the student is given them, as the first teacher was trained to see
-        them: normalised anew, resized and in its precision where that differs, else the same tensor."""
+        """Images (B, 3, height, width) of the student as the first teacher was trained to see them, in its
+        precision."""
         if not images.is_floating_point():  # words
             return images
         shown = self.views[0].show(images, self.normalisation)
@@ -253,8 +238,7 @@ class Pair(nn.Module, ABC):
 
     @property
     def teacher_normalisation(self) -> Normalisation | None:
-        """How the images of the first teacher are normalised; None: as the student's, its own are not
-        known."""
+        """How the images of the first teacher are normalised; None: not known."""
         return self.views[0].normalisation
 
     def teacher_view(self) -> str:
@@ -282,7 +266,7 @@ class Pair(nn.Module, ABC):
 
 def stated(normalisation: Normalisation | None, teachers: Sequence[nn.Module]) -> Normalisation | None:
     """The normalisation of the images that a pair is given: as it was said, else ImageNet's, with a warning
-    where that makes a difference; None where it is not said and no teacher asks for it."""
+    where that makes a difference; None where no teacher asks for it."""
     if not isinstance(normalisation, Normalisation | None):
         raise ValueError(f"normalisation={normalisation!r}: give a Normalisation(mean, std)")
     if normalisation is not None:

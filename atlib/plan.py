@@ -1,9 +1,10 @@
 """Plan what is transferred: which part of attention, how, in which layers and heads, and what to do where the
 two ViTs differ."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from numbers import Integral
+from typing import Any
 
 from atlib._util import require_known
 
@@ -28,10 +29,8 @@ Heads = tuple[int, ...] | tuple[tuple[int, tuple[int, ...]], ...] | None
 class Plan:
     """What goes from teacher to student, and how. Where the two differ, a pair is refused unless the plan
     says what to do: `unequal_heads`, `unequal_grid`, `unequal_prefix`, `mismatched`. Raises `ValueError` for
-    unknown choices, for such as exclude each other, and for indices that are not distinct integers from 0 on.
-
-    Source: arXiv 2411.09702, sections on Attention Copy and Attention Distillation, ablations of Q, K, V,
-    layers and heads.
+    choices that are unknown or exclude each other, and for indices that are not distinct integers from 0 on.
+    Source: arXiv 2411.09702, Attention Copy and Attention Distillation, ablations.
     """
 
     #: "map", softmax(q kᵀ/√d), or "q", "k", "v" alone.
@@ -51,8 +50,7 @@ class Plan:
     average: str | None = None
     #: Where the two have different numbers of heads: "aggregate" (softmax of the summed log-maps over T = 10,
     #: AttnDistill, arXiv 2210.00944), "average", or, to distill, "learn" (ours: a matrix M of each layer
-    #: under MSE(p_t, M p_s), hundreds of times smaller than a cross-entropy, so with a weight λ of its own:
-    #: in Find 10,000, where "aggregate" has 10. The published one is `atfamily.distilled_mae`).
+    #: under MSE(p_t, M p_s), hundreds of times smaller than a cross-entropy: in Find λ is 10,000, not 10).
     unequal_heads: str | None = None
     #: Where their patch grids differ: "resample" the teacher's maps to the student's patches.
     unequal_grid: str | None = None
@@ -66,7 +64,6 @@ class Plan:
     mismatched: bool = False
     #: In training, teacher and student drop the same samples' branches, as the published implementation does;
     #: with False, with layers paired with others, or in ViTs of different depth, the teacher drops nothing.
-    #: Without stochastic depth in the student the two are the same.
     share_drop_path: bool = True
     #: Which rows of the maps: the "class" token's alone, or the "patches" alone; None for all. The other rows
     #: are the student's own, and a distilled loss is the mean over the rows that take part.
@@ -81,8 +78,9 @@ class Plan:
                 if self.what != "map":
                     raise ValueError(f"{name}= works on maps: what='map', not {self.what!r}")
         # frozen: the normal forms are set once, here
-        object.__setattr__(self, "layers", _normal_layers(self.layers))
-        object.__setattr__(self, "heads", _normal_heads(self.heads))
+        layers = _normal("layers", self.layers, lambda of_teacher: _indices("layers", [of_teacher])[0])
+        object.__setattr__(self, "layers", layers)
+        object.__setattr__(self, "heads", _normal("heads", self.heads, lambda some: _indices("heads", some)))
         if self.heads is not None and self.unequal_heads is not None:
             raise ValueError("heads= correspond one to one, with unequal_heads= none does: one of the two")
         parts = self.rows is not None or self.unequal_prefix == "own"  # of maps, head by head
@@ -97,7 +95,7 @@ class Plan:
 
     def pairs_of(self, depth: int, teacher_depth: int | None) -> tuple[tuple[int, int], ...]:
         """(student's layer, teacher's layer) for ViTs of these depths; None leaves the teacher's unchecked.
-        Raises `ValueError` when a layer does not exist."""
+        Raises `ValueError` for a layer that does not exist."""
         layers = tuple(range(depth)) if self.layers is None else self.layers
         pairs = tuple(pair if isinstance(pair, tuple) else (pair, pair) for pair in layers)
         for side, index, of in (("", 0, depth), ("teacher's ", 1, teacher_depth)):
@@ -112,27 +110,28 @@ class Plan:
         """The transferred heads of a student's layer that has `number` of them; None for all. Raises
         `ValueError` for one that does not exist."""
         heads = self.heads
-        if heads is not None and heads and isinstance(heads[0], tuple):
+        if heads and isinstance(heads[0], tuple):
             heads = dict(heads).get(layer)
         if heads is not None and heads[-1] >= number:
             raise ValueError(f"the plan transfers head {heads[-1]} of layer {layer}: 0 to {number - 1}")
         return heads
 
     def describe(self) -> dict:
-        """The plan as plain JSON values; `Plan(**description)` reads it, also after JSON."""
+        """The plan as plain JSON values, which `Plan(**description)` reads."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
-def _pairs_as_mapping(choice):
-    """A mapping from its normal form, a tuple of pairs, and from what JSON makes of it, a list of lists."""
-    if not isinstance(choice, list | tuple) or not choice:
-        return choice
-    is_pairs = all(
-        isinstance(pair, list | tuple) and len(pair) == 2 and isinstance(pair[0], Integral) for pair in choice
-    )
-    if is_pairs and len({pair[0] for pair in choice}) < len(choice):
-        raise ValueError(f"{choice!r} names a layer twice")
-    return dict(choice) if is_pairs else choice
+def _normal(name: str, choice: Any, value: Callable[[Any], Any]) -> tuple | None:
+    """Indices in order, or of a mapping, or of the lists that JSON makes of one, (layer, `value` of the
+    rest)."""
+    lists = list | tuple
+    if isinstance(choice, lists) and choice and all(isinstance(p, lists) and len(p) == 2 for p in choice):
+        if len({layer for layer, _ in choice}) < len(choice):
+            raise ValueError(f"{choice!r} names a layer twice")
+        choice = dict(choice)
+    if isinstance(choice, Mapping):
+        return tuple((layer, value(choice[layer])) for layer in _indices(name, choice))
+    return None if choice is None else _indices(name, choice)
 
 
 def _indices(name: str, choice: Iterable[int]) -> tuple[int, ...]:
@@ -140,23 +139,6 @@ def _indices(name: str, choice: Iterable[int]) -> tuple[int, ...]:
         raise ValueError(f"{name}={choice!r}: give several, such as range(9)")
     # NumPy's integers are welcome
     indices = tuple(int(i) if isinstance(i, Integral) and not isinstance(i, bool) else i for i in choice)
-    if wrong := [i for i in indices if type(i) is not int or i < 0]:
-        raise ValueError(f"{name} are integers from 0 on, got {wrong}")
-    if not indices or len(set(indices)) != len(indices):
-        raise ValueError(f"{name} are distinct, at least one, got {list(indices)}")
+    if not indices or any(type(i) is not int or i < 0 for i in indices) or len({*indices}) < len(indices):
+        raise ValueError(f"{name} are distinct integers from 0 on, at least one, got {list(indices)}")
     return tuple(sorted(indices))
-
-
-def _normal_layers(choice) -> Layers:
-    choice = _pairs_as_mapping(choice)
-    if isinstance(choice, Mapping):
-        return tuple((layer, *_indices("layers", [choice[layer]])) for layer in _indices("layers", choice))
-    return None if choice is None else _indices("layers", choice)
-
-
-def _normal_heads(choice) -> Heads:
-    choice = _pairs_as_mapping(choice)
-    if isinstance(choice, Mapping):
-        layers = _indices("heads' layers", choice)
-        return tuple((layer, _indices(f"heads of layer {layer}", choice[layer])) for layer in layers)
-    return None if choice is None else _indices("heads", choice)

@@ -1,10 +1,8 @@
 """A teacher's native components, and the student that has them all.
 
-arXiv 2605.07191 ("Attention Transfer Is Not Universally Effective for Vision Transformers") finds that the
-maps of DINOv2, CLIP and BEiTv2 teachers push a *standard* ViT below training from scratch, and that giving
-the student the teacher's native components, freshly initialised, reverses it. In the first paper, arXiv
-2411.09702, teacher and student had the same blocks, though in its code they pooled differently. So a student
-is the teacher's own architecture unless something else is asked for.
+arXiv 2605.07191 finds that the maps of DINOv2, CLIP and BEiTv2 teachers push a *standard* ViT below training
+from scratch, and that the teacher's native components, freshly initialised in the student, reverse it. So a
+student is the teacher's own architecture unless something else is asked for.
 """
 
 from collections.abc import Mapping
@@ -21,9 +19,8 @@ SIZES = {"tiny": (192, 3), "small": (384, 6)}  # width and heads of ViT-Ti and V
 
 
 def built_with(model: nn.Module) -> tuple[str | Mapping[str, Any], dict[str, Any]]:
-    """timm's name of a model (of `create_vit`, what that was given) and the arguments that it was built with:
-    as `create_vit` notes them, else depth, image size and channels, read off it. Raises `ValueError` for a
-    model without a name."""
+    """timm's name of a model and the arguments that it was built with: as `create_vit` notes them, else
+    depth, image size and channels. Raises `ValueError` for a model without a name."""
     config = config_of(model)
     name, arguments = config.get("create_vit") or (config.get("architecture"), None)
     if not name:
@@ -38,7 +35,7 @@ def built_with(model: nn.Module) -> tuple[str | Mapping[str, Any], dict[str, Any
 
 def unlike(one: nn.Module, other: nn.Module, besides: tuple[str, ...] = ()) -> list[str]:
     """In what two models of timm differ: names of weights of other shapes, `besides` those that begin so;
-    else, of ViTs, heads and components, which make another function of the same weights."""
+    else, of ViTs, heads and components."""
     shapes = [
         {key: value.shape for key, value in model.state_dict().items() if not key.startswith(besides)}
         for model in (one, other)
@@ -61,12 +58,11 @@ def create_student(
     drop_path_rate: float = 0.0,
 ) -> nn.Module:
     """A freshly initialised student of the teacher's own architecture: timm's model of its name, with the
-    arguments that it was built with. None of its weights are taken.
+    arguments that it was built with but rates of dropout.
 
     size, depth, embed_dim: of a smaller (or larger) student, as `student_sizes` reads them;
-    `atrun.derived_plan.derive_plan` pairs it with its teacher. Rates of dropout are not taken over. Raises
-    `ValueError` for a model without a timm name, where what is built of it is not like the teacher, and as
-    `student_sizes` does. Source: arXiv 2605.07191; the matched student also arXiv 2411.09702.
+    `atrun.derived_plan.derive_plan` pairs it with its teacher. Raises `ValueError` for a model without a timm
+    name, and where what is built of it is not like the teacher. Source: arXiv 2605.07191.
     """
     name, arguments = built_with(teacher)
     kept = {key: value for key, value in arguments.items() if not key.endswith("_rate")}
@@ -83,14 +79,12 @@ def create_student(
 def student_sizes(
     teacher: nn.Module, size: str | None = None, depth: int | None = None, embed_dim: int | None = None
 ) -> dict[str, int]:
-    """Sizes of a student as arguments of timm's constructors, those alone that are not the teacher's by
-    default: depth, embed_dim, num_heads.
+    """Sizes of a student that are not the teacher's, as timm's arguments: depth, embed_dim, num_heads.
 
-    size: "tiny" or "small", the width and heads of ViT-Ti and ViT-S; "half", half of the teacher's width,
-    heads and layers; None: as the teacher. `depth` and `embed_dim` replace what it says. A width without a
-    size has heads as wide as the teacher's where they divide it, else as many as the teacher. Raises
-    `ValueError` for another size, and a width that neither divides.
-    """
+    size: "tiny" or "small", the width and heads of ViT-Ti and ViT-S, or "half" of the teacher's width, heads
+    and layers; `depth` and `embed_dim` replace what it says. A width has heads as wide as the teacher's where
+    they divide it, else as many as the teacher. Raises `ValueError` for another size, and a width that
+    neither divides."""
     width, heads = teacher.embed_dim, teacher.blocks[0].attn.num_heads
     sizes: dict[str, int] = {}
     if size in SIZES:
@@ -110,8 +104,7 @@ def student_sizes(
 
 # --- Native components (arXiv 2605.07191) ---
 
-# What `describe` says of a standard ViT: the student of arXiv 2411.09702 and of most of timm's supervised
-# ViTs.
+# What `describe` says of a standard ViT: the student of arXiv 2411.09702, most of timm's supervised ViTs.
 STANDARD: Mapping[str, Any] = {
     "layer_scale": "none",
     "registers": 0,
@@ -131,7 +124,7 @@ COMPONENTS: tuple[str, ...] = tuple(STANDARD)
 
 def describe(vit: nn.Module) -> dict[str, Any]:
     """What a ViT of timm has in place of each of the `COMPONENTS`, read off its modules: short strings,
-    numbers or booleans. Raises `ValueError` for a model that is built otherwise."""
+    numbers or booleans. Raises `ValueError` for another model."""
     embed = getattr(vit, "embeds", getattr(vit, "patch_embed", None))
     if embed is None or not hasattr(vit, "blocks") or not hasattr(vit, "global_pool"):
         raise ValueError(f"the components of a {type(vit).__name__} are not known: it is no ViT of timm")
@@ -175,17 +168,16 @@ def describe(vit: nn.Module) -> dict[str, Any]:
             {"none after attention": getattr(getattr(attn, "proj", after), "bias", None) is None},
         ),
         "grouped_queries": any(
-            getattr(one.attn, "num_kv_heads", one.attn.num_heads) != one.attn.num_heads
-            for one in vit.blocks
-            if hasattr(one, "attn")
+            hasattr(part, "num_kv_heads") and part.num_kv_heads != part.num_heads
+            for part in vit.blocks.modules()
         ),
         "tokeniser": type(embed).__name__,
     }
 
 
 def differences(teacher: nn.Module, student: nn.Module) -> dict[str, tuple[Any, Any]]:
-    """The components in which two ViTs differ: {name: (teacher's, student's)}. Sizes, such as width or depth,
-    are no components. Of models that are not timm's, those alone that every library shows."""
+    """The components in which two ViTs differ: {name: (teacher's, student's)}. Of models that are not timm's,
+    those alone that every library shows."""
     try:
         of_teacher, of_student = describe(teacher), describe(student)
     except ValueError:

@@ -1,7 +1,6 @@
 """Create Vision Transformers: the book's small presets, and any timm ViT by name."""
 
 import difflib
-import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -96,9 +95,9 @@ class _Blocks(torch.nn.Module):
 
 
 def walk_tokens(vit: VisionTransformer, tokens: torch.Tensor, *, stop_after: int | None = None) -> Walk:
-    """Walk the blocks from tokens (B, N, D) that are embedded already, positions included, such as those of
-    the visible patches of masked auto-encoding. `logits` is None. Raises as `walk` does, and `Unwalkable` for
-    another model than timm's `VisionTransformer`."""
+    """Walk the blocks from tokens (B, N, D) that are embedded already, positions included, such as the
+    visible ones of masked auto-encoding; `logits` is None. Raises `Unwalkable` for another model than timm's
+    `VisionTransformer`."""
     if not isinstance(vit, VisionTransformer):
         raise Unwalkable(f"a {type(vit).__name__} may rotate or bias by place, which tokens alone do not say")
     return walk(_Blocks(vit), tokens, stop_after=stop_after)._replace(logits=None)
@@ -109,19 +108,14 @@ class WeightsUnavailable(RuntimeError):
 
 
 def create_vit(name_or_config: str | Mapping, **overrides) -> VisionTransformer | Eva:
-    """Build a timm ViT from a preset name, any timm ViT name, or a mapping of `VisionTransformer`'s
-    constructor arguments.
+    """Build a timm ViT, unmodified, from a preset name, a timm name (of the classes `VITS`), or a mapping of
+    `VisionTransformer`'s constructor arguments.
 
-    A timm name may also be one of `Eva` (such as DINOv3 and EVA-02), `Beit`, `VisionTransformerRelPos` or
-    `NaFlexVit`.
     `overrides` are timm's constructor arguments (`num_classes=10`, `drop_path_rate=0.1`, ...); for a timm
     name also `pretrained=True`, and for a preset or a mapping also `distilled=True`, which adds DeiT's
-    distillation token. The model is timm's own, unmodified. It says how images are normalised for it
-    (`atlib.pair.Normalisation.of`) where weights are read or the name has a tag.
-
-    Raises `ValueError` for an unknown name (with the close ones), a name that is not a plain ViT,
-    `init_values=None` beside a name that has a LayerScale, and weights that were trained with another
-    activation (`check_activation`), and `WeightsUnavailable` when weights cannot be downloaded.
+    distillation token. The model says how images are normalised for it (`atlib.pair.Normalisation.of`) where
+    weights are read or the name has a tag. Raises `ValueError` for an unknown name, no ViT, and weights of
+    another activation (`check_activation`), and `WeightsUnavailable` when weights cannot be downloaded.
     """
     arguments = {key: value for key, value in overrides.items() if key != "pretrained"}
     if isinstance(name_or_config, Mapping) or name_or_config in PRESETS:
@@ -143,8 +137,8 @@ def create_vit(name_or_config: str | Mapping, **overrides) -> VisionTransformer 
 
 
 def create_classifier(name_or_config: str | Mapping, **overrides) -> torch.nn.Module:
-    """What `create_vit` builds, or any other classifier of timm's by name, such as a ResNet, to be trained as
-    it is; `img_size` is left out for a network that takes images of any size."""
+    """What `create_vit` builds, or any other classifier of timm's by name, such as a ResNet; `img_size` is
+    left out for a network that takes images of any size."""
     if not isinstance(name_or_config, str) or name_or_config in PRESETS:
         return create_vit(name_or_config, **overrides)
     try:
@@ -156,8 +150,6 @@ def create_classifier(name_or_config: str | Mapping, **overrides) -> torch.nn.Mo
 
 
 def _of_name(name: str, overrides: Mapping) -> torch.nn.Module:
-    """A model of timm's; it says how images are normalised for it where weights are read or the name has a
-    tag."""
     if not _is_in_timm(name):
         modules = {kind.__module__.rpartition(".")[2] for kind in VITS} | {"deit"}
         tags = "." in name
@@ -179,9 +171,7 @@ def _of_name(name: str, overrides: Mapping) -> torch.nn.Module:
 
 def check_activation(name: str, overrides: Mapping = {}) -> None:
     """Raise `ValueError` for a timm name whose weights were trained with QuickGELU, where its model has the
-    exact GELU, unless `overrides` choose an `act_layer`: the model would compute other maps, and say nothing.
-
-    timm notes it with 17 tags, all of CLIP's kind, and has the right model of each under another name."""
+    exact GELU (17 tags of CLIP's kind), unless `overrides` choose an `act_layer`."""
     published = timm.get_pretrained_cfg(name) if _is_in_timm(name) else None
     notes = " ".join(getattr(published, "notes", None) or ())
     if "QuickGELU" in notes and "quickgelu" not in name and overrides.get("act_layer") is None:
@@ -206,48 +196,42 @@ def _from_timm(name: str, overrides: Mapping) -> torch.nn.Module:
     if not overrides.get("pretrained"):
         return timm.create_model(name, **overrides)
     by_hand = weights_file(name)
-    if by_hand.exists():
-        overrides = {**overrides, "pretrained_cfg_overlay": {"file": str(by_hand)}}
+    published = timm.get_pretrained_cfg(name)
+    where = getattr(published, "hf_hub_id", None) or getattr(published, "url", None)
     try:
-        if not by_hand.exists():
-            _reach_hub(name)
+        if by_hand.exists():
+            overrides = {**overrides, "pretrained_cfg_overlay": {"file": str(by_hand)}}
+        elif published is not None and published.hf_hub_id:
+            _reach_hub(published.hf_hub_id)
         return timm.create_model(name, **overrides)
     except (TypeError, AssertionError):
         raise  # a wrong constructor argument is not a download problem
     except Exception as error:  # which one a failed download raises depends on the versions of libraries
-        raise WeightsUnavailable(_how_to_get_weights(name, by_hand, error)) from error
+        problem = (
+            f"the weights of {name!r} could not be downloaded from {where} ({error}): place them at {by_hand}"
+        )
+        if by_hand.exists():
+            problem = f"the weights in {by_hand} could not be loaded into {name!r} ({error})"
+        elif not where:
+            problem = f"timm publishes no weights for {name!r}: timm.list_pretrained() lists those of others"
+        raise WeightsUnavailable(problem) from error
 
 
-def _reach_hub(name: str) -> None:
-    """Ask the hub once for an answer, whatever it is, where the weights of `name` are there and not in its
-    cache: a download would try each of several files six times before it says that there is no network."""
-    published = timm.get_pretrained_cfg(name)
-    if published is None or not published.hf_hub_id:
-        return
+def _reach_hub(hub_id: str) -> None:
+    """Ask the hub once for an answer, whatever it is, where weights are not in its cache: a download would
+    try each of several files six times before it says that there is no network."""
     from huggingface_hub import constants, snapshot_download  # comes with timm
     from huggingface_hub.utils import LocalEntryNotFoundError, get_session
 
-    repository, _, revision = published.hf_hub_id.partition("@")
+    repository, _, revision = hub_id.partition("@")
     try:
         snapshot_download(repository, revision=revision or None, local_files_only=True)
     except LocalEntryNotFoundError:  # proxies and mirrors count
         get_session().head(constants.ENDPOINT, timeout=constants.HF_HUB_ETAG_TIMEOUT)
 
 
-def _how_to_get_weights(name: str, by_hand: Path, error: Exception) -> str:
-    if by_hand.exists():
-        return f"the weights in {by_hand} could not be loaded into {name!r} ({error})"
-    published = timm.get_pretrained_cfg(name)
-    where = getattr(published, "hf_hub_id", None) or getattr(published, "url", None)
-    if not where:
-        return f"timm publishes no weights for {name!r}: timm.list_pretrained() lists those of others"
-    why = f"{type(error).__name__}: {error}"
-    return f"the weights of {name!r} could not be downloaded from {where} ({why}): place them at {by_hand}"
-
-
 class Architecture(NamedTuple):
-    """What `create_vit` needs to build a model: a preset's or timm model's name (or a mapping of
-    `VisionTransformer`'s constructor arguments), and JSON-valued further arguments."""
+    """What `create_vit` needs to build a model: its name or mapping, and JSON-valued further arguments."""
 
     name: str | Mapping
     overrides: Mapping = {}
@@ -256,13 +240,13 @@ class Architecture(NamedTuple):
         return create_vit(self.name, **self.overrides)
 
     def build_classifier(self) -> torch.nn.Module:
-        """The same where no attention is handed over, so that it need not be a ViT."""
+        """The same, where it need not be a ViT."""
         return create_classifier(self.name, **self.overrides)
 
     @classmethod
     def read(cls, described: object) -> "Architecture":
-        """The architecture that a file names, which may be a stranger's. Raises `ValueError` for anything but
-        a model's name, plain arguments of its constructor, and sizes that a ViT has; nothing is built."""
+        """The architecture that a file names, which may be a stranger's; nothing is built. Raises
+        `ValueError` for anything but a name, plain arguments, and sizes that a ViT has."""
         if not isinstance(described, Mapping) or not {"name"} <= described.keys() <= {"name", "overrides"}:
             raise ValueError(f"{_short(described)}: an architecture has a name and overrides")
         name, overrides = described["name"], described.get("overrides", {})
@@ -281,8 +265,8 @@ class Architecture(NamedTuple):
         return cls(name, overrides)
 
     def require_numbers(self, numbers: int) -> None:
-        """Raise `ValueError` where the model has more weights than there are `numbers` in its file, before
-        memory is taken for them, or keeps more beside its weights than any ViT does."""
+        """Raise `ValueError`, before memory is taken, where the model has more weights than there are
+        `numbers` in its file, or keeps more beside its weights than any ViT does."""
         try:
             with torch.device("meta"):
                 model = self.build_classifier()
@@ -301,19 +285,13 @@ def _check_plain(argument: str, value: Any) -> None:
     largest = SIZES_OF_FILES.get(argument)
     if largest is None and argument not in OTHERS_OF_FILES:
         raise ValueError(f"{_short(argument)} is no argument that a file may name")
-    items = value if isinstance(value, (list, tuple)) and len(value) <= 16 else [value]
-    for item in items:
-        if isinstance(item, bool) or item is None:
-            continue
-        if isinstance(item, str):
-            plain = largest is None and re.fullmatch(r"[\w.-]{0,40}", item)
-        elif isinstance(item, (int, float)):
-            plain = math.isfinite(item) and (abs(item) <= 2**20 if largest is None else 0 <= item <= largest)
-        else:
-            plain = False
-        if not plain:
-            most = "a short word or a number" if largest is None else f"from 0 to {largest:,}"
-            raise ValueError(f"{argument}={_short(value)}: it must be {most}")
+    least, most = (-(2**20), 2**20) if largest is None else (0, largest)
+    for item in value if isinstance(value, (list, tuple)) and len(value) <= 16 else [value]:
+        word = largest is None and isinstance(item, str) and re.fullmatch(r"[\w.-]{0,40}", item)
+        number = isinstance(item, (int, float)) and least <= item <= most  # also True and False
+        if not (item is None or word or number):
+            words = "" if largest is not None else " or a short word"
+            raise ValueError(f"{argument}={_short(value)}: a number from {least:,} to {most:,}{words}")
 
 
 def _check_size(arguments: Mapping[str, Any]) -> None:

@@ -221,32 +221,14 @@ class Bomb(torch.nn.Module):
 def mine(vit, after):
     """Put bombs into everything that runs after layer `after` has its q, k, v: the rest of that block, later
     blocks, the head."""
-    for index, block in enumerate(vit.blocks):
-        for parent, part in (
-            (block, "norm1"),
-            (block.attn, "qkv"),
-            (block.attn, "q_norm"),
-            (block.attn, "k_norm"),
-        ):
-            if index > after:
-                setattr(parent, part, Bomb(f"blocks.{index}.{part}"))
-        for parent, part in (
-            (block.attn, "attn_drop"),
-            (block.attn, "norm"),
-            (block.attn, "proj"),
-            (block.attn, "proj_drop"),
-            (block, "ls1"),
-            (block, "drop_path1"),
-            (block, "norm2"),
-            (block, "mlp"),
-            (block, "ls2"),
-            (block, "drop_path2"),
-        ):
-            if index >= after:
-                setattr(parent, part, Bomb(f"blocks.{index}.{part}"))
-    vit.norm, vit.fc_norm, vit.head_drop, vit.head = (
-        Bomb(name) for name in ("norm", "fc_norm", "head_drop", "head")
-    )
+    rest = "attn.attn_drop attn.norm attn.proj attn.proj_drop ls1 drop_path1 norm2 mlp ls2 drop_path2"
+    paths = ["norm", "fc_norm", "head_drop", "head"]
+    paths += [f"blocks.{i}.{part}" for i in range(max(after, 0), len(vit.blocks)) for part in rest.split()]
+    for index in range(after + 1, len(vit.blocks)):
+        paths += [f"blocks.{index}.{part}" for part in ("norm1", "attn.qkv", "attn.q_norm", "attn.k_norm")]
+    for path in paths:
+        parent, _, part = path.rpartition(".")
+        setattr(vit.get_submodule(parent), part, Bomb(path))
     return vit
 
 

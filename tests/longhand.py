@@ -44,53 +44,52 @@ def prefix_of(w):
     return sum(w[name].shape[1] for name in ("reg_token", "cls_token") if name in w)
 
 
-def run_blocks(w, x, heads, maps=None, queries=None, masks=None, prefix="blocks"):
-    """Tokens (B, N, D) through all blocks of that prefix: tokens, and every layer's own map (B, H, N, N) and
-    query (B, H, N, d).
+def run_blocks(w, x, heads, replace=None, masks=None, prefix="blocks"):
+    """Tokens (B, N, D) through all blocks of that prefix: tokens, and per layer {"q", "k", "v": (B, H, N, d),
+    "map": (B, H, N, N), "stream": (B, N, D)} as they were used.
 
-    `maps` and `queries` {layer: ...} are used instead of the layer's own; its own are then not returned
-    (None). `masks` {(layer, branch): (B,)}: factors on the attention (0) and the MLP (1) branch.
+    `replace` {layer: {(part, head): (B, N, d) or, for "map", (B, N, N) or a function from the head's own map
+    to such a one}}: what one head of one layer uses instead. `masks` {(layer, branch): (B,)}: factors on the
+    attention (0) and the MLP (1) branch.
     """
-    depth = len([name for name in w if name.startswith(prefix) and name.endswith("attn.qkv.weight")])
-    own_maps, own_queries = [], []
-    for layer in range(depth):
+    seen = []
+    for layer in range(sum(name.startswith(prefix) and name.endswith("attn.qkv.weight") for name in w)):
         start = f"{prefix}.{layer}."
         part = {name.removeprefix(start): value for name, value in w.items() if name.startswith(start)}
+        given = {} if replace is None else replace.get(layer, {})
         y = layer_norm(x, part["norm1.weight"], part["norm1.bias"])
         width = y.shape[-1]
         d = width // heads
-        outputs, seen_maps, seen_queries = [], [], []
+        used = {"q": [], "k": [], "v": [], "map": []}
+        outputs = []
         for head in range(heads):
-
-            def project(row):
-                rows = slice(row * width + head * d, row * width + (head + 1) * d)
-                return y @ part["attn.qkv.weight"][rows].T + part["attn.qkv.bias"][rows]
-
-            if maps is not None and layer in maps:
-                p = maps[layer][:, head]
-            else:
-                q = project(0) if queries is None or layer not in queries else queries[layer][:, head]
-                p = softmax(torch.einsum("bid,bjd->bij", q, project(1)) / math.sqrt(d))
-                seen_maps.append(p)
-                seen_queries.append(q)
-            outputs.append(torch.einsum("bij,bjd->bid", p, project(2)))
+            for third, name in enumerate("qkv"):
+                rows = slice(third * width + head * d, third * width + (head + 1) * d)
+                used[name].append(
+                    given.get((name, head), y @ part["attn.qkv.weight"][rows].T + part["attn.qkv.bias"][rows])
+                )
+            scores = torch.einsum("bid,bjd->bij", used["q"][head], used["k"][head]) / math.sqrt(d)
+            p = given.get(("map", head), softmax(scores))
+            used["map"].append(p(softmax(scores)) if callable(p) else p)
+            outputs.append(torch.einsum("bij,bjd->bid", used["map"][head], used["v"][head]))
         routed = torch.cat(outputs, -1) @ part["attn.proj.weight"].T + part["attn.proj.bias"]
         x = x + factor(masks, layer, 0) * routed
         y = layer_norm(x, part["norm2.weight"], part["norm2.bias"])
-        y = (
-            gelu(y @ part["mlp.fc1.weight"].T + part["mlp.fc1.bias"]) @ part["mlp.fc2.weight"].T
-            + part["mlp.fc2.bias"]
-        )
-        x = x + factor(masks, layer, 1) * y
-        own_maps.append(torch.stack(seen_maps, 1) if seen_maps else None)
-        own_queries.append(torch.stack(seen_queries, 1) if seen_queries else None)
-    return x, own_maps, own_queries
+        y = gelu(y @ part["mlp.fc1.weight"].T + part["mlp.fc1.bias"])
+        x = x + factor(masks, layer, 1) * (y @ part["mlp.fc2.weight"].T + part["mlp.fc2.bias"])
+        seen.append({name: torch.stack(values, 1) for name, values in used.items()} | {"stream": x})
+    return x, seen
 
 
-def vit(w, images, heads, patch=8, **instead):
-    """Logits (B, classes) and every layer's own map and query; `instead` is what `run_blocks` takes."""
-    x, maps, queries = run_blocks(w, embed(w, images, patch), heads, **instead)
-    return classify(w, x), maps, queries
+def of_heads(part, x, heads=None):
+    """What is replaced in one layer, by (B, H, N, d) or (B, H, N, N)."""
+    return {(part, head): x[:, head] for head in (range(x.shape[1]) if heads is None else heads)}
+
+
+def layers(w, images, heads, patch=8, **instead):
+    """Logits (B, classes), and the layers that `run_blocks` saw; `instead` is what that takes."""
+    x, seen = run_blocks(w, embed(w, images, patch), heads, **instead)
+    return classify(w, x), seen
 
 
 def classify(w, x):
@@ -110,69 +109,6 @@ def cross_entropy(logits, labels):
     return -torch.stack([(row - row.logsumexp(0))[label] for row, label in zip(logits, labels)]).mean()
 
 
-def map_loss(student_maps, teacher_maps):
-    """-Σ_keys p_t log p_s, mean over batch, heads, queries, summed over layers."""
-    return sum(
-        -torch.einsum("bhij,bhij->bhi", p_t, p_s.log()).mean()
-        for p_s, p_t in zip(student_maps, teacher_maps, strict=True)
-    )
-
-
-def transfer(teacher, student, images, heads, how, layers, masks=None, teacher_masks=None):
-    """One teacher-student step from two dicts of weights: the student's logits and the transfer loss."""
-    with torch.no_grad():
-        maps = vit(teacher, images, heads, masks=teacher_masks)[1]
-    if how == "copy":
-        logits = vit(student, images, heads, maps={layer: maps[layer] for layer in layers}, masks=masks)[0]
-        return logits, torch.zeros(())
-    logits, own, _ = vit(student, images, heads, masks=masks)
-    return logits, map_loss([own[layer] for layer in layers], [maps[layer] for layer in layers])
-
-
-# --- the whole family: any part of attention, any heads, maps that are changed on the way
-
-
-def layers(w, images, heads, patch=8, replace=None):
-    """Logits and, per layer, {"q", "k", "v": (B, H, N, d), "map": (B, H, N, N), "stream": (B, N, D)} as they
-    were used.
-
-    `replace` {layer: {(part, head): (B, N, d) or, for "map", (B, N, N) or a function from the head's own map
-    to such a one}}: what one head of one layer uses instead.
-    """
-    x, seen = embed(w, images, patch), []
-    for layer in range(len([name for name in w if name.endswith("attn.qkv.weight")])):
-        part = {
-            name.removeprefix(f"blocks.{layer}."): value
-            for name, value in w.items()
-            if name.startswith(f"blocks.{layer}.")
-        }
-        given = {} if replace is None else replace.get(layer, {})
-        y = layer_norm(x, part["norm1.weight"], part["norm1.bias"])
-        width = y.shape[-1]
-        d = width // heads
-        used = {"q": [], "k": [], "v": [], "map": []}
-        outputs = []
-        for head in range(heads):
-            for third, name in enumerate("qkv"):
-                rows = slice(third * width + head * d, third * width + (head + 1) * d)
-                used[name].append(
-                    given.get((name, head), y @ part["attn.qkv.weight"][rows].T + part["attn.qkv.bias"][rows])
-                )
-            scores = torch.einsum("bid,bjd->bij", used["q"][head], used["k"][head]) / math.sqrt(d)
-            p = given.get(("map", head), softmax(scores))
-            used["map"].append(p(softmax(scores)) if callable(p) else p)
-            outputs.append(torch.einsum("bij,bjd->bid", used["map"][head], used["v"][head]))
-        x = x + torch.cat(outputs, -1) @ part["attn.proj.weight"].T + part["attn.proj.bias"]
-        y = layer_norm(x, part["norm2.weight"], part["norm2.bias"])
-        x = (
-            x
-            + gelu(y @ part["mlp.fc1.weight"].T + part["mlp.fc1.bias"]) @ part["mlp.fc2.weight"].T
-            + part["mlp.fc2.bias"]
-        )
-        seen.append({name: torch.stack(values, 1) for name, values in used.items()} | {"stream": x})
-    return classify(w, x), seen
-
-
 def family(
     teacher,
     student,
@@ -186,6 +122,8 @@ def family(
     teacher_patch=8,
     target=None,
     own=None,
+    masks=None,
+    teacher_masks=None,
 ):
     """One teacher-student step from two dicts of weights: the student's logits and the transfer loss.
 
@@ -194,17 +132,14 @@ def family(
     changed to such a list).
     """
     with torch.no_grad():
-        of_teacher = layers(teacher, images, teacher_heads, teacher_patch)[1]
+        of_teacher = layers(teacher, images, teacher_heads, teacher_patch, masks=teacher_masks)[1]
         given = [of_teacher[layer][what] for layer in pairs.values()]
         given = given if target is None else target(given)
     chosen = {} if chosen is None else chosen
     if how == "copy":
-        replace = {
-            layer: {(what, head): x[:, head] for head in chosen.get(layer, range(heads))}
-            for layer, x in zip(pairs, given)
-        }
-        return layers(student, images, heads, replace=replace)[0], torch.zeros(())
-    logits, seen = layers(student, images, heads)
+        replace = {layer: of_heads(what, x, chosen.get(layer)) for layer, x in zip(pairs, given)}
+        return layers(student, images, heads, replace=replace, masks=masks)[0], torch.zeros(())
+    logits, seen = layers(student, images, heads, masks=masks)
     mine = [seen[layer][what] for layer in pairs]
     mine = mine if own is None else own(mine)
     total = 0.0

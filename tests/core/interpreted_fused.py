@@ -14,10 +14,10 @@ from atlib import AttentionTransfer, Plan, create_vit, fused
 from atlib.attention import FORBIDDEN, Seen
 from atlib.fused import by_kernel
 from atlib.map_free import by_blocks
-from tests import longhand
+from tests.core import test_map_free
+from tests.core.test_map_free import SCALES, dense, stepped
 from tests.helpers import SMALL_VIT, Seer, random_images, randomise
 
-SCALES = 0.7, 0.4
 KERNELS = {"short": True, "long": False}
 
 
@@ -46,42 +46,33 @@ def kernel(request, monkeypatch):
     return request.param
 
 
-def random_qk(B=2, H=2, N=50, d=8, d_t=12, seed=0, size=1.0, dtype=torch.float32):
-    """q and k of a student, then of a teacher."""
-    shapes = (B, H, N, d), (B, H, N, d), (B, H, N, d_t), (B, H, N, d_t)
-    return [size * random_images(*shape, seed=seed + n, dtype=dtype) for n, shape in enumerate(shapes)]
-
-
-def written_out(student, teacher):
-    """The loss from maps, long-hand: mean over images, heads and queries."""
-    scores, target = student.scores, longhand.softmax(teacher.without(student.mask).scores)
-    highest = scores.amax(-1, keepdim=True)
-    log_p = scores - highest - (scores - highest).exp().sum(-1, keepdim=True).log()
-    return -torch.einsum("bhij,bhij->bhi", target, log_p).mean()
-
-
-def stepped(how, tensors, times=1.0, of_student=None, of_teacher=None, **options):
-    """The loss and the gradients of `times` the loss with respect to the student's q and k."""
-    q, k = (x.detach().clone(memory_format=torch.preserve_format).requires_grad_() for x in tensors[:2])
-    student = Seen(q, k, None, SCALES[0], **(of_student or {}))
-    teacher = Seen(*tensors[2:], None, SCALES[1], **(of_teacher or {}))
-    loss = how(student, teacher, **options)
-    (times * loss).backward()
-    return loss.detach(), q.grad, k.grad
+def random_qk(B=2, H=2, N=50, d=8, d_t=12, **options):
+    return test_map_free.random_qk(B, H, N, d, d_t, **{"dtype": torch.float32} | options)
 
 
 def in_float64(tensors, **options):
-    return stepped(written_out, [x.double() for x in tensors], **options)
+    return stepped(dense, [x.double() for x in tensors], **options)
 
 
 def assert_close(computed, expected, within=1e-5):
-    for one, other in zip(computed, expected, strict=True):
-        assert one.shape == other.shape and (one.double() - other).abs().max() <= within
+    test_map_free.assert_close([x.double() for x in computed], expected, within)
 
 
-@pytest.mark.parametrize("N", [1, 33, 64, 129])
-def test_every_number_of_tokens(kernel, N):
-    tensors = random_qk(N=N)
+SHAPES = [
+    (1, 8, 12),
+    (33, 8, 12),
+    (64, 8, 12),
+    (129, 8, 12),
+    (33, 1, 3),
+    (33, 40, 24),
+    (33, 64, 128),
+    (33, 128, 64),
+]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_number_of_tokens_and_every_width(kernel, shape):
+    tensors = random_qk(1, 2, *shape)
     computed = stepped(by_kernel, tensors, times=3.0)
     assert computed[0].shape == () and {x.dtype for x in computed} == {torch.float32}
     assert_close(computed, in_float64(tensors, times=3.0))
@@ -92,12 +83,6 @@ def test_photographs(monkeypatch, N, d, kernel):
     monkeypatch.setattr(fused, "_fits_in_registers", lambda *_: KERNELS[kernel])
     monkeypatch.setattr(fused, "_blocks", lambda *_: (128, 64, {}))  # larger than on a GPU, to save time
     tensors = random_qk(1, 1, N, d, 16)
-    assert_close(stepped(by_kernel, tensors), in_float64(tensors))
-
-
-@pytest.mark.parametrize("widths", [(1, 3), (40, 24), (64, 128), (128, 64)])
-def test_every_width(kernel, widths):
-    tensors = random_qk(1, 2, 33, *widths)
     assert_close(stepped(by_kernel, tensors), in_float64(tensors))
 
 
@@ -124,25 +109,19 @@ ADDED = {
 def test_what_is_added_to_the_scores(kernel, name):
     """The student's mask takes its share from the teacher's map too."""
 
-    def made(part, dtype):
+    def added(dtype):
         masks = forbidding(50)
         return {
-            key: (masks[what] if key == "mask" else random_images(*what, seed=7)).to(dtype)
-            for key, what in part.items()
+            side: {
+                key: (masks[what] if key == "mask" else random_images(*what, seed=7)).to(dtype)
+                for key, what in part.items()
+            }
+            for side, part in zip(("of_student", "of_teacher"), ADDED[name])
         }
 
     tensors = random_qk(2, 3)
-    of_student, of_teacher = ADDED[name]
-    expected = in_float64(
-        tensors, of_student=made(of_student, torch.float64), of_teacher=made(of_teacher, torch.float64)
-    )
-    computed = stepped(
-        by_kernel,
-        tensors,
-        of_student=made(of_student, torch.float32),
-        of_teacher=made(of_teacher, torch.float32),
-    )
-    assert_close(computed, expected)
+    expected = in_float64(tensors, **added(torch.float64))
+    assert_close(stepped(by_kernel, tensors, **added(torch.float32)), expected)
 
 
 @pytest.mark.parametrize("times", [1.0, 3 * 2.0**16], ids=["plain", "scaled loss"])
@@ -205,27 +184,24 @@ def test_inputs_in_any_layout(kernel):
     assert_close(stepped(by_kernel, expanded), in_float64(expanded))
 
 
-@pytest.mark.parametrize("learning", [(True, False), (False, True), (False, False)])
-def test_one_of_the_two_may_be_constant(kernel, learning):
+@pytest.mark.parametrize("learning", [(True, True), (True, False), (False, True), (False, False)])
+def test_who_gets_a_gradient(kernel, learning):
+    """The teacher gets none, and one of the student's two may be constant."""
     tensors = random_qk()
-    expected = in_float64(tensors)
-    own = [x.clone().requires_grad_(wanted) for x, wanted in zip(tensors, learning)]
-    loss = by_kernel(Seen(*own[:2], None, SCALES[0]), Seen(*tensors[2:], None, SCALES[1]))
+    own = [x.clone().requires_grad_(wanted) for x, wanted in zip(tensors, (*learning, True, True))]
+    loss = by_kernel(Seen(*own[:2], None, SCALES[0]), Seen(*own[2:], None, SCALES[1]))
     assert loss.requires_grad == any(learning)
     if any(learning):
         loss.backward()
-    for x, wanted, gradient in zip(own, learning, expected[1:]):
+    for x, wanted, gradient in zip(own, learning, in_float64(tensors)[1:]):
         assert (x.grad is None) if not wanted else (x.grad - gradient).abs().max() <= 1e-5
+    assert own[2].grad is None is own[3].grad
 
 
-def test_the_teacher_gets_no_gradient_and_a_value_may_be_left_out(kernel):
-    tensors = [x.requires_grad_() for x in random_qk()]
-    loss = by_kernel(Seen(*tensors[:2], None, SCALES[0]), Seen(*tensors[2:], None, SCALES[1]))
-    loss.backward()
-    assert [x.grad is None for x in tensors] == [False, False, True, True]
-    skipped = stepped(by_kernel, tensors, value=False)
+def test_a_value_may_be_left_out(kernel):
+    skipped = stepped(by_kernel, random_qk(), value=False)
     assert skipped[0] == 0
-    assert_close(skipped[1:], in_float64(tensors)[1:])
+    assert_close(skipped[1:], in_float64(random_qk())[1:])
 
 
 def test_a_second_derivative_is_refused(kernel):

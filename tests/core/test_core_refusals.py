@@ -10,7 +10,7 @@ from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
 
 from atlib import AttentionTransfer, Plan, create_student, create_vit, walk
-from atlib.attention import Instead, Kept, Seen, Unwalkable, sample_drop_path
+from atlib.attention import Instead, Seen, Unwalkable, sample_drop_path
 from atlib.baselines import feature_mse, hard_distillation, soft_distillation
 from atlib.checkpoint import load_bundle, load_vit, save_bundle, save_vit
 from atlib.data import Images
@@ -148,7 +148,7 @@ REPLACEMENTS = [
     {"q": (2, 3, 17, 9)}, {"k": (2, 4, 17, 8)}, {"v": (1, 3, 17, 8)}, {"map": (2, 3, 16, 17)},
     {"q": (2, 3, 17, 6), "k": (2, 3, 17, 5)}, {"map": (2, 3, 17, 17), "heads": [0]},
     {"q": (2, 1, 17, 6), "k": (2, 1, 17, 6), "heads": [0]}, {"map": (2, 3, 17, 17), "q": (2, 3, 17, 8)},
-    {"k": (2, 3, 17, 8), "scale": 0.5}, {"map": (2, 3, 17, 17), "scale": 0.5}, {"kept": Kept((0,), ())},
+    {"k": (2, 3, 17, 8), "scale": 0.5}, {"map": (2, 3, 17, 17), "scale": 0.5}, {"kept": ((0,), ())},
     {"map": (2, 1, 17, 17), "heads": [-1]}, {"map": (2, 2, 17, 17), "heads": [1, 1]},
 ]  # fmt: skip
 

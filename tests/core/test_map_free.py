@@ -1,19 +1,16 @@
-"""The map-free cross-entropy against the dense one: values, gradients, number types, memory, and in two
-processes."""
+"""The map-free cross-entropy against the dense one: values, gradients, number types, memory."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import distributed, multiprocessing
-from torch.nn.parallel import DistributedDataParallel
 
 from atlib import AttentionTransfer, Plan, create_vit, map_free
 from atlib.attention import FORBIDDEN, Seen
 from atlib.losses import dense_attention_cross_entropy
 from atlib.map_free import by_blocks, by_fused_attention
-from tests.helpers import SMALL_VIT, Seer, forkserver, random_images, randomise
+from tests.helpers import SMALL_VIT, Seer, random_images, randomise
 
 both_ways = pytest.mark.parametrize("how", [by_blocks, by_fused_attention], ids=lambda how: how.__name__)
 SCALES = 0.7, 0.4
@@ -36,10 +33,10 @@ def random_qk(B=2, H=3, N=70, d=8, d_t=8, seed=0, size=1.0, dtype=torch.float64)
     ]
 
 
-def seen_of(q, k, q_t, k_t, scales=SCALES, masks=(None, None), biases=(None, None)):
-    """What a layer of the student and one of the teacher saw."""
-    added = [{"mask": mask, "bias": bias} for mask, bias in zip(masks, biases)]
-    return Seen(q, k, None, scales[0], **added[0]), Seen(q_t, k_t, None, scales[1], **added[1])
+def seen_of(q, k, q_t, k_t, scales=SCALES, of_student=None, of_teacher=None):
+    """What a layer of the student and one of the teacher saw; each may have a bias or a mask."""
+    student = Seen(q, k, None, scales[0], **(of_student or {}))
+    return student, Seen(q_t, k_t, None, scales[1], **(of_teacher or {}))
 
 
 def dense(student, teacher, value=True):
@@ -76,7 +73,8 @@ def test_equals_the_dense_loss(how, shape, widths, scales, times, seed, biased):
     tensors, (_, H, N) = random_qk(*shape, *widths, seed), shape
     shapes = {None: (0,), "a head": (H, N, N), "all heads": (N, N)}
     biases = [kind and random_images(*shapes[kind], seed=seed, dtype=torch.float64) for kind in biased]
-    seen = {"times": times, "scales": scales, "biases": biases}
+    seen = {"times": times, "scales": scales}
+    seen |= {side: {"bias": bias} for side, bias in zip(("of_student", "of_teacher"), biases)}
     found, expected = stepped(how, tensors, **seen), stepped(dense, tensors, **seen)
     assert found[0].shape == () and found[0].dtype == torch.float64
     assert_close(found, expected, 1e-10)
@@ -110,8 +108,9 @@ def test_with_a_mask(how, forbidden, N=17):
 
     tensors = random_qk(N=N, d=5, d_t=7)
     expected = stepped(row_by_row, tensors)
-    assert_close(stepped(how, tensors, masks=(mask, mask_t)), expected, 1e-10)
-    assert_close(stepped(dense, tensors, masks=(mask, mask_t)), expected, 1e-10)
+    for way in (how, dense):
+        found = stepped(way, tensors, of_student={"mask": mask}, of_teacher={"mask": mask_t})
+        assert_close(found, expected, 1e-10)
 
 
 @both_ways
@@ -162,11 +161,7 @@ def test_under_autocast_blocks_stay_in_float32():
     assert_close(found, stepped(by_blocks, tensors), 0)
 
 
-# --- several processes
-
-
 LABELS = torch.tensor([0, 3, 1, 2])
-PLANS = [Plan(how="distill"), Plan(how="copy"), Plan(what="q", how="distill", layers=[0])]
 
 
 def pair_of(plan, teacher=None, dtype=torch.float64, **changes):
@@ -175,37 +170,6 @@ def pair_of(plan, teacher=None, dtype=torch.float64, **changes):
         for seed, more in ((1, teacher or {}), (2, {}))
     )
     return AttentionTransfer(teacher, student, plan).to(dtype).train()
-
-
-def half_a_batch(rank, folder):
-    """One of two processes: half of the images each, gradients averaged by DDP."""
-    torch.set_num_threads(1)
-    distributed.init_process_group("gloo", init_method=f"file://{folder / 'meet'}", rank=rank, world_size=2)
-    half = slice(2 * rank, 2 * rank + 2)
-    images = random_images(4, 3, 32, 32, dtype=torch.float64)[half]
-    for index, plan in enumerate(PLANS):
-        pair = pair_of(plan)
-        wrapped = DistributedDataParallel(pair)
-        for _ in range(2):  # DDP notices only in the second step that a parameter was left out in the first
-            wrapped.zero_grad()
-            output = wrapped(images)
-            (F.cross_entropy(output.logits, LABELS[half]) + 3 * output.transfer_loss).backward()
-        torch.save({name: p.grad for name, p in pair.named_parameters()}, folder / f"{index}-{rank}.pt")
-    distributed.destroy_process_group()
-
-
-@pytest.mark.slow
-def test_two_processes_have_the_gradients_of_one_with_the_whole_batch(tmp_path):
-    forkserver()  # it imports torch, and the two are forked from it
-    multiprocessing.start_processes(half_a_batch, (tmp_path,), nprocs=2, start_method="forkserver")
-    for index, plan in enumerate(PLANS):
-        pair = pair_of(plan)
-        output = pair(random_images(4, 3, 32, 32, dtype=torch.float64))
-        (F.cross_entropy(output.logits, LABELS) + 3 * output.transfer_loss).backward()
-        expected = {name: p.grad for name, p in pair.named_parameters()}
-        for rank in (0, 1):
-            found = torch.load(tmp_path / f"{index}-{rank}.pt")
-            torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
 
 
 # --- no map is ever stored

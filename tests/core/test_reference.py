@@ -96,9 +96,6 @@ def test_the_longhand_reproduces_it_too(name):
     logits, loss = longhand.family(
         teacher, student, images, plan.what, plan.how, {layer: layer for layer in range(3)}
     )
-    if name != "copy_q":  # the shorter one, that the simplest tests use
-        again = longhand.transfer(teacher, student, images, 3, name, range(3))
-        assert off(again[0], logits) <= 1e-6 and abs(again[1] - loss) <= 1e-5
     task_loss = longhand.cross_entropy(logits, reference["y"].long())
     assert off(logits, reference["logits"]) <= 1e-5 and off(task_loss, reference["task_loss"]) <= 1e-5
     assert abs(loss.item() - reference["distill_loss"].item()) <= 1e-5 * max(

@@ -90,8 +90,9 @@ def test_teacher_and_student_drop_the_same_paths_in_training(small_vit, how, sha
             drawn = one.bernoulli_(1 - rate) / (1 - rate) if share or rate else one
             masks[layer, branch] = drawn.flatten()
     weights = pair.teacher.state_dict(), pair.student.state_dict()
-    of_teacher = masks if share else None
-    logits, loss = longhand.transfer(*weights, images, 3, how, range(3), masks, teacher_masks=of_teacher)
+    pairs = {layer: layer for layer in range(3)}
+    options = {"masks": masks, "teacher_masks": masks if share else None}
+    logits, loss = longhand.family(*weights, images, "map", how, pairs, **options)
     torch.manual_seed(5)
     found = pair(images)
     assert any((mask == 0).any() for mask in masks.values())

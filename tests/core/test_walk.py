@@ -90,7 +90,7 @@ def test_drop_path_masks_scale_the_branches_they_belong_to(small_vit):
         (layer, branch): torch.rand(2, dtype=torch.float64) for layer in range(3) for branch in range(2)
     }
     masks = [tuple(factors[layer, branch][:, None, None] for branch in range(2)) for layer in range(3)]
-    expected = longhand.vit(vit.state_dict(), images, heads=3, masks=factors)[0]
+    expected = longhand.layers(vit.state_dict(), images, 3, masks=factors)[0]
     assert (walk(vit, images, drop_path=masks).logits - expected).abs().max() <= 1e-12
 
 

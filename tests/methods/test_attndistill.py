@@ -35,12 +35,12 @@ def class_token(weights, vit, images=IMAGES):
     """From matrices: the class token after the final norm (B, D), its attention in the last layer (B, H, N),
     and the logits."""
     patch = vit.patch_embed.patch_size[0]
-    tokens, maps, _ = longhand.run_blocks(
+    tokens, seen = longhand.run_blocks(
         weights, longhand.embed(weights, images, patch), vit.blocks[0].attn.num_heads
     )
     token = longhand.layer_norm(tokens, weights["norm.weight"], weights["norm.bias"])[:, 0]
     logits = token @ weights["head.weight"].T + weights["head.bias"] if "head.weight" in weights else None
-    return token, maps[-1][:, :, 0], logits
+    return token, seen[-1]["map"][:, :, 0], logits
 
 
 def merged(attention, temperature):

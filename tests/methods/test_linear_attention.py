@@ -79,7 +79,9 @@ def test_the_model_computes_what_its_maps_written_out_compute(student, images, f
     maps = {i: map_of(model, i, layer.q, layer.k) for i, layer in enumerate(seen.layers)}
     for i, layer in enumerate(seen.layers):
         assert (layer.map - maps[i]).abs().max() < 1e-11
-    assert (seen.logits - longhand.vit(model.model.state_dict(), images, 3, maps=maps)[0]).abs().max() < 1e-10
+    replace = {i: longhand.of_heads("map", p) for i, p in maps.items()}
+    expected = longhand.layers(model.model.state_dict(), images, 3, replace=replace)[0]
+    assert (seen.logits - expected).abs().max() < 1e-10
     assert torch.equal(model(images), seen.logits) and same(before, state_of(model))
     assert not torch.allclose(seen.logits, model.model(images), atol=1e-3), "softmax gives something else"
 

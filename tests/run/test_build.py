@@ -32,7 +32,7 @@ def config(tmp_path, how="copy", plan=None, **student):
 @pytest.mark.parametrize("how", ["copy", "distill"])
 def test_a_student_that_only_pools_otherwise_is_taught(tmp_path, how):
     built = build(config(tmp_path, how, global_pool="avg"), 8)
-    assert set(built.model.mismatched) == {"pooling"}
+    assert set(built.model.pairing.components) == {"pooling"}
     assert (built.model.plan.what, built.model.plan.how, built.model.plan.mismatched) == ("map", how, True)
     if how == "copy":  # what is kept can be read back as the same pair
         path = save_bundle(tmp_path / "student.safetensors", built.model, built.student, built.teacher)
@@ -43,7 +43,10 @@ def test_a_student_that_only_pools_otherwise_is_taught(tmp_path, how):
 def test_any_other_difference_must_be_asked_for(tmp_path, student):
     with pytest.raises(ValueError, match="layer_scale"):
         build(config(tmp_path, **student), 8)
-    assert "layer_scale" in build(config(tmp_path, plan=Plan(mismatched=True), **student), 8).model.mismatched
+    assert (
+        "layer_scale"
+        in build(config(tmp_path, plan=Plan(mismatched=True), **student), 8).model.pairing.components
+    )
 
 
 def test_weights_say_how_images_are_prepared_for_them(tmp_path):
