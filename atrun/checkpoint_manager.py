@@ -138,9 +138,7 @@ class CheckpointManager:
         facts = json.loads((path / FACTS).read_text(encoding="utf-8"))
         now = self.config | {"processes": accelerator.num_processes}
         then = {**facts.pop("config"), "processes": facts.pop("processes")}
-        # a run of before checkpoints said what is trained, on which targets, and what teachers see, goes on
-        since = {"model", "loss", "normalisation", "teachers", "views", "targets", "data"}
-        for name in (*self.free, *(since - then.keys())):
+        for name in self.free:
             then.pop(name, None), now.pop(name, None)
         if changed := differences(then, json.loads(json.dumps(now))):
             raise ValueError(f"the run in {self.folder} was started otherwise: {'; '.join(changed)}")

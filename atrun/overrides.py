@@ -74,13 +74,15 @@ class Setting(NamedTuple):
 
 
 def said_of(of: type) -> dict[str, Setting]:
-    """The fields of a dataclass, with what the `#:` comment above each says, which the book's page of the
-    library prints as well; without it where the source was not installed."""
+    """The fields of a dataclass, with what the `#:` comment above or behind each says, which the book's page
+    of the library prints as well; without it where the source was not installed."""
     try:
-        above = re.findall(r"((?:^ +#: .*\n)+) +(\w+):", inspect.getsource(of), re.MULTILINE)
+        source = inspect.getsource(of)
     except OSError:
-        above = []
-    words = {name: " ".join(re.findall(r"#: (.*)", comments)) for comments, name in above}
+        source = ""
+    words = {name: says for name, says in re.findall(r"^ +(\w+): .*  #: (.*)$", source, re.MULTILINE)}
+    for comments, name in re.findall(r"((?:^ +#: .*\n)+) +(\w+):", source, re.MULTILINE):
+        words[name] = " ".join(re.findall(r"#: (.*)", comments))
     kinds = get_type_hints(of)
     return {
         field.name: Setting(kinds[field.name], words.get(field.name, ""), field.default)

@@ -247,8 +247,7 @@ def _carry_out(
             if is_file(weights):
                 same[f"{name}'s sha256"] = digest(Path(weights))
     best = f"{split}_{'box_AP' if detects else 'accuracy'}"
-    # what checkpoints of before had in place of a tracker's name, and of what teachers see
-    free = (*FREE, "tensorboard", "what the teacher sees", *may_differ)
+    free = (*FREE, *may_differ)
     keeper = CheckpointManager(folder / "checkpoints", config.save_every, config.keep, same, best, free)
 
     def metrics(model: nn.Module) -> dict:

@@ -151,7 +151,7 @@ def test_a_changed_run_is_refused_and_says_what_changed(glyphs64, tmp_path):
     assert sorted((path, path.stat().st_mtime_ns) for path in tmp_path.rglob("*")) == before
 
 
-def test_another_teacher_is_refused_and_a_run_that_does_not_name_its_own_goes_on(glyphs64, tmp_path):
+def test_another_teacher_is_refused(glyphs64, tmp_path):
     def resumed(teacher, **options):
         model = AttentionTransfer(teacher, tiny(2), Plan(how="distill", mismatched=True))
         keeper = CheckpointManager(tmp_path, 100)
@@ -166,11 +166,6 @@ def test_another_teacher_is_refused_and_a_run_that_does_not_name_its_own_goes_on
         resumed(
             tiny(1), loss=lambda model, images, targets, recipe: student_loss(model, images, targets, recipe)
         )
-    checkpoint = CheckpointManager(tmp_path, 100).latest()
-    facts = json.loads((checkpoint / FACTS).read_text())
-    assert len(facts["config"].pop("teachers")) == 1
-    rewrite(checkpoint, facts)  # as it was before checkpoints named teachers
-    assert resumed(tiny(3))[-1]["step"] == 10
 
 
 def test_other_targets_and_another_view_of_the_teacher_are_refused(glyphs64, tmp_path):
@@ -213,7 +208,6 @@ def test_a_digest_of_a_model_sees_what_its_weights_do_not_show():
 
 
 def test_what_is_free_may_change_also_where_it_was_written_down(glyphs64, tmp_path):
-    """Runs that were started before `on_corrupt` was free have it in their checkpoints."""
     kept_run(glyphs64, tmp_path, config={"data": "glyphs", "on_corrupt": "raise"}, stop_at=2)
     with pytest.raises(ValueError):
         kept_run(glyphs64, tmp_path, config={"data": "glyphs"})

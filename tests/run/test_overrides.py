@@ -71,15 +71,15 @@ class Fields:
     #: steps until
     #: it ends
     second: float = 0.25
-    third: str | None = None
+    third: str | None = None  #: in one line
     not_a_field: ClassVar[int] = 3
 
 
-def test_a_field_is_explained_by_the_comment_above_it(monkeypatch):
+def test_a_field_is_explained_by_its_comment(monkeypatch):
     assert said_of(Fields) == {
         "first": Setting(int, "of the first", MISSING),
         "second": Setting(float, "steps until it ends", 0.25),
-        "third": Setting(str | None, "", None),
+        "third": Setting(str | None, "in one line", None),
     }
     # compiled files alone: without words, and not without a command
     monkeypatch.setattr(inspect, "getsource", lambda of: (_ for _ in ()).throw(OSError("no source")))
