@@ -10,6 +10,9 @@ from typing import Any, Literal
 
 import torch
 
+from atfamily import contrast, distilled_mae, simmim
+from atfamily.attndistill import AttnDistill
+from atlib import mae
 from atlib._util import write_atomically
 from atlib.pair import Normalisation
 from atlib.plan import Plan
@@ -301,11 +304,6 @@ class RunConfig:
         images: Normalisation | None = None,
     ) -> torch.nn.Module:
         """What trains `vit` on images alone. images: how they are normalised, where there is a teacher."""
-        # imported here: other runs do not need them
-        from atfamily import contrast, distilled_mae, simmim
-        from atfamily.attndistill import AttnDistill
-        from atlib import mae
-
         match self.method:
             case Method.MAE | Method.DMAE:
                 decoder = self.decoder_width, self.decoder_depth, self.decoder_heads

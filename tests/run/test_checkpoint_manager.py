@@ -23,12 +23,9 @@ from atlib.pair import Normalisation, attach
 from atlib.recipe import Recipe
 from atlib.train import NonFiniteLoss, Preempted, student_loss, train
 from atrun.checkpoint_manager import (
-    FACTS,
-    MANIFEST,
     CheckpointError,
     CheckpointManager,
     damage_of,
-    digest,
     digest_of_model,
     digest_of_weights,
 )
@@ -58,15 +55,6 @@ def kept_run(data, folder, recipe=SHORT, every=100, config=None, free=(), **opti
     """A fresh "tiny" trained (further), with its checkpoints in `folder`."""
     keeper = CheckpointManager(folder, every, config=config, free=free)
     return train(tiny(), data, recipe, progress=None, keeper=keeper, **options)
-
-
-def rewrite(checkpoint, facts):
-    """Other facts, as if they had been written so."""
-    (checkpoint / FACTS).write_text(json.dumps(facts))
-    manifest = json.loads((checkpoint / MANIFEST).read_text())
-    size = (checkpoint / FACTS).stat().st_size
-    manifest["files"][FACTS] = {"sha256": digest(checkpoint / FACTS), "bytes": size}
-    (checkpoint / MANIFEST).write_text(json.dumps(manifest))
 
 
 def steps(folder):
@@ -213,14 +201,6 @@ def test_what_is_free_may_change_also_where_it_was_written_down(glyphs64, tmp_pa
         kept_run(glyphs64, tmp_path, config={"data": "glyphs"})
     history = kept_run(glyphs64, tmp_path, config={"data": "glyphs"}, free=("on_corrupt",))
     assert history[-1]["step"] == 10
-
-
-def test_another_number_of_processes_is_refused(glyphs64, tmp_path):
-    kept_run(glyphs64, tmp_path, stop_at=1)
-    folder = tmp_path / "step-00000001"
-    rewrite(folder, json.loads((folder / FACTS).read_text()) | {"processes": 4})
-    with pytest.raises(ValueError):
-        kept_run(glyphs64, tmp_path)
 
 
 # --- damage
