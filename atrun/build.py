@@ -12,13 +12,17 @@ from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
+from atfamily.contrast import contrast_loss
 from atfamily.distillation_token import DistillationToken
+from atfamily.distilled_mae import distilled_mae_loss
+from atfamily.simmim import simmim_loss
 from atlib.attention_transfer import AttentionTransfer
 from atlib.baselines import FeatureDistillation, LogitDistillation, MeanMapCopy
 from atlib.checkpoint import load_vit, read_header
 from atlib.compatibility import pair_up
 from atlib.data import draw
 from atlib.loading import seed_for
+from atlib.mae import mae_loss
 from atlib.objectives import Loss, student_loss, unlabelled_loss
 from atlib.pair import IMAGENET, Normalisation, Pair, attach, student_of
 from atlib.plan import Plan
@@ -30,10 +34,20 @@ from atrun.data.generated import is_generated, maker
 from atrun.data.transforms import Augmentation
 from atrun.data.views import Look, Views, looks, small_views
 from atrun.method import Method
+from atrun.teachers.build import Teacher, check_image_size, headless, on_meta
+from atrun.teachers.load import is_file, load_teacher
 from atrun.untrained import UNTRAINED, untrained_teacher
 
 SMALL_SCALE = (0.2, 1.0)  # of the crops of generated images, which have no augmentation to say it
 COCO_KNOWN = (118_287, 80)  # images of train2017, 1,021 of them without objects, and classes
+# What pre-texts are trained on.
+LOSSES = {
+    Method.MOCO: contrast_loss,
+    Method.DINO: contrast_loss,
+    Method.SIMMIM: simmim_loss,
+    Method.DMAE: distilled_mae_loss,
+    Method.MAE: mae_loss,
+}
 # Fields of a run, and arguments of `held_out_images`, that say how data are read.
 READING = ("data_path", "image_column", "label_column", "on_corrupt", "workers")
 
@@ -51,29 +65,11 @@ class Built(NamedTuple):
 
 def loss_of(config: RunConfig) -> Loss:
     """What a run trains on: labels or objects (with what is distilled), or a pre-text."""
-    # imported here: each is of some runs only
-    match config.method:
-        case Method.MOCO | Method.DINO:
-            from atfamily.contrast import contrast_loss
-
-            return contrast_loss
-        case Method.SIMMIM:
-            from atfamily.simmim import simmim_loss
-
-            return simmim_loss
-        case Method.DMAE:
-            from atfamily.distilled_mae import distilled_mae_loss
-
-            return distilled_mae_loss
-        case Method.MAE:
-            from atlib.mae import mae_loss
-
-            return mae_loss
     if config.detects:
         from atfamily.detection.detector import detection_loss  # torchvision's detectors
 
         return detection_loss
-    return unlabelled_loss if config.method.pretrains else student_loss
+    return LOSSES.get(config.method, unlabelled_loss if config.method.pretrains else student_loss)
 
 
 def training_images(config: RunConfig):
@@ -178,10 +174,9 @@ def image_size(config: RunConfig) -> int:
 def preparation_of(path: Path) -> tuple[bool, Augmentation | None]:
     """Whether it is known how images are prepared for a file of weights, and how (None: taken as they are):
     as the file says, else as the run does in whose folder it lies."""
-    header = read_header(path)
+    header, folder = read_header(path), path.parent
     if "augmentation" not in header:
-        known = is_run(path.parent)
-        return known, read_config(path.parent, trust_data=True).augmentation if known else None
+        return (True, read_config(folder, trust_data=True).augmentation) if is_run(folder) else (False, None)
     try:
         return True, None if header["augmentation"] is None else Augmentation(**header["augmentation"])
     except (TypeError, ValueError) as error:
@@ -194,11 +189,8 @@ def known_size(config: RunConfig) -> tuple[int, int] | None:
     if config.data == COCO:
         published = config.data_path is None and split == "train2017"
         return (size or COCO_KNOWN[0], COCO_KNOWN[1]) if published else None
-    if config.data not in CATALOGUE:
-        return None
-    known = CATALOGUE[config.data]
-    parts = split.split("+")
-    if not set(parts) <= set(known.images):
+    known, parts = CATALOGUE.get(config.data), split.split("+")
+    if known is None or not set(parts) <= set(known.images):
         return None
     return size or sum(known.images[part] for part in parts), known.classes
 
@@ -209,16 +201,9 @@ def _photographs(config: RunConfig):
         if augmentation is None:
             raise ValueError(f"{config.method} compares views: give it an augmentation")
         augmentation = Views(augmentation, looks_of(config, augmentation.scale))
-    chosen = {
-        "path": config.data_path,
-        "split": config.training_split,
-        "augmentation": augmentation,
-        "train": True,
-        "on_corrupt": config.on_corrupt,
-        "image_column": config.image_column,
-        "label_column": config.label_column,
-        "labelled": not config.method.pretrains,
-    }
+    chosen = {name: getattr(config, name) for name in ("on_corrupt", "image_column", "label_column")}
+    chosen |= {"path": config.data_path, "split": config.training_split, "augmentation": augmentation}
+    chosen |= {"train": True, "labelled": not config.method.pretrains}
     if config.streaming:
         from atrun.data.stream import open_stream
 
@@ -247,11 +232,7 @@ def build(
     if config.teacher == UNTRAINED:
         teacher = untrained_teacher(config, folder)
     elif config.teacher is not None:
-        from atrun.teachers.load import load_teacher
-
-        given = {"heads": config.teacher_heads, "architecture": config.teacher_architecture}
-        given["normalisation"] = config.teacher_normalisation
-        teacher = load_teacher(config.teacher, image_size=_teacher_size(config), quiet=True, **given)
+        teacher = teacher_of(config, teacher_size(config))
     if images is None and config.augmentation is not None:
         images = config.augmentation.normalisation
     architecture = config.architecture(outputs)
@@ -281,6 +262,13 @@ def build(
     model = with_detector(config, model, outputs)
     untrained = of if config.teacher == UNTRAINED else None
     return Built(model, architecture, teacher.architecture if paired else None, view, untrained)
+
+
+def teacher_of(config: RunConfig, image_size: int | None) -> Teacher:
+    """The teacher that a run names, read from the hub or a file."""
+    told = {"heads": config.teacher_heads, "architecture": config.teacher_architecture}
+    told |= {"image_size": image_size, "normalisation": config.teacher_normalisation}
+    return load_teacher(config.teacher, quiet=True, **told)
 
 
 def joined(
@@ -323,8 +311,6 @@ def reference_images(config: RunConfig) -> Iterator[torch.Tensor]:
 def with_weights(config: RunConfig, student: VisionTransformer | Eva) -> VisionTransformer | Eva:
     """The student with the run's `student_weights` in it, except for its new class head. Raises `ValueError`
     for weights of other shapes, heads or components than the student's."""
-    from atrun.teachers.load import load_teacher
-
     weights = load_teacher(config.student_weights, image_size=image_size(config), quiet=True).vit
     heads = [vit.blocks[0].attn.num_heads for vit in (weights, student)]
     what = f"heads ({heads[0]} and {heads[1]})" if heads[0] != heads[1] else ""
@@ -354,8 +340,6 @@ def teacher_architecture(config: RunConfig) -> Architecture | None:
     """What a run's teacher is built like, where that is known without its weights."""
     if config.teacher in (None, UNTRAINED):
         return None
-    from atrun.teachers.load import is_file  # runs without a teacher do not need its room
-
     if not is_file(config.teacher):
         return Architecture(config.teacher)
     path = Path(config.teacher)
@@ -373,9 +357,7 @@ def check_fits(config: RunConfig) -> None:
     native = teacher_architecture(config)
     if native is None or config.method.reads_logits:  # any two classifiers fit
         return
-    from atrun.teachers.build import check_image_size, headless, on_meta
-
-    check_image_size(native, size := _teacher_size(config))
+    check_image_size(native, size := teacher_size(config))
     teacher, student = on_meta(headless(native, size)), config.skeleton(2)
     if config.method.transfers:
         pair_up(teacher, student, plan_for(config, teacher, student))
@@ -386,7 +368,7 @@ def check_fits(config: RunConfig) -> None:
             joined(config, student, teacher, IMAGENET)
 
 
-def _teacher_size(config: RunConfig) -> int | None:
+def teacher_size(config: RunConfig) -> int | None:
     """Pixels a side of the teacher's images; None: of images that come as they are, its own."""
     known = config.augmentation is not None or config.detects
     return config.teacher_image_size or (image_size(config) if known else None)

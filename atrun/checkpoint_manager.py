@@ -111,9 +111,8 @@ class CheckpointManager:
             # a full disk is an OSError, a RuntimeError or a SafetensorError: it depends on what writes
             if main:
                 shutil.rmtree(temporary, ignore_errors=True)
-            kept = self._checkpoints()
-            last = kept[-1] if kept else None
-            raise CheckpointError(f"{path} could not be written ({error}); kept: {last}") from error
+            kept = self._checkpoints()[-1:]
+            raise CheckpointError(f"{path} could not be written ({error}); kept: {kept}") from error
         return path
 
     def resume(self, run: Training) -> Path | None:
@@ -138,9 +137,7 @@ class CheckpointManager:
         facts = json.loads((path / FACTS).read_text(encoding="utf-8"))
         now = self.config | {"processes": accelerator.num_processes}
         then = {**facts.pop("config"), "processes": facts.pop("processes")}
-        # a run of before checkpoints said what is trained, on which targets, and what teachers see, goes on
-        since = {"model", "loss", "normalisation", "teachers", "views", "targets", "data"}
-        for name in (*self.free, *(since - then.keys())):
+        for name in self.free:
             then.pop(name, None), now.pop(name, None)
         if changed := differences(then, json.loads(json.dumps(now))):
             raise ValueError(f"the run in {self.folder} was started otherwise: {'; '.join(changed)}")
@@ -159,8 +156,8 @@ class CheckpointManager:
         return sorted(path for path in self.folder.glob("step-*") if re.fullmatch(r"step-\d{8,}", path.name))
 
     def _scores(self) -> dict[Path, float]:
-        metrics = {path: (_manifest(path) or {}).get("metrics", {}) for path in self._checkpoints()}
-        scores = {path: values.get(self.best_by) for path, values in metrics.items()}
+        manifests = {path: _manifest(path) for path in self._checkpoints()}
+        scores = {path: said["metrics"].get(self.best_by) for path, said in manifests.items() if said}
         return {path: score for path, score in scores.items() if isinstance(score, (int, float))}
 
     def _clear(self) -> None:
@@ -362,8 +359,7 @@ def identity_of(data: Any) -> dict[str, str]:
     if isinstance(pixels := getattr(data, "pixels", None), Tensor):
         flat = pixels.detach().cpu().contiguous().flatten()
         digests["pixels"] = hashlib.sha256(flat.view(torch.uint8).numpy()).hexdigest()[:16]
-    files = _files_of(data)
-    if not files:
+    if not (files := _files_of(data)):
         return digests
     facts = []
     for file in files:

@@ -8,10 +8,10 @@ from pathlib import Path
 from atlib._util import INTERRUPTED, STOPPED, require_known
 from atlib.processes import processes_asked
 from atlib.train import Preempted
-from atrun import recipes
+from atrun import estimate, generic, recipes
 from atrun.build import known_size, outputs_for, training_images
 from atrun.config import COCO, TRUST_DATA, RunConfig, read_config, settings
-from atrun.configure import config_diff, configure_again, configured, oddities, teacher_name
+from atrun.configure import config_diff, configure_again, configured, teacher_name
 from atrun.data.decoding import ON_CORRUPT
 from atrun.log import as_line
 from atrun.method import DERIVED, Method
@@ -124,8 +124,6 @@ def train_command(arguments: argparse.Namespace) -> int:
         if student := getattr(arguments, "student", None):
             if recipe not in DERIVED:
                 raise ValueError(f"--student {student}: the recipe {recipe!r} names its own")
-            from atrun import generic  # as in `configured`
-
             teacher = None if arguments.teacher is None else teacher_name(arguments.teacher)
             changes = generic.with_student(student, teacher, changes)
         config, rules = configured(recipe, arguments.data, arguments.teacher, changes, arguments.seed or 0)
@@ -171,15 +169,13 @@ def dry_run(config: RunConfig, processes: int | None = None) -> int:
     processes = processes_asked() if processes is None else processes
     if not 1 <= processes <= config.recipe.batch_size:
         raise ValueError(f"--processes {processes}: from 1 to the batch, {config.recipe.batch_size}")
-    from atrun import estimate  # a run that trains counts no FLOPs
-
     size = known_size(config)
     # of data that nobody has published, the number of images and classes; no image is decoded
     if size is None:
         images = training_images(config)
         size = len(images), outputs_for(config, images)
     expected = estimate.estimate(config, *size, processes=processes)
-    return _say(estimate.as_text(expected, oddities(config.recipe_name), config_diff(config, size[0])))
+    return _say(estimate.as_text(expected, config_diff(config, size[0])))
 
 
 def until_stopped(run: Callable[[], str | None], go_on: str) -> int:

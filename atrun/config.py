@@ -10,12 +10,14 @@ from typing import Any, Literal
 
 import torch
 
+from atfamily import contrast, distilled_mae, simmim
+from atfamily.attndistill import AttnDistill
+from atlib import mae
 from atlib._util import write_atomically
 from atlib.pair import Normalisation
 from atlib.plan import Plan
 from atlib.recipe import Recipe
 from atlib.vit import VITS, Architecture
-from atrun.checks import check_fields
 from atrun.data.generated import is_generated, require_installed
 from atrun.data.transforms import Augmentation
 from atrun.method import Method, method_of_run
@@ -28,8 +30,6 @@ DetectorSizes = Literal["vitdet", "small"]  # likewise, `SIZES`
 TRUST_DATA = "run the function that makes a run's data, though it is of no installed package"
 # What may be another when a run goes on: it does not reach the weights, or (on_corrupt) lets it go on.
 FREE = ("workers", "on_device", "save_every", "keep", "tracker", "on_corrupt", "maps_every")
-# What a run says of its teacher's images, where that does not say it itself.
-TEACHER_SEES = ("teacher_image_size", "teacher_mean", "teacher_std")
 # What has fields of its own, which the command line calls `plan.what`; those of a recipe as they stand.
 VALUES = {"recipe": Recipe, "plan": Plan, "augmentation": Augmentation, "model": Architecture}
 # What the command line has other options for, which look at the value and make it whole.
@@ -77,7 +77,7 @@ PARTS = {
 # Likewise, of what every config.json names.
 USES = {
     "a teacher": (
-        " ".join(("teacher_heads", "teacher_architecture", *TEACHER_SEES)),
+        "teacher_heads teacher_architecture teacher_image_size teacher_mean teacher_std",
         {method for method in Method if method.needs_teacher},
         _ANY,
     ),
@@ -95,24 +95,24 @@ def _or_none(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
 _are_two = _or_none(lambda pair: len(tuple(pair)) == 2 and all(0 < one < math.inf for one in pair))
 # What fields of a run must be: their names, whether a value fits, and what is said of one that does not.
 RULES = (
-    (("seed",), lambda seed: 0 <= seed < 2**32, "is from 0 to 2**32 - 1"),  # as NumPy's generators ask for
-    (("drop_path",), lambda rate: 0 <= rate <= 0.99, "is from 0 to 0.99"),
+    ("seed", lambda seed: 0 <= seed < 2**32, "is from 0 to 2**32 - 1"),  # as NumPy's generators ask for
+    ("drop_path", lambda rate: 0 <= rate <= 0.99, "is from 0 to 0.99"),
     (
         "save_every keep reference_images teacher_image_size data_size decoder_width decoder_depth"
         " decoder_heads mask_unit projector_layers hidden_width projection_width outputs bottleneck_width"
-        " local_size".split(),
+        " local_size",
         _or_none(lambda count: count >= 1),
         "is 1 or more",
     ),
     (
-        "workers on_device evaluate_every maps_every local_views attention_weight".split(),
+        "workers on_device evaluate_every maps_every local_views attention_weight",
         lambda value: 0 <= value < math.inf,
         "is 0 or more",
     ),
-    (("momentum", "temperature_warmup", "frozen"), lambda share: 0 <= share <= 1, "is from 0 to 1"),
-    (("attention_temperature", "contrast_temperature"), lambda t: 0 < t < math.inf, "is above 0"),
-    (("teacher_temperature", "local_scale", "jitter"), _are_two, "is two numbers above 0"),
-    (("jitter",), _or_none(lambda scales: scales[0] <= scales[1]), "has the least and the largest scale"),
+    ("momentum temperature_warmup frozen", lambda share: 0 <= share <= 1, "is from 0 to 1"),
+    ("attention_temperature contrast_temperature", lambda t: 0 < t < math.inf, "is above 0"),
+    ("teacher_temperature local_scale jitter", _are_two, "is two numbers above 0"),
+    ("jitter", _or_none(lambda scales: scales[0] <= scales[1]), "has the least and the largest scale"),
 )
 
 
@@ -142,132 +142,82 @@ class RunConfig:
     """A run; checked when it is built, without data and without weights. Fields that only some runs have
     (`PARTS`) are at their defaults in others. Raises `ValueError` for what cannot be meant."""
 
-    #: the published recipe it started from, for the record
-    recipe_name: str
-    #: what the student gets: scratch, fine-tune, copy, distill ... (`atrun.method.Method`)
-    method: Method
-    #: the student (of pre-training the teacher to be); without num_classes it gets the data's
-    model: Architecture
-    #: a name of the catalogue, a path, "coco", or a function (`atrun.data.generated`)
-    data: str
-    #: in epochs, until the number of images is known (`on`)
-    recipe: Recipe
-    #: a timm name or a file
-    teacher: str | None = None
+    recipe_name: str  #: the published recipe it started from, for the record
+    method: Method  #: what the student gets: scratch, fine-tune, copy, distill ... (`atrun.method.Method`)
+    model: Architecture  #: the student, or the teacher to be; without num_classes it gets the data's
+    data: str  #: a name of the catalogue, a path, "coco", or a function (`atrun.data.generated`)
+    recipe: Recipe  #: in epochs, until the number of images is known (`on`)
+    teacher: str | None = None  #: a timm name or a file
     #: the teacher's heads, where a file's weights do not tell (`atrun.teachers.load.load_teacher`)
     teacher_heads: int | None = None
-    #: the timm name of a model that has such weights, likewise
-    teacher_architecture: str | None = None
-    #: pixels a side of the teacher's images; None: the student's
-    teacher_image_size: int | None = None
-    #: mean of the teacher's images, per channel; None: as it says itself
-    teacher_mean: tuple[float, float, float] | None = None
-    #: standard deviation of the teacher's images, likewise
-    teacher_std: tuple[float, float, float] | None = None
-    #: what is transferred (copy and distill)
-    plan: Plan | None = None
-    #: a timm name or a file that the student starts from, in place of random weights
-    student_weights: str | None = None
+    teacher_architecture: str | None = None  #: the timm name of a model that has such weights, likewise
+    teacher_image_size: int | None = None  #: pixels a side of the teacher's images; None: the student's
+    teacher_mean: tuple[float, float, float] | None = None  #: of its images; None: as it says itself
+    teacher_std: tuple[float, float, float] | None = None  #: standard deviation, likewise
+    plan: Plan | None = None  #: what is transferred (copy and distill)
+    student_weights: str | None = None  #: a timm name or a file that the student starts from
     #: the layers whose features are distilled; None: all; pairs {student's: teacher's} where depths differ
     feature_layers: Iterable[int] | Mapping[int, int] | None = None
-    #: training images, chosen by the seed, whose mean map is copied
-    reference_images: int = 1000
-    #: the student's rate of stochastic depth
-    drop_path: float = 0.0
-    #: processes that decode
-    workers: int = 0
-    #: steps between checkpoints
-    save_every: int = 500
-    #: so many checkpoints stay
-    keep: int = 2
+    reference_images: int = 1000  #: training images, chosen by the seed, whose mean map is copied
+    drop_path: float = 0.0  #: the student's rate of stochastic depth
+    workers: int = 0  #: processes that decode
+    save_every: int = 500  #: steps between checkpoints
+    keep: int = 2  #: so many checkpoints stay
     #: also send the log there; tensorboard's is in the run's folder
     tracker: Literal["tensorboard", "wandb", "mlflow"] | None = None
-    #: decides first weights, order and augmentation
-    seed: int = 0
+    seed: int = 0  #: decides first weights, order and augmentation
 
     # --- With labels ---
 
-    #: the split that is evaluated at the end
-    evaluation_split: str = "test"
-    #: evaluated after every so many passes too; 0: only at the end
-    evaluate_every: int = 0
-    #: epochs between pictures of where teacher and student look in six images; 0: none
-    maps_every: int = 0
-    #: what is trained on the ViT, of data "coco"
-    detector: Detectors | None = None
-    #: of its pyramid and heads
-    detector_sizes: DetectorSizes = "vitdet"
+    evaluation_split: str = "test"  #: the split that is evaluated at the end
+    evaluate_every: int = 0  #: evaluated after every so many passes too; 0: only at the end
+    maps_every: int = 0  #: epochs between pictures of where teacher and student look in six images; 0: none
+    detector: Detectors | None = None  #: what is trained on the ViT, of data "coco"
+    detector_sizes: DetectorSizes = "vitdet"  #: of its pyramid and heads
     #: least and largest scale of large-scale jitter (`atrun.data.coco.CocoObjects`), None for none
     jitter: tuple[float, float] | None = None
 
     # --- Without labels ---
 
-    #: the share of the patches that are hidden
-    mask_ratio: float = 0.75
-    #: width of the decoder's blocks
-    decoder_width: int = 64
-    #: their number
-    decoder_depth: int = 2
-    #: heads in each of them
-    decoder_heads: int = 4
-    #: the factor on the loss of where it looks, beside that of the class token
-    attention_weight: float = 0.1
-    #: softens the product that merges heads
-    attention_temperature: float = 10.0
-    #: layers of the projector, which is dropped later
-    projector_layers: int = 4
-    #: the side, in patches, of the squares that are hidden
-    mask_unit: int = 1
-    #: width of the projector's, or the head's, inner layers
-    hidden_width: int = 4096
-    #: decay of the copy that follows, at the first step; 1 at the last
-    momentum: float = 0.99
-    #: numbers by which images are told apart
-    projection_width: int = 256
-    #: divides the cosines of two images
-    contrast_temperature: float = 0.2
-    #: leave the patch projection as it is drawn
-    freeze_patches: bool = True
-    #: numbers that the head says of an image, which are compared
-    outputs: int = 65536
-    #: numbers from which the head's last layer makes them
-    bottleneck_width: int = 256
+    mask_ratio: float = 0.75  #: the share of the patches that are hidden
+    decoder_width: int = 64  #: width of the decoder's blocks
+    decoder_depth: int = 2  #: their number
+    decoder_heads: int = 4  #: heads in each of them
+    attention_weight: float = 0.1  #: the factor on the loss of where it looks, beside that of the class token
+    attention_temperature: float = 10.0  #: softens the product that merges heads
+    projector_layers: int = 4  #: layers of the projector, which is dropped later
+    mask_unit: int = 1  #: the side, in patches, of the squares that are hidden
+    hidden_width: int = 4096  #: width of the projector's, or the head's, inner layers
+    momentum: float = 0.99  #: decay of the copy that follows, at the first step; 1 at the last
+    projection_width: int = 256  #: numbers by which images are told apart
+    contrast_temperature: float = 0.2  #: divides the cosines of two images
+    freeze_patches: bool = True  #: leave the patch projection as it is drawn
+    outputs: int = 65536  #: numbers that the head says of an image, which are compared
+    bottleneck_width: int = 256  #: numbers from which the head's last layer makes them
     #: in the teacher's softmax, at the first step, and after the share `temperature_warmup` of the run
     teacher_temperature: tuple[float, float] = (0.04, 0.04)
-    #: the share of the run in which it grows
-    temperature_warmup: float = 0.0
-    #: the share of the run in which the head's last layer is not trained
-    frozen: float = 0.01
-    #: learn the lengths of the last layer's directions too
-    lengths: bool = False
-    #: small views of an image, beside the two large ones
-    local_views: int = 8
-    #: least and largest share of its area that they crop
-    local_scale: tuple[float, float] = (0.05, 0.4)
+    temperature_warmup: float = 0.0  #: the share of the run in which it grows
+    frozen: float = 0.01  #: the share of the run in which the head's last layer is not trained
+    lengths: bool = False  #: learn the lengths of the last layer's directions too
+    local_views: int = 8  #: small views of an image, beside the two large ones
+    local_scale: tuple[float, float] = (0.05, 0.4)  #: least and largest share of its area that they crop
     #: pixels a side at which they are computed, by a model with dynamic_img_size; None: at full size
     local_size: int | None = None
 
     # --- How images come ---
 
-    #: GiB that training images may take to be held on the device, decoded once; 0: never
-    on_device: float = 2.0
-    #: a split, or several as "train+validation"
-    training_split: str = "train"
+    on_device: float = 2.0  #: GiB of training images that may be held on the device, decoded once
+    training_split: str = "train"  #: a split, or several as "train+validation"
     #: so many images, chosen by the seed; None: all. Of a stream, their number, where nothing else says it
     data_size: int | None = None
-    #: where the files of named data are
-    data_path: str | None = None
-    #: the column of images; None: one of the usual names
-    image_column: str | None = None
-    #: the column of labels, likewise
-    label_column: str | None = None
-    #: read rows as they come instead of by index
-    streaming: bool = False
+    data_path: str | None = None  #: where the files of named data are
+    image_column: str | None = None  #: the column of images; None: one of the usual names
+    label_column: str | None = None  #: the column of labels, likewise
+    streaming: bool = False  #: read rows as they come instead of by index
     #: what to do about an image that cannot be decoded: "skip", say it, count it and go on, also in the
     #: evaluation, or "raise"
     on_corrupt: Literal["raise", "skip"] = "skip"
-    #: None: images are taken as they are
-    augmentation: Augmentation | None = None
+    augmentation: Augmentation | None = None  #: None: images are taken as they are
 
     def __post_init__(self):
         object.__setattr__(self, "method", method_of_run(self.method))
@@ -283,12 +233,12 @@ class RunConfig:
         planned = None if self.plan is None else self.plan.how
         if planned != self.method.how:
             raise ValueError(f"method {self.method!r} and plan {planned!r} do not go together")
-        check_fields(self, RULES)
+        for names, fits, says in RULES:
+            for name in names.split():
+                if not fits(value := getattr(self, name)):
+                    raise ValueError(f"{name}={value!r}: {name} {says}")
         if (self.teacher_mean is None) != (self.teacher_std is None):
             raise ValueError("give both teacher_mean and teacher_std, or neither")
-        for name in ("teacher_mean", "teacher_std"):
-            if (value := getattr(self, name)) is not None:
-                object.__setattr__(self, name, tuple(map(float, value)))
         _ = self.teacher_normalisation  # checks the values
         if self.teacher == UNTRAINED:
             check_untrained(self)
@@ -354,11 +304,6 @@ class RunConfig:
         images: Normalisation | None = None,
     ) -> torch.nn.Module:
         """What trains `vit` on images alone. images: how they are normalised, where there is a teacher."""
-        # imported here: other runs do not need them
-        from atfamily import contrast, distilled_mae, simmim
-        from atfamily.attndistill import AttnDistill
-        from atlib import mae
-
         match self.method:
             case Method.MAE | Method.DMAE:
                 decoder = self.decoder_width, self.decoder_depth, self.decoder_heads
@@ -414,10 +359,7 @@ class RunConfig:
 
     def fingerprint(self) -> dict:
         """What must be the same when a run goes on."""
-        described = self.describe()
-        # a run of before there were these goes on
-        unsaid = [name for name in TEACHER_SEES if described[name] is None]
-        return {name: value for name, value in described.items() if name not in (*FREE, *unsaid)}
+        return {name: value for name, value in self.describe().items() if name not in FREE}
 
 
 def built_for(model: torch.nn.Module) -> tuple[int, int] | None:
@@ -504,8 +446,6 @@ def read_config_file(path: Path, trust_data: bool = False) -> RunConfig:
     an installed package. Raises `ValueError` for another function, `OSError` for a damaged file."""
     try:
         values = _tuples(json.loads(path.read_text(encoding="utf-8")))
-        if values.pop("tensorboard", False):  # of before there were other trackers
-            values["tracker"] = "tensorboard"
         made = {name: kind(**_tuples(values[name])) for name, kind in VALUES.items() if values.get(name)}
         config = RunConfig(**{**values, **made})
     except (UnicodeDecodeError, TypeError, AttributeError, ValueError) as error:

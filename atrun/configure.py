@@ -10,6 +10,7 @@ import torch
 
 from atlib._util import require_known
 from atlib.vit import PRESETS, Architecture, check_activation, create_vit, weights_file
+from atrun import generic
 from atrun.build import check_fits
 from atrun.checkpoint_manager import differences
 from atrun.config import (
@@ -28,6 +29,7 @@ from atrun.log import require_tracker
 from atrun.method import DERIVED
 from atrun.recipes import FOR_PYTHON, TASKS, Published, names, published
 from atrun.runner import result_path
+from atrun.teachers.load import is_file
 from atrun.untrained import UNTRAINED
 
 
@@ -58,8 +60,6 @@ def configured(
         teacher = published(recipe).teacher
     teacher, rules = None if teacher is None else teacher_name(teacher), ""
     if recipe in DERIVED:
-        from atrun import generic  # other recipes look at no image and read no teacher
-
         derived = generic.derive(recipe, data, teacher, changes, seed)
         of_recipe, rules = derived.values, derived.text(changes)
     else:
@@ -103,11 +103,6 @@ def configure_again(
         values["teacher"] = teacher_name(teacher)
     values |= {} if seed is None else {"seed": seed}
     return _checked(values, changes)
-
-
-def oddities(recipe: str) -> tuple[str, ...]:
-    """What is odd about a published recipe; nothing of others."""
-    return () if recipe in DERIVED else published(recipe).oddities
 
 
 def config_diff(config: RunConfig, images: int) -> list[str]:
@@ -156,8 +151,6 @@ def teacher_name(name: str) -> str:
 
 def _weights(name_or_path: str, what: str) -> str:
     """A timm name as it is, a file's path in full, and for a run's folder that of its ViT."""
-    from atrun.teachers.load import is_file  # its room draws pictures, which needs seconds to import
-
     if is_file(name_or_path):
         path = Path(name_or_path)
         if not path.exists():

@@ -43,7 +43,6 @@ SAFE_SHARE = 0.6  # of the memory that is free
 EFFICIENCY = 0.4  # of a matrix product's speed that a step reaches: a guess
 # Of Copy and of Distill with ViT-L on ImageNet-1k: the cost table of arXiv 2411.09702.
 PAPER_GPU_HOURS, PAPER_EPOCHS = 2735, 100
-PAPER_RECIPES = ("copy-vit-large", "distill-vit-large")
 GIB = 2**30
 
 
@@ -100,19 +99,18 @@ def estimate(
     groups, on_vit = parameter_groups(model, config), 0
     if config.detects:
         flops = flops_of_detector(config, outputs)
-        numbers = [sum(x.numel() for x in of.parameters()) for of in (model, model.backbone)]
-        on_vit = numbers[0] - numbers[1]
+        numbers, of_vit = (sum(x.numel() for x in of.parameters()) for of in (model, model.backbone))
+        on_vit = numbers - of_vit
     else:
         flops = flops_of(config, skeleton)
-    batch, seconds = -(-config.recipe.batch_size // processes), None  # of one device
+    batch = -(-config.recipe.batch_size // processes)  # of one device
     share = replace(config, recipe=replace(config.recipe, batch_size=batch))
     memory = memory_of(share, outputs)
-    timing = time_steps(share, outputs, flops, memory, limit)
-    if timing is not None:
-        seconds = timing[1] * batch / timing[0]
+    timed, seconds = time_steps(share, outputs, flops, memory, limit) or (None, None)
+    if timed is not None:
+        seconds = seconds * batch / timed
     elif flops is not None:
         seconds = flops * batch / speed()
-    timed = None if timing is None else timing[0]
     when = moments(config, groups)
     return Estimate(config, count, skeleton, groups, when, flops, memory, seconds, timed, on_vit, processes)
 
@@ -124,30 +122,27 @@ def assembled(config: RunConfig, outputs: int) -> nn.Module:
         tokens = student.num_prefix_tokens + student.patch_embed.num_patches
         heads = (block.attn.num_heads for block in student.blocks)
         return StoredMaps(student, [torch.full((1, h, tokens, tokens), 1 / tokens) for h in heads])
-    if config.method is not Method.FINE_TUNE:
-        if config.method.reads_logits:
-            teacher = teacher_architecture(config).build_classifier()
-        elif config.method.needs_teacher:  # of its sizes, as far as they are known, else of the student's
-            teacher = config.architecture(outputs)
-            if (native := teacher_architecture(config)) is not None:
-                teacher = headless(native, config.teacher_image_size or image_size(config))
-            teacher = teacher.build()
-        student = joined(config, student, teacher, IMAGENET)
-    return with_detector(config, student, outputs)
+    if config.method is Method.FINE_TUNE:
+        return with_detector(config, student, outputs)
+    if config.method.reads_logits:
+        teacher = teacher_architecture(config).build_classifier()
+    elif config.method.needs_teacher:  # of its sizes, as far as they are known, else of the student's
+        teacher = config.architecture(outputs)
+        if (native := teacher_architecture(config)) is not None:
+            teacher = headless(native, config.teacher_image_size or image_size(config))
+        teacher = teacher.build()
+    return with_detector(config, joined(config, student, teacher, IMAGENET), outputs)
 
 
 def parameter_groups(model: nn.Module, config: RunConfig) -> list[Group]:
     """The optimiser's groups, one line for each weight decay."""
-    by_decay: dict[float, list[dict]] = {}
-    for group in make_optimizer(model, config.recipe).param_groups:
-        by_decay.setdefault(group["weight_decay"], []).append(group)
-    lines = []
-    for decay, groups in sorted(by_decay.items(), reverse=True):
-        tensors = [weight for group in groups for weight in group["params"]]
-        factors = [group["lr"] / config.recipe.lr for group in groups]
-        lines.append(
-            Group(decay, len(tensors), sum(x.numel() for x in tensors), (min(factors), max(factors)))
-        )
+    groups, lines = make_optimizer(model, config.recipe).param_groups, []
+    for decay in sorted({group["weight_decay"] for group in groups}, reverse=True):
+        alike = [group for group in groups if group["weight_decay"] == decay]
+        tensors = [weight for group in alike for weight in group["params"]]
+        factors = [group["lr"] / config.recipe.lr for group in alike]
+        numbers = sum(weight.numel() for weight in tensors)
+        lines.append(Group(decay, len(tensors), numbers, (min(factors), max(factors))))
     return lines
 
 
@@ -380,9 +375,8 @@ def _size(config: RunConfig, outputs: int) -> tuple[int, int]:
 # --- In words and figures ---
 
 
-def as_text(estimate: Estimate, oddities: Sequence[str] = (), config_diff: Sequence[str] = ()) -> str:
-    """What `--dry-run` prints. oddities: of the published recipe, which need not hold of this run;
-    config_diff: how this run differs from it."""
+def as_text(estimate: Estimate, config_diff: Sequence[str] = ()) -> str:
+    """What `--dry-run` prints. config_diff: how this run differs from the published one."""
     config, recipe = estimate.config, estimate.config.recipe
     teacher = "" if config.teacher is None else f", from {config.teacher}"
     if config.method.keeps_weights_apart:
@@ -416,7 +410,6 @@ def as_text(estimate: Estimate, oddities: Sequence[str] = (), config_diff: Seque
         ],
         "all that decides a result": _settings(config),
         "changed against the published recipe": config_diff,
-        "oddities of the published recipe": oddities,
         "memory of a step": _memory_lines(estimate),
         "time": _time_lines(estimate),
         "cost": _cost_lines(estimate),
@@ -428,14 +421,10 @@ def _settings(config: RunConfig) -> list[str]:
     """Recipe, plan and augmentation as they are, to be held against a paper's table."""
     lines = []
     for name in ("recipe", "plan", "augmentation"):
-        values = config.flat().get(name)
-        if values is not None:
-            said = ", ".join(
-                f"{key} {value}" for key, value in values.describe().items() if value is not None
-            )
-            lines.append(f"{name}: {said}")
-    drop_path = config.flat().get("drop_path")
-    return lines + ([] if drop_path is None else [f"drop_path {drop_path}"])
+        if (part := config.flat().get(name)) is not None:
+            values = [f"{key} {value}" for key, value in part.describe().items() if value is not None]
+            lines.append(f"{name}: {', '.join(values)}")
+    return [*lines, f"drop_path {config.drop_path}"]
 
 
 def model_lines(estimate: Estimate) -> list[str]:
@@ -462,12 +451,6 @@ def model_lines(estimate: Estimate) -> list[str]:
         if any(layer != of_teacher for layer, of_teacher in pairs):
             said = ", ".join(f"{layer} from {of_teacher}" for layer, of_teacher in pairs)
             lines.append(f"the student's layers, and the teacher's: {said}")
-        if plan.what == "map" and plan.heads is None and plan.average is None:
-            share, numbers = len(pairs) / len(vit.blocks), accounting.transferred_numbers(vit)
-            lines.append(
-                f"for an image that is {share * numbers.map / 1e6:.3g} million numbers of maps, or the"
-                f" {share * (numbers.q + numbers.k) / 1e6:.3g} million of q and k that they are made of"
-            )
     return lines
 
 
@@ -479,9 +462,8 @@ def _memory_lines(estimate: Estimate) -> list[str]:
     lines = [f"{total} for {images:,} images at once, float32: {parts}"]
     if memory.saved:
         rest, per_image = (memory.total - memory.saved) / GIB, memory.saved / images / GIB
-        how = "counted from shapes"
-        if config.detects:
-            how = "measured on one image with seven made-up objects; what is kept hangs on what is found"
+        measured = "measured on one image with seven made-up objects; what is kept hangs on what is found"
+        how = measured if config.detects else "counted from shapes"
         lines += [
             f"that is {rest:.3g}, and {per_image:.3g} for each image on a device",
             f"{how}; what comes and goes within an operation is extra",
@@ -499,9 +481,8 @@ def _time_lines(estimate: Estimate) -> list[str]:
     recipe, timed, share = estimate.config.recipe, estimate.timed, estimate.images
     if estimate.seconds is None:
         return ["not estimated: no step fits into this machine's memory, and FLOPs are not counted"]
-    where = f"{torch.get_num_threads()} threads of a CPU"
-    if torch.cuda.is_available():
-        where = torch.cuda.get_device_name()
+    cpu = f"{torch.get_num_threads()} threads of a CPU"
+    where = torch.cuda.get_device_name() if torch.cuda.is_available() else cpu
     how = f"measured: steps of {timed} images on {where}"
     if timed is None:
         how = "NOT measured: FLOPs at the speed of a matrix product on this machine, so at least that"
@@ -516,10 +497,9 @@ def _time_lines(estimate: Estimate) -> list[str]:
 
 
 def _cost_lines(estimate: Estimate) -> list[str]:
-    config, recipe, lines = estimate.config, estimate.config.recipe, []
+    recipe, devices, lines = estimate.config.recipe, estimate.processes, []
     if estimate.seconds is not None:
         hours = recipe.steps * estimate.seconds / 3600
-        devices = estimate.processes
         on = "one device" if devices == 1 else f"{devices} devices"
         each = "" if devices == 1 else f", {devices * hours:.3g} hours of a device"
         lines.append(f"{hours:.3g} hours in all on {on} such as this{each}")
@@ -528,11 +508,4 @@ def _cost_lines(estimate: Estimate) -> list[str]:
     else:
         per_image, whole = estimate.flops / 1e9, estimate.flops * recipe.batch_size * recipe.steps
         lines.append(f"at least {per_image:.4g} GFLOPs an image in training, {whole:.3g} FLOPs in all")
-    if config.recipe_name in PAPER_RECIPES and config.data == "imagenet-1k":
-        epochs = recipe.steps / estimate.steps_per_epoch
-        lines.append(
-            f"the paper (arXiv 2411.09702): {PAPER_GPU_HOURS:,} GPU-hours for {PAPER_EPOCHS} epochs of its"
-            f" Copy and of its Distill, so {PAPER_GPU_HOURS * epochs / PAPER_EPOCHS:,.0f} for the"
-            f" {epochs:.4g} of this run"
-        )
     return lines

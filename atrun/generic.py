@@ -217,8 +217,7 @@ def _material(data: str, told: Mapping[str, Any], seed: int, labelled: bool = Tr
         return Material(len(images), min(images.take([0])[0].shape[-2:]), fixed=True)
     if told.get("streaming") and size is None:
         raise ValueError("a stream does not say how many images it has: --data_size NUMBER")
-    parts = split.split("+")
-    known = CATALOGUE[data].images if data in CATALOGUE else {}
+    parts, known = split.split("+"), CATALOGUE[data].images if data in CATALOGUE else {}
     if told.get("streaming") or set(parts) <= set(known):
         return Material(size or sum(known[part] for part in parts), None, fixed=False)
     from atrun.data.decoding import CorruptImage, decode

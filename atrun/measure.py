@@ -14,6 +14,7 @@ from atfamily.measures.subsets import accuracy_on
 from atlib.checkpoint import read_header
 from atlib.data import Images
 from atlib.evaluate import predict, score
+from atlib.objectives import outputs as outputs_of
 from atlib.pair import Normalisation, Pair, student_of
 from atrun.build import READING, coco_images, held_out, held_out_images, preparation_of, require_size
 from atrun.classes import classes_of, labels_by_name
@@ -170,10 +171,8 @@ def _on_coco(path: Path, config: RunConfig | None, arguments: argparse.Namespace
     if arguments.data not in (None, COCO) or reading.keys() - {"data_path", "workers"}:
         raise ValueError(f"{path} holds a detector, which takes --data_path FOLDER of COCO's form alone")
     detector, classes, _ = load_detector(path)
-    folder, split = None, evaluated_split(COCO)
-    if config is not None:
-        folder, split = config.data_path, config.evaluation_split
-    folder, split = reading.get("data_path", folder), arguments.split or split
+    read_as = (None, evaluated_split(COCO)) if config is None else (config.data_path, config.evaluation_split)
+    folder, split = reading.get("data_path", read_as[0]), arguments.split or read_as[1]
     size = detector.backbone.student.patch_embed.img_size[0]
     images = coco_images(folder, split, size, workers=reading.get("workers", 0))
     if images.classes != classes:
@@ -192,17 +191,12 @@ def shifted_test(
 
     if columns := reading.keys() & {"image_column", "label_column"}:
         raise ValueError(f"--{min(columns)} would change nothing: {name} has columns of its own")
-    opened = open_shifted(
-        name,
-        reading.get("data_path"),
-        augmentation=augmentation,
-        on_corrupt=reading.get("on_corrupt", "raise"),
-        workers=reading.get("workers", 0),
-    )
+    how = {"augmentation": augmentation, **reading}
+    opened = open_shifted(name, how.pop("data_path", None), **how)
     require_size(model, opened.images, name)
     of_all, classes = len(SHIFTED[name].space.names), opened.classes
-    outputs = model(opened.images.take([0])[0][:1].to(next(model.parameters()).device))
-    outputs = getattr(outputs, "logits", outputs).shape[1]
+    first = opened.images.take([0])[0]
+    outputs = outputs_of(model, first.to(next(model.parameters()).device)).logits.shape[1]
     if outputs != of_all:
         raise ValueError(f"{path} has {outputs} outputs; {name} tests models of {of_all} classes")
     on = name if classes is None else f"{name} ({len(classes):,} of {of_all:,} classes)"
@@ -254,9 +248,9 @@ def measured_lines(tests: Sequence[ModelOnTest]) -> list[str]:
 
 def _figures(test: ModelOnTest, logits: Tensor) -> str:
     targets = test.targets[decoded(test.images)]
-    left_out = len(test.targets) - len(targets)
-    without = f" (without {left_out:,} that cannot be decoded)" if left_out else ""
-    of_images = f"{len(targets):,} images{without}"
+    of_images = f"{len(targets):,} images"
+    if left_out := len(test.targets) - len(targets):
+        of_images += f" (without {left_out:,} that cannot be decoded)"
     if test.shifted:
         return f"accuracy {100 * accuracy_on(logits, targets, test.classes):.2f} % of {of_images}"
     measured = score(logits, targets)

@@ -5,7 +5,7 @@ import argparse
 import json
 import warnings
 from collections.abc import Mapping, Sequence
-from itertools import combinations
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ from atlib.pair import Normalisation, config_of
 from atlib.student import built_with
 from atlib.vit import Architecture
 from atrun import generic
-from atrun.build import held_out, image_size, says_classes, training_images
+from atrun.build import held_out, image_size, says_classes, teacher_of, training_images
 from atrun.commands import dry_run, settings_of, summary, until_stopped
 from atrun.config import RunConfig, config_path, read_config
 from atrun.configure import configured, data_name, teacher_name
@@ -32,7 +32,6 @@ from atrun.method import DERIVED, Method, method_of_run
 from atrun.record import Record
 from atrun.report import Asked, run_report, table_report
 from atrun.runner import load_result, note, resume, start, weights_of
-from atrun.teachers.load import load_teacher
 from atrun.untrained import UNTRAINED
 
 METHODS = tuple(name.value for name in DERIVED if not name.is_unlabelled)
@@ -144,29 +143,20 @@ def compare_methods(
         transfer(given, data, None, Method.FINE_TUNE, out=tuned, settings=settings)
     else:
         tuned = given
-    runs: dict[Path, Asked] = {}
-    for method in methods:
+    runs: dict[tuple[str, int], Asked] = {}
+    for method, seed in product(methods, range(seeds)):
         of = str(tuned if method.reads_logits else given)
-        for seed in range(seeds):
-            runs[out / f"{method}-{seed}"] = _asked(of, str(data), student, method, settings, seed)
+        runs[str(method), seed] = _asked(of, str(data), student, method, settings, seed)
     configs, rules = zip(*(configured(*asked) for asked in runs.values()))
     note("\n".join(dict.fromkeys(rules)))
-    seconds, right = {}, {}
-    for (folder, asked), *derived in zip(runs.items(), configs, rules):
-        trained = _carried_out(asked, *derived, folder)
-        seconds[folder], right[folder] = trained.record.seconds, trained.right
-    of_method = {str(method): [out / f"{method}-{seed}" for seed in range(seeds)] for method in methods}
-    rows = {
-        name: Row(
-            tuple(right[folder].double().mean().item() for folder in folders),
-            tuple(seconds[folder] for folder in folders),
-            tuple(map(str, folders)),
-        )
-        for name, folders in of_method.items()
-    }
-    answers = {
-        name: torch.stack([right[folder] for folder in folders]) for name, folders in of_method.items()
-    }
+    rows = {str(method): Row((), (), ()) for method in methods}
+    right: dict[str, list[Tensor]] = {name: [] for name in rows}
+    for ((name, seed), asked), *derived in zip(runs.items(), configs, rules):
+        trained = _carried_out(asked, *derived, out / f"{name}-{seed}")
+        right[name].append(trained.right)
+        new = trained.right.double().mean().item(), trained.record.seconds, str(trained.folder)
+        rows[name] = Row(*((*before, one) for before, one in zip(rows[name], new)))
+    answers = {name: torch.stack(of_seeds) for name, of_seeds in right.items()}
     differences = {
         (second, first): paired_bootstrap(answers[second], answers[first])
         for first, second in combinations(answers, 2)
@@ -174,7 +164,7 @@ def compare_methods(
     table = Table(rows, differences, next(iter(answers.values())).shape[1])
     write_atomically(out / "table.json", (json.dumps(table.describe(), indent=1) + "\n").encode())
     words = ["transfer", "--teacher", teacher_name(str(given)), "--data", next(iter(runs.values())).data]
-    words += ["--student", student or "teacher", "--methods", *of_method, "--seeds", str(seeds)]
+    words += ["--student", student or "teacher", "--methods", *rows, "--seeds", str(seeds)]
     table_report(out, words, settings, table.describe())
     return table
 
@@ -273,9 +263,7 @@ def _teacher_beside(config: RunConfig) -> nn.Module | None:
     """The teacher of a run that its student does not keep, and does not start from."""
     if config.teacher in (None, UNTRAINED) or config.method in (Method.COPY, Method.FINE_TUNE):
         return None
-    told = {"heads": config.teacher_heads, "architecture": config.teacher_architecture}
-    told["image_size"] = config.teacher_image_size or image_size(config)
-    return load_teacher(config.teacher, normalisation=config.teacher_normalisation, quiet=True, **told).vit
+    return teacher_of(config, config.teacher_image_size or image_size(config)).vit
 
 
 def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:

@@ -149,16 +149,15 @@ def _svg(folder: Path) -> str:
 
 
 def _accuracies(right: Tensor, labels: Tensor, classes: Sequence[str]) -> str:
-    rows = [["all", *_share(right)]]
+    parts = [("all", right)]
     for label in labels.unique().tolist():
-        rows.append([escape(str(classes[label] if classes else label)), *_share(right[labels == label])])
+        parts.append((escape(str(classes[label] if classes else label)), right[labels == label]))
+    rows = []
+    for name, part in parts:
+        count, n = int(part.sum()), len(part)
+        low, high = binomtest(count, n).proportion_ci(method="wilson")
+        rows.append([name, f"{n:,}", f"{100 * count / n:.2f}", f"{100 * low:.2f} to {100 * high:.2f}"])
     return _table(["class", "images", "accuracy, %", "interval"], rows)
-
-
-def _share(right: Tensor) -> list[str]:
-    count, n = int(right.sum()), len(right)
-    low, high = binomtest(count, n).proportion_ci(method="wilson")
-    return [f"{n:,}", f"{100 * count / n:.2f}", f"{100 * low:.2f} to {100 * high:.2f}"]
 
 
 def _difference(pair: Mapping[str, Any]) -> str:

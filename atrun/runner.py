@@ -26,9 +26,11 @@ from atlib.train import train
 from atrun.build import Built, build, held_out, loss_of, outputs_for, result_of, training_images, with_student
 from atrun.checkpoint_manager import CheckpointManager, digest, digest_of_weights
 from atrun.config import FREE, RunConfig, config_path, read_config, require_use, write_config
+from atrun.estimate import free_memory
 from atrun.log import RunLog, require_tracker
 from atrun.method import Method
 from atrun.record import Record, about, peak_memory_mb, read_record, write_record
+from atrun.teachers.load import is_file
 from atrun.untrained import UNTRAINED, stored_path
 
 WEIGHTS = tuple(f"{name}.safetensors" for name in ("student", "teacher", "averaged", "detector"))
@@ -111,18 +113,15 @@ def is_finished(folder: Path, config: RunConfig) -> bool:
 
 def missing_results(folder: Path, config: RunConfig) -> list[Path]:
     """The files of weights that a finished run has, and that are not there as a whole."""
-
-    def is_whole(path: Path) -> bool:
+    paths, missing = [result_path(folder, config.method)], []
+    paths += [] if config.recipe.ema is None else [averaged_path(folder)]
+    paths += [detector_path(folder)] if config.detects else []
+    for path in paths:
         try:
             read_header(path)
         except OSError:  # missing, or cut off
-            return False
-        return True
-
-    averaged = [] if config.recipe.ema is None else [averaged_path(folder)]
-    detector = [detector_path(folder)] if config.detects else []
-    paths = result_path(folder, config.method), *averaged, *detector
-    return [path for path in paths if not is_whole(path)]
+            missing.append(path)
+    return missing
 
 
 def record_path(folder: Path) -> Path:
@@ -152,13 +151,9 @@ def weights_of(run_or_file: Path, averaged: bool = False) -> Path:
     config = None if run_or_file.is_file() else read_config(run_or_file, trust_data=True)  # data stay closed
     if averaged and (config is None or config.recipe.ema is None):
         raise ValueError(f"--averaged: {run_or_file} has no averaged weights; a run with ema has")
-    if config is None:
-        return run_or_file
-    if averaged:
-        return averaged_path(run_or_file)
-    if config.detects:
-        return detector_path(run_or_file)
-    return result_path(run_or_file, config.method)
+    if config is None or averaged:
+        return averaged_path(run_or_file) if averaged else run_or_file
+    return detector_path(run_or_file) if config.detects else result_path(run_or_file, config.method)
 
 
 def is_main_process() -> bool:
@@ -189,13 +184,12 @@ def _make_ready(config: RunConfig, images, folder: Path) -> tuple[Any | None, Bu
     if config.method.reads_logits and tuple(read_header(config.teacher)["classes"]) != tuple(images.classes):
         raise ValueError(f"{config.teacher} was trained on other classes than {config.data} has")
     built = build(config, outputs_for(config, images), getattr(images, "normalisation", None), folder)
-    says = [] if built.teacher_view is None else [built.teacher_view]
     if tested_on is not None:
         _check_classes(config, images, tested_on, built.student.overrides["num_classes"])
+    note(built.teacher_view or "")
+    if tested_on is not None:
         counts = f"{len(images)} images to train on ({config.training_split})"
-        says.append(f"{counts}, {len(tested_on)} to evaluate on ({config.evaluation_split})")
-    for line in says:
-        note(line)
+        note(f"{counts}, {len(tested_on)} to evaluate on ({config.evaluation_split})")
     return tested_on, built
 
 
@@ -241,14 +235,10 @@ def _carry_out(
             save_vit(stored_path(folder), built.untrained, built.teacher)
     for name in ("teacher", "student_weights"):
         weights = getattr(config, name)
-        if weights not in (None, UNTRAINED):
-            from atrun.teachers.load import is_file  # runs without a teacher do not need its room
-
-            if is_file(weights):
-                same[f"{name}'s sha256"] = digest(Path(weights))
+        if weights not in (None, UNTRAINED) and is_file(weights):
+            same[f"{name}'s sha256"] = digest(Path(weights))
     best = f"{split}_{'box_AP' if detects else 'accuracy'}"
-    # what checkpoints of before had in place of a tracker's name, and of what teachers see
-    free = (*FREE, "tensorboard", "what the teacher sees", *may_differ)
+    free = (*FREE, *may_differ)
     keeper = CheckpointManager(folder / "checkpoints", config.save_every, config.keep, same, best, free)
 
     def metrics(model: nn.Module) -> dict:
@@ -287,11 +277,17 @@ def _carry_out(
         averaged = with_student(built.model, averaged)
     _save(folder, config, built, averaged, images, prepared)
     no_results = ("epoch", "step", "lr", "corrupt_indices")
-    results = {name: value for name, value in history[-1].items() if name not in no_results}
-    cost = round(log.seconds, 2), round(peak_memory_mb(), 1)
-    on = about("cuda" if torch.cuda.is_available() else "cpu")
-    run = str(config.method), config.seed, config.describe()
-    record = Record("train", *run, results, history, *cost, on)
+    record = Record(
+        experiment="train",
+        method=str(config.method),
+        seed=config.seed,
+        config=config.describe(),
+        results={name: value for name, value in history[-1].items() if name not in no_results},
+        history=history,
+        seconds=round(log.seconds, 2),
+        peak_memory_mb=round(peak_memory_mb(), 1),
+        about=about("cuda" if torch.cuda.is_available() else "cpu"),
+    )
     write_record(record_path(folder), record)
     return record
 
@@ -301,7 +297,6 @@ def on_device(config: RunConfig, images):
     of the same bits. Others, and all with on_device=0, as they are."""
     from atrun.data.held import held
     from atrun.data.photos import Photos
-    from atrun.estimate import free_memory
 
     place = torch.device("cpu")
     if torch.cuda.is_available():
@@ -331,15 +326,14 @@ def _maps_drawer(
     config: RunConfig, images: Any, log: RunLog | None
 ) -> Callable[[nn.Module, dict], None] | None:
     """What draws, after every so many passes, where teacher and student look; None where it is not asked."""
-    every = config.maps_every
-    if every == 0:
+    if config.maps_every == 0:
         return None
     from atrun.pictures import as_png, maps_picture, some_of  # runs without pictures draw nothing
 
     few = some_of(images)
 
     def draw(model: nn.Module, entry: dict) -> None:
-        if entry["epoch"] % every == 0 or entry["step"] == config.recipe.steps:
+        if entry["epoch"] % config.maps_every == 0 or entry["step"] == config.recipe.steps:
             figure = maps_picture(model, few)  # on every process: where weights are divided, all are needed
             if log is not None:
                 log.picture("maps", entry["step"], as_png(figure))

@@ -12,10 +12,11 @@ import torch
 from atlib.loading import seed_for
 from atlib.vit import Architecture
 from atrun.method import Method
+from atrun.teachers.build import Teacher
+from atrun.teachers.load import load_teacher
 
 if TYPE_CHECKING:
     from atrun.config import RunConfig
-    from atrun.teachers.build import Teacher
 
 UNTRAINED = "untrained"  # in place of a teacher's name or file
 NOTHING_TO_TUNE = f"fine-tune with --teacher {UNTRAINED} is training from scratch: choose the recipe scratch"
@@ -37,19 +38,15 @@ def stored_path(folder: Path) -> Path:
     return Path(folder) / "teacher.safetensors"
 
 
-def untrained_teacher(config: "RunConfig", folder: Path | None = None) -> "Teacher":
+def untrained_teacher(config: "RunConfig", folder: Path | None = None) -> Teacher:
     """The untrained teacher of a run: what its folder holds, else the one that the run's seed makes.
 
     It is the student's architecture without class head and stochastic depth, and independent of the student's
     first weights. Raises `OSError` for a stored file that cannot be read or is another model's."""
-    from atrun.teachers.build import Teacher
-
     name, overrides = config.architecture(0)
     overrides = {key: value for key, value in overrides.items() if key != "drop_path_rate"}
     architecture = Architecture(name, overrides | {"num_classes": 0})
     if folder is not None and stored_path(folder).exists():
-        from atrun.teachers.load import load_teacher
-
         stored = load_teacher(stored_path(folder), quiet=True)
         if stored.architecture != architecture:
             raise OSError(f"{stored_path(folder)} holds {stored.architecture}, this run has {architecture}")

@@ -61,22 +61,28 @@ def in_a_child(text: Path, arguments: list[str], step: int = 0, what=None) -> in
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)
         if what is not None:
-            _at_step(step, what)
+            at_step(step, what, pytest.MonkeyPatch())
         code = command.main(arguments)
     finally:
         sys.stdout.flush()
         os._exit(code)
 
 
-def _at_step(step: int, what) -> None:
+def at_step(step: int, what, patch) -> None:
+    """Call `what`, raise it or be sent that signal as soon as that step is logged."""
     plain = runner.RunLog.__call__
 
     def call(self, entry):
         plain(self, entry)
         if entry["step"] == step and entry["event"] == "step":
-            what()
+            if isinstance(what, int):
+                os.kill(os.getpid(), what)
+            elif isinstance(what, BaseException):
+                raise what
+            else:
+                what()
 
-    runner.RunLog.__call__ = call
+    patch.setattr(runner.RunLog, "__call__", call)
 
 
 def main(folder: Path) -> dict[str, list[int]]:
@@ -88,24 +94,21 @@ def main(folder: Path) -> dict[str, list[int]]:
     def do(name: str, arguments: list[str], step: int = 0, what=None) -> None:
         ended.setdefault(name, []).append(in_a_child(folder / f"{name}.txt", arguments, step, what))
 
-    def send(number: int):
-        return lambda: os.kill(os.getpid(), number)
-
     do("whole", asked("find-scratch", folder / "whole", drop_path=0.2))
     for step in (1, 4, 5):
         out = folder / f"killed-{step}"
-        do(out.name, asked("find-scratch", out, drop_path=0.2), step, send(signal.SIGKILL))
+        do(out.name, asked("find-scratch", out, drop_path=0.2), step, signal.SIGKILL)
         do(out.name, ["resume", str(out)])
 
     out = folder / "terminated"
-    do(out.name, asked("find-scratch", out, drop_path=0.2, save_every=100), 3, send(signal.SIGTERM))
+    do(out.name, asked("find-scratch", out, drop_path=0.2, save_every=100), 3, signal.SIGTERM)
     do(out.name, ["resume", str(out)])
     before = (out / "record.json").stat().st_mtime_ns
     do(out.name, ["resume", str(out)])
     assert (out / "record.json").stat().st_mtime_ns == before, "a finished run was touched"
 
     out = folder / "changed"
-    do(out.name, asked("find-scratch", out, drop_path=0.2), 4, send(signal.SIGKILL))
+    do(out.name, asked("find-scratch", out, drop_path=0.2), 4, signal.SIGKILL)
     good = (out / "config.json").read_text()
     (out / "config.json").write_text(json.dumps(json.loads(good) | {"drop_path": 0.1}))
     do(out.name, ["resume", str(out)])

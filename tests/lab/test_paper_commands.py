@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 
 from atbook.lab.paper_commands import FIGURES, TITLES, elsewhere, repeats
 from atbook.lab.papers import quoted
+from atlib import compatibility
 from atlib.baselines import StoredMaps
 from atlib.vit import Architecture
 from atrun import __main__ as command
@@ -19,7 +20,6 @@ from atrun import build as building
 from atrun import commands, measure
 from atrun.config import read_config, write_config
 from atrun.data.natural_shifts import SHIFTED
-from atrun.teachers import load
 from atrun.teachers.build import Teacher
 from tests.helpers import ROOT, draw_nothing_on_meta
 
@@ -71,14 +71,18 @@ def configured(tmp_path, monkeypatch):
     for name in FILES:
         save_file({"nothing": torch.zeros(1)}, tmp_path / "weights" / name)
     draw_nothing_on_meta(monkeypatch)
-    done, seen, built = [], {}, set()
-    plain = Architecture.build
+    done, built = [], set()
 
-    def once(architecture):  # nothing here changes a student or a teacher, which are of shapes alone
-        if (key := str(architecture)) not in seen:
-            with torch.device("meta"):
-                seen[key] = plain(architecture)
-        return seen[key]
+    def once(place, name, key):  # nothing here changes a student or a teacher, which are of shapes alone
+        seen, plain = {}, getattr(place, name)
+
+        def call(one, *more):
+            if (known := key(one)) not in seen:
+                with torch.device("meta"):
+                    seen[known] = plain(one, *more)
+            return seen[known]
+
+        monkeypatch.setattr(place, name, call)
 
     def of_shapes(name, image_size=None, **told):
         sized = {} if image_size is None else {"img_size": image_size}
@@ -88,7 +92,7 @@ def configured(tmp_path, monkeypatch):
             architecture = Architecture(config.model.name, {**config.model.overrides, "num_classes": 0})
         else:
             architecture = FILES.get(path.name, Architecture(str(name), {"num_classes": 0}))
-        vit = once(Architecture(architecture.name, {**architecture.overrides, **sized}))
+        vit = Architecture(architecture.name, {**architecture.overrides, **sized}).build()
         return Teacher(vit, str(name), architecture, "shapes", used=0, unused=())
 
     def start(config, folder, images):
@@ -112,8 +116,15 @@ def configured(tmp_path, monkeypatch):
         assert path.exists(), path
         done.append((path, arguments.shifted))
 
-    monkeypatch.setattr(Architecture, "build", once)
-    monkeypatch.setattr(load, "load_teacher", of_shapes)
+    once(Architecture, "build", str)
+    # without classes it may become the teacher beside itself
+    once(
+        Architecture,
+        "build_classifier",
+        lambda one: str(one) if one.overrides.get("num_classes") else object(),
+    )
+    once(compatibility, "find_projections", id)  # of models that `build` keeps
+    monkeypatch.setattr(building, "load_teacher", of_shapes)
     monkeypatch.setattr(
         building,
         "MeanMapCopy",

@@ -46,6 +46,8 @@ def test_where_one_side_has_no_names_place_counts_and_is_said(classes, own):
     [
         (NUMBERS, tuple(str(number + 1) for number in range(12)), "'12'"),  # counted from 1
         (None, tuple(sorted(NUMBERS)), "another order"),
+        (None, WORDS, "3 classes"),
+        (WORDS[:2], WORDS, "lacks, 'owl'"),
         (("1", "01"), ("1",), "two classes of this name"),
         (WORDS, ("1", "2", "4"), "'1', '2', '4'"),
         (("cafe\u0301", "dog"), ("caf\u00e9", "dog"), r"'caf\\xe9'.*'cafe\\u0301'"),

@@ -1,14 +1,12 @@
 """The command line of a run, end to end on the built-in world: what it leaves, that it goes on after being
 stopped, what it refuses."""
 
-import os
 import re
 import shutil
 import signal
 from dataclasses import replace
 
 import datasets
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -29,9 +27,9 @@ from atrun.log import read_log
 from atrun.record import read_record
 from tests import stopped_runs
 from tests.helpers import in_a_fork, made_once, randomise, same, state_of
-from tests.picture_files import write_parquet
+from tests.picture_files import write_folders, write_parquet
 from tests.run import photographs
-from tests.stopped_runs import asked, sets
+from tests.stopped_runs import asked, at_step, sets
 from tests.stopped_runs import few_held_out as few_held_out  # a fixture
 
 
@@ -167,32 +165,6 @@ def test_two_processes_do_not_train_in_one_folder(stopped):
     assert same(weights(folder / "twice"), weights(folder / "whole"))
 
 
-def at_step(step, what, monkeypatch):
-    """Raise `what`, or be sent that signal, as soon as that step is logged."""
-    plain = runner.RunLog.__call__
-
-    def call(log, entry):
-        plain(log, entry)
-        if entry["step"] == step:
-            if isinstance(what, BaseException):
-                raise what
-            os.kill(os.getpid(), what)
-
-    monkeypatch.setattr(runner.RunLog, "__call__", call)
-
-
-def test_an_interrupted_run_says_how_it_goes_on(tmp_path, capsys, monkeypatch):
-    out = tmp_path / "run"
-    assert command.main(asked("find-scratch", tmp_path / "whole", drop_path=0.2)) == 0
-    with monkeypatch.context() as changed:
-        at_step(3, KeyboardInterrupt(), changed)
-        assert command.main(asked("find-scratch", out, drop_path=0.2)) == 130
-    err = capsys.readouterr().err
-    assert f"python -m atlib resume {out}\n" in err and "Traceback" not in err
-    assert command.main(["resume", str(out)]) == 0
-    assert same(weights(out), weights(tmp_path / "whole"))
-
-
 def test_a_finished_run_without_its_weights_writes_them_again(tmp_path, capsys):
     """Both files from the last checkpoint; without checkpoints the average by training again."""
     out = tmp_path / "run"
@@ -294,24 +266,9 @@ def test_wrong_requests_end_with_2_and_write_nothing(tmp_path, capsys, monkeypat
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.fixture
-def folder_of_images(tmp_path):
-    """Twenty small photographs in two classes, one folder each, and one file that is cut off."""
-    from PIL import Image
-
-    generator = np.random.default_rng(0)
-    for index in range(20):
-        path = tmp_path / "images" / "train" / ("cat", "dog")[index % 2] / f"{index:02}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(generator.integers(0, 256, (40, 48, 3), dtype=np.uint8)).save(path)
-    whole = path.read_bytes()
-    (path.parent / "99.png").write_bytes(whole[: len(whole) // 2])
-    return tmp_path / "images"
-
-
-def test_photographs_from_a_folder(tmp_path, folder_of_images, capsys):
-    out = tmp_path / "run"
-    request = photographs.asked(folder_of_images, out, "training_split=train+validation")
+def test_photographs_from_a_folder(tmp_path, capsys):
+    data, out = write_folders(tmp_path / "images", "train", range(21), corrupt=[19]), tmp_path / "run"
+    request = photographs.asked(data, out, "training_split=train+validation")
     assert command.main([*request, "--dry-run"]) == 0
     assert "21 training images" in capsys.readouterr().out and not out.exists()
     assert command.main(request) == 0
@@ -321,26 +278,20 @@ def test_photographs_from_a_folder(tmp_path, folder_of_images, capsys):
     assert [entry["step"] for entry in log if entry["event"] == "step"] == list(range(1, 7)), (
         "two epochs of three steps of at most 8 of 21 images"
     )
-    assert record.history[-1]["corrupt"] == 1 and record.config["data"] == str(folder_of_images)
+    assert record.history[-1]["corrupt"] == 1 and record.config["data"] == str(data)
     for name in ("student", "averaged"):
-        assert load_vit(out / f"{name}.safetensors").num_classes == 2
+        assert load_vit(out / f"{name}.safetensors").num_classes == 3
     assert {"validation_accuracy", "average_validation_accuracy"} <= set(record.results)
     capsys.readouterr()
     assert command.main(["evaluate", str(out)]) == 0
     assert f"accuracy {100 * record.results['validation_accuracy']:.2f} %" in capsys.readouterr().out
 
 
-def test_a_corrupt_image_of_the_evaluation_does_not_end_a_run_for_good(tmp_path, folder_of_images, capsys):
-    held = folder_of_images / "validation"
-    for number, kind in ((0, "cat"), (1, "dog")):
-        (held / kind).mkdir(parents=True)
-        shutil.copy(folder_of_images / "train" / kind / f"{number:02}.png", held / kind)
-    (folder_of_images / "train" / "dog" / "99.png").rename(held / "dog" / "99.png")
+def test_a_corrupt_image_of_the_evaluation_does_not_end_a_run_for_good(tmp_path, capsys):
+    data = write_folders(tmp_path / "images", "train", range(21))
+    write_folders(data, "validation", range(21, 25), corrupt=[23])
     out, whole = tmp_path / "run", tmp_path / "whole"
-    assert (
-        command.main([*photographs.asked(folder_of_images, out, "save_every=2"), "--on-corrupt", "raise"])
-        == 2
-    )
+    assert command.main([*photographs.asked(data, out, "save_every=2"), "--on-corrupt", "raise"]) == 2
     assert "--on-corrupt skip" in capsys.readouterr().err
     started = read_config(out)
     assert command.main(["resume", str(out)]) == 2
@@ -348,9 +299,8 @@ def test_a_corrupt_image_of_the_evaluation_does_not_end_a_run_for_good(tmp_path,
     assert command.main(["resume", str(out), "--on-corrupt", "skip"]) == 0
     assert read_config(out) == replace(started, on_corrupt="skip")
     results = read_record(out / "record.json").results
-    assert "validation_accuracy" in results and results["validation_images"] == 2
-    request = photographs.asked(folder_of_images, whole, "save_every=2")
-    assert command.main(request) == 0
+    assert "validation_accuracy" in results and results["validation_images"] == 3
+    assert command.main(photographs.asked(data, whole, "save_every=2")) == 0
     assert same(weights(out), weights(whole)) and read_record(whole / "record.json").results == results
     capsys.readouterr()
     assert command.main(["resume", str(out), "--on-corrupt", "raise"]) == 0

@@ -139,10 +139,3 @@ def test_a_damaged_config_is_named_and_left(tmp_path, content):
     with pytest.raises(OSError, match=str(tmp_path / "config.json")):
         read_config(tmp_path)
     assert (tmp_path / "config.json").read_text() == content
-
-
-def test_a_config_of_before_there_were_other_trackers(tmp_path):
-    described = {name: value for name, value in GLYPHS.describe().items() if name != "tracker"}
-    for asked_for, tracker in ((False, None), (True, "tensorboard")):
-        (tmp_path / "config.json").write_text(json.dumps(described | {"tensorboard": asked_for}))
-        assert read_config(tmp_path) == replace(GLYPHS, tracker=tracker)

@@ -21,7 +21,6 @@ from atlib.train import train
 from atlib.vit import Architecture
 from atrun import __main__ as command
 from atrun import config as of_runs
-from atrun import runner
 from atrun.config import read_config
 from atrun.configure import configure
 from atrun.data.coco import CocoObjects
@@ -31,6 +30,7 @@ from atrun.record import read_record
 from atrun.untrained import UNTRAINED
 from tests.detection.coco_folder import coco_folder
 from tests.helpers import randomise, same, state_of
+from tests.stopped_runs import at_step
 
 pytest.importorskip("pycocotools")
 
@@ -104,15 +104,9 @@ def test_a_run_is_the_library_by_hand_and_evaluate_repeats_its_precision(coco, w
 
 
 def test_stopped_within_a_pass_it_goes_on_to_the_same_bits(coco, whole, tmp_path, monkeypatch):
-    out, plain = tmp_path / "run", runner.RunLog.__call__
-
-    def stop(self, entry):
-        plain(self, entry)
-        if entry["step"] == 1 and entry["event"] == "step":
-            raise KeyboardInterrupt
-
+    out = tmp_path / "run"
     with monkeypatch.context() as patch:
-        patch.setattr(runner.RunLog, "__call__", stop)
+        at_step(1, KeyboardInterrupt(), patch)
         assert command.main(asked(coco, out, save_every=1)) == 130
     assert not (out / "detector.safetensors").exists()
     assert command.main(["resume", str(out)]) == 0

@@ -3,10 +3,8 @@
 from dataclasses import replace
 
 import pytest
-import torch
 
 from atfamily.measures.accounting import Memory
-from atlib.loading import ShardSpec
 from atlib.plan import Plan
 from atlib.recipe import Recipe
 from atlib.vit import Architecture
@@ -14,17 +12,7 @@ from atrun import __main__ as command
 from atrun import estimate as measure_steps
 from atrun.config import RunConfig
 from atrun.configure import configure
-from atrun.estimate import (
-    RandomImages,
-    as_text,
-    estimate,
-    flops_of,
-    memory_of,
-    moments,
-    parameter_groups,
-    state_per_weight,
-    time_steps,
-)
+from atrun.estimate import as_text, estimate, flops_of, memory_of, moments, parameter_groups, time_steps
 
 GLYPHS = RunConfig(
     recipe_name="mine",
@@ -73,10 +61,10 @@ def test_what_is_not_known_is_said():
     found = measure_steps.Estimate(
         GLYPHS, 320, skeleton, groups, moments(GLYPHS, groups), None, memory_of(GLYPHS, 8), None, None
     )
-    text = as_text(found, ("An oddity.",))
+    text = as_text(found)
     assert "not estimated: no step fits" in text and "FLOPs are not counted" in text
     assert "100 steps of 32 images: 10 an epoch, 10 epochs" in text
-    assert "\noddities of the published recipe\n    An oddity.\n" in text and "changed against" not in text
+    assert "changed against" not in text
     assert "\nchanged against the published recipe\n    lr 1 instead of 2\nmemory of a step\n" in as_text(
         found, config_diff=["lr 1 instead of 2"]
     )
@@ -125,10 +113,6 @@ def test_an_optimisers_memory_is_its_own(name, numbers):
     assert found.optimizer == numbers * found.weights
 
 
-def test_a_factored_state_is_small():
-    assert 0 < state_per_weight(replace(GLYPHS.recipe, optimizer="adafactorbv")) < 1
-
-
 def test_flops_are_counted_for_what_is_transferred():
     skeleton = GLYPHS.skeleton(8)
     d = WIDTH
@@ -148,12 +132,6 @@ def test_flops_are_counted_for_what_is_transferred():
         recipe=Recipe(),
     )
     assert flops_of(eva, eva.skeleton(8)) is None
-
-
-def test_a_data_set_of_noise():
-    images = RandomImages((3, 32, 32), lambda count: torch.zeros(count), 4, 3)
-    batches = list(images.epoch(ShardSpec(0, 0, 4)))
-    assert len(images) == 12 and [batch.images.shape for batch in batches] == [(4, 3, 32, 32)] * 3
 
 
 def test_what_takes_too_long_or_too_much_memory_is_not_measured(monkeypatch):
@@ -193,11 +171,9 @@ def test_the_papers_recipe_without_data_weights_or_a_model_of_that_size(capsys, 
         "distill map of 18 layers, 0 to 17",
         "125,200 steps of 2,048 images: 626 an epoch, 200 epochs",
         "NOT measured",
-        "2,735 GPU-hours for 100 epochs of its Copy and of its Distill, so 5,470 for the 200",
         "lr 0.0008",
     ):
         assert part in text
     asked = "train --recipe partial-copy-vit-large --data imagenet-1k --dry-run --processes 8".split()
     assert command.main(asked) == 0
-    text = capsys.readouterr().out
-    assert "on each of 8 devices" in text and "GPU-hours" not in text, "the paper says nothing of these"
+    assert "on each of 8 devices" in capsys.readouterr().out

@@ -4,7 +4,6 @@ Data of the catalogue are counted without being opened, and a timm name needs no
 these cost nothing.
 """
 
-import json
 from pathlib import Path
 
 import datasets
@@ -129,15 +128,6 @@ def test_a_folder_and_a_file(tmp_path, photographs):
     assert "--epochs" not in text and "--lr 0.002: " in text
 
 
-def test_a_runs_folder_is_its_vit(tmp_path, photographs):
-    run = tmp_path / "run"
-    teacher_file(run / "teacher.safetensors", Normalisation(0.5, 0.25))
-    (run / "config.json").write_text(json.dumps(configure("mae", "atbook.worlds:marked_glyphs").describe()))
-    config = configure("distill", photographs, str(run), {})
-    assert config.teacher == str(run / "teacher.safetensors")
-    assert config.augmentation.normalisation == Normalisation(0.5, 0.25)
-
-
 def test_data_that_come_as_they_are(tmp_path):
     teacher = teacher_file(tmp_path / "teacher.safetensors", img_size=64)
     derived = generic.derive("copy", "atbook.worlds:marked_glyphs", teacher, {"data_size": "500"})
@@ -165,19 +155,6 @@ def test_an_untrained_teacher_is_built_like_the_model():
     run = configure("copy", "cifar10", "untrained", {"model": SMALL})
     assert run.teacher == "untrained" and run.model == Architecture(SMALL)
     assert run.augmentation.normalisation == IMAGENET
-
-
-def test_a_run(tmp_path, photographs, capsys):
-    teacher = teacher_file(tmp_path / "teacher.safetensors", Normalisation(0.5, 0.25), CLASSES)
-    out = tmp_path / "run"
-    asked = f"train --recipe fine-tune --data {photographs} --teacher {teacher} --out {out}"
-    assert command.main([*asked.split(), "--epochs", "2", "--lr", "1e-4"]) == 0
-    said = capsys.readouterr().err
-    assert "--batch_size 16: " in said and "--epochs" not in said and "--lr" not in said
-    config = read_config(out)
-    assert config.recipe_name == config.method == "fine-tune" and config.recipe.steps == 4
-    assert config.recipe.lr == 1e-4 and config.evaluate_every == 1
-    assert len([*(out / "maps").iterdir()]) == 2 and (out / "student.safetensors").exists()
 
 
 def test_a_broken_image_does_not_stop_the_look_at_sizes(tmp_path, monkeypatch):

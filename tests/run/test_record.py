@@ -120,18 +120,6 @@ def test_a_record_takes_the_place_of_the_one_of_the_same_run(tmp_path, good):
         read_file(path)
 
 
-def test_a_file_that_is_not_written_to_its_end_is_the_old_one(tmp_path, good, monkeypatch):
-    path = add_record(tmp_path / "records.jsonl", good)
-
-    def full(descriptor):
-        raise OSError("No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError):
-        add_record(path, replace(good, seed=4))
-    assert read_file(path) == [good] and list(tmp_path.iterdir()) == [path]
-
-
 def test_a_commit_with_changes_is_marked(monkeypatch):
     answers = {"ls-files": "record.py\n", "rev-parse": "0123456789ab\n", "status": " M walk.py\n"}
     done = lambda command, **options: SimpleNamespace(stdout=answers[command[1]])  # noqa: E731

@@ -19,7 +19,6 @@ from atlib.plan import Plan
 from atlib.train import train
 from atlib.vit import Architecture
 from atrun import __main__ as command
-from atrun import runner
 from atrun.config import read_config
 from atrun.configure import configure
 from atrun.estimate import as_text, assembled, estimate, flops_of, memory_of
@@ -27,7 +26,7 @@ from atrun.record import read_record
 from atrun.runner import load_result
 from atrun.teachers.load import load_teacher
 from tests.helpers import randomise, same
-from tests.stopped_runs import asked
+from tests.stopped_runs import asked, at_step
 from tests.stopped_runs import few_held_out as few_held_out  # a fixture
 
 OURS = {"depth": 2, "embed_dim": 16, "num_heads": 2}
@@ -163,17 +162,12 @@ def test_interrupted_it_goes_on_to_the_same_bits(tmp_path, teacher, monkeypatch,
     if name == "own weights":
         options = {"student_weights": vit_file(tmp_path / "start.safetensors", seed=1)}
     whole = run(recipe, tmp_path / "whole", *words, **options)
-    plain = runner.RunLog.__call__
-
-    def interrupt(log, entry):
-        plain(log, entry)
-        if entry["step"] == 3 and entry["event"] == "step":
-            raise KeyboardInterrupt
-
+    out = tmp_path / "stopped"
     with monkeypatch.context() as patch:
-        patch.setattr(runner.RunLog, "__call__", interrupt)
-        out = tmp_path / "stopped"
+        at_step(3, KeyboardInterrupt(), patch)
         assert command.main(asked(recipe, out, *map(str, words), **(SMALL | options))) == 130
+    err = capsys.readouterr().err
+    assert f"python -m atlib resume {out}\n" in err and "Traceback" not in err
     if name == "untrained":  # another teacher in its place is found; without one it is made again
         kept = (out / "teacher.safetensors").read_bytes()
         vit_file(out / "teacher.safetensors", seed=5, num_classes=0)

@@ -16,6 +16,7 @@ from atrun.config import read_config
 from atrun.data.photos import open_photos
 from atrun.record import read_record
 from atrun.runner import is_finished, is_main_process, resume
+from tests.picture_files import write_folders
 from tests.run import photographs
 from tests.stopped_runs import asked
 from tests.stopped_runs import few_held_out as few_held_out  # a fixture
@@ -23,12 +24,7 @@ from tests.stopped_runs import few_held_out as few_held_out  # a fixture
 
 @pytest.fixture
 def pictures(tmp_path):
-    for number in range(20):
-        path = tmp_path / "images" / "train" / ("cat", "dog")[number % 2] / f"{number:02}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (40, 48), (10 * number, 0, 0)).save(path)
-    shutil.copytree(tmp_path / "images" / "train", tmp_path / "images" / "validation")
-    return tmp_path / "images"
+    return write_folders(write_folders(tmp_path / "images", "train", range(20)), "validation", range(9))
 
 
 def test_who_loses_a_folder_writes_nothing_into_it(tmp_path, capsys, monkeypatch):
@@ -49,20 +45,16 @@ def test_who_loses_a_folder_writes_nothing_into_it(tmp_path, capsys, monkeypatch
     held[0].close()
 
 
-def touched(path):
-    os.utime(path, (1, 1))
-
-
 def rewritten(path):
     Image.new("RGB", (40, 48), (0, 9, 0)).save(path)
 
 
 CHANGES = {
-    "a file's content": lambda folder: rewritten(folder / "cat" / "00.png"),
-    "a file's time": lambda folder: touched(folder / "cat" / "00.png"),
-    "one more": lambda folder: shutil.copy(folder / "cat" / "00.png", folder / "cat" / "97.png"),
-    "two swapped": lambda folder: swap(folder / "cat" / "00.png", folder / "cat" / "02.png"),
-    "another class": lambda folder: (folder / "cat" / "00.png").rename(folder / "dog" / "00.png"),
+    "a file's content": lambda folder: rewritten(folder / "cat" / "000.png"),
+    "a file's time": lambda folder: os.utime(folder / "cat" / "000.png", (1, 1)),
+    "one more": lambda folder: shutil.copy(folder / "cat" / "000.png", folder / "cat" / "97.png"),
+    "two swapped": lambda folder: swap(folder / "cat" / "000.png", folder / "cat" / "003.png"),
+    "another class": lambda folder: (folder / "cat" / "000.png").rename(folder / "dog" / "000.png"),
 }
 
 
@@ -82,7 +74,7 @@ def test_a_run_does_not_go_on_with_other_data(pictures, tmp_path, capsys):
     out = tmp_path / "run"
     assert command.main(photographs.asked(pictures, out, "save_every=2")) == 0
     (out / "record.json").unlink()
-    rewritten(pictures / "train" / "cat" / "00.png")
+    rewritten(pictures / "train" / "cat" / "000.png")
     assert command.main(["resume", str(out)]) == 2
     assert "data." in capsys.readouterr().err and not (out / "record.json").exists()
 
