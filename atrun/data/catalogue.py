@@ -25,17 +25,10 @@ class Known(NamedTuple):
     files: Mapping[str, str] = {}
 
 
-class Location(NamedTuple):
-    """Where data are. name: for messages, and the hub's id where `path` is None."""
-
-    name: str
-    path: Path | None
-    known: Known | None
-
-
-def find(name_or_path: str | Path, path: str | Path | None = None) -> Location:
+def find(name_or_path: str | Path, path: str | Path | None = None) -> tuple[str, Path | None, Known | None]:
     """Tell a name of `CATALOGUE` (its files in `path`, if given), a file or folder, and a hub id "owner/name"
-    from each other; nothing is opened. Raises `ValueError` for a name that is none of these,
+    from each other; nothing is opened: the name for messages, which is the hub's id where the path is None,
+    the path, and what is published. Raises `ValueError` for a name that is none of these,
     `FileNotFoundError` for a path that is not there."""
     name = str(name_or_path)
     known = CATALOGUE.get(name)
@@ -46,15 +39,15 @@ def find(name_or_path: str | Path, path: str | Path | None = None) -> Location:
             raise DataError(
                 f"{name} is not whole on the hub: {known.otherwise}, and pass it as path=", "path"
             )
-        return Location(known.hub, None, known)
+        return known.hub, None, known
     here = Path(path if path is not None else name_or_path).expanduser()
     if path is not None or here.exists():
-        return Location(name, here, known)
+        return name, here, known
     if isinstance(name_or_path, Path) or name[:1] in ("/", ".", "~") or here.suffix in (".parquet", ".arrow"):
         raise FileNotFoundError(f"{name} does not exist")
     if name.count("/") != 1:  # all that is left is a hub id, "owner/name"
         require_known("data set", name, CATALOGUE)
-    return Location(name, None, None)
+    return name, None, None
 
 
 def open_rows_of(

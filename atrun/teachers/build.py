@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from atlib.checkpoint import count, normalisation_said
 from atlib.maps import Grid
-from atlib.pair import IMAGENET, Normalisation, image_size_of
+from atlib.pair import IMAGENET, Normalisation, attach, image_size_of
 from atlib.vit import Architecture, check_activation
 from atrun.teachers.files import Weights, normalisation_beside
 from atrun.teachers.names import UNNEEDED, Encoder, find_encoder, prefix_and_grid
@@ -128,11 +128,16 @@ def headless(native: Architecture, image_size: int | None) -> Architecture:
     return Architecture(native.name, {**native.overrides, "num_classes": 0, **sized})
 
 
-def fill(
-    native: Architecture, encoder: Encoder, image_size: int | None
-) -> tuple[VisionTransformer | Eva, list[str], str | None]:
-    """The ViT with the encoder's weights in it, positions resized; the names it misses; and how positions
-    were resized. Raises `ValueError` for what does not fit, but for what comes after the blocks."""
+def filled(
+    path: Path,
+    native: Architecture,
+    encoder: Encoder,
+    image_size: int | None,
+    normalisation: tuple[Normalisation | None, str],
+    **more,
+) -> Teacher:
+    """The ViT with the encoder's weights in it, positions resized. more: fields of `Teacher`. Raises
+    `ValueError` for what does not fit, but for what comes after the blocks."""
     check_image_size(native, image_size)
     vit, state, resized = headless(native, image_size).build(), dict(encoder.state), None
     if "pos_embed" in state and getattr(vit, "pos_embed", None) is not None:
@@ -155,7 +160,13 @@ def fill(
     if wrong:
         listed = f"{'; '.join(wrong[:4])}; {len(wrong)} in all"
         raise ValueError(f"{encoder.source}: {listed}: name another model with architecture=")
-    return vit, missing, resized
+    attach(vit, normalisation[0])
+    unused = [*encoder.unused, *left]
+    how = {"used": len(state) - len(left), "unused": unused, "resized": resized, "missing": missing}
+    architecture = headless(native, image_size)
+    return Teacher(
+        vit.eval(), str(path), architecture, encoder.source, **how, normalised=normalisation[1], **more
+    )
 
 
 def resized_positions(positions: Tensor, prefix: int, grid_from: Grid, grid_to: Grid) -> Tensor:

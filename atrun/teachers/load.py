@@ -2,8 +2,8 @@
 
 import os
 import re
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from atlib.compatibility import sizes_of
 from atlib.pair import Normalisation, attach
@@ -14,7 +14,7 @@ from atrun.teachers.build import (
     architecture_said,
     check_image_size,
     encoder_for,
-    fill,
+    filled,
     grid_of,
     headless,
     normalisation_of,
@@ -22,14 +22,7 @@ from atrun.teachers.build import (
     told,
 )
 from atrun.teachers.files import normalisation_beside, read_weights
-from atrun.teachers.names import (
-    Encoder,
-    dinov3,
-    find_encoder,
-    infer_architecture,
-    is_pretrained_folder,
-    read_folder,
-)
+from atrun.teachers.names import dinov3, find_encoder, infer_architecture, is_pretrained_folder, read_folder
 
 # A name that ends like this is meant as a file, also when there is none.
 SUFFIXES = (".pth", ".pt", ".tar", ".bin", ".ckpt", ".safetensors", ".zip", ".pkl")
@@ -78,18 +71,13 @@ def load_teacher(
     return teacher
 
 
-def report(
-    name_or_path: str | Path,
-    *,
-    image_size: int | None = None,
-    heads: int | None = None,
-    architecture: str | None = None,
-) -> str:
-    """What there is to know of a teacher, as text; arguments and errors are those of `load_teacher`, but what
-    is not finite and what cannot be walked is reported and not refused."""
+def report(name_or_path: str | Path, **options: Any) -> str:
+    """What there is to know of a teacher, as text. options: image_size, heads and architecture, as
+    `load_teacher` has them, whose errors it raises; what is not finite and what cannot be walked is reported
+    and not refused."""
     from atrun.teachers.description import described
 
-    lines = described(_read(name_or_path, image_size, heads, architecture))
+    lines = described(_read(name_or_path, **options))
     width = max(map(len, lines))
     return "\n".join(f"{name:{width}}  {text}" for name, text in lines.items())
 
@@ -101,7 +89,10 @@ def is_file(name_or_path: str | Path) -> bool:
 
 
 def _read(
-    name_or_path: str | Path, image_size: int | None, heads: int | None, architecture: str | None
+    name_or_path: str | Path,
+    image_size: int | None = None,
+    heads: int | None = None,
+    architecture: str | None = None,
 ) -> Teacher:
     if heads is not None and architecture is not None:
         raise ValueError(f"heads={heads} and architecture={architecture!r}, which says it: leave heads= out")
@@ -119,7 +110,8 @@ def _read(
         folder = path if path.is_dir() else path.parent
         if is_pretrained_folder(folder) and (path == folder or path.name.startswith("model")):
             native, encoder, assumed = read_folder(folder)
-            return _filled(folder, native, encoder, image_size, normalisation_beside(folder), assumed)
+            said_beside = normalisation_beside(folder)
+            return filled(folder, native, encoder, image_size, said_beside, assumed=assumed)
         return _from_file(path, image_size, heads, architecture)
     if heads is not None or architecture is not None:
         raise ValueError(f"{said!r} is no file here, and heads= and architecture= are for files")
@@ -183,36 +175,10 @@ def _from_file(path: Path, image_size: int | None, heads: int | None, architectu
             native, assumed = infer_architecture(encoder, heads)
             guessed = assumed[0] if heads is None else ""
         normalisation = normalisation_of(architecture, weights, encoder, path)
-        teacher = _filled(path, native, encoder, image_size, normalisation, assumed)
+        teacher = filled(path, native, encoder, image_size, normalisation, assumed=assumed, guessed=guessed)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     inside = f", in its entry {weights.container!r}" if weights.container else ""
     beside = f" (beside {', '.join(weights.beside)})" if weights.beside else ""
     of_ours = "written by atlib.checkpoint.save_vit" if "architecture" in weights.header else None
-    return teacher._replace(source=of_ours or teacher.source + inside + beside, guessed=guessed)
-
-
-def _filled(
-    path: Path,
-    native: Architecture,
-    encoder: Encoder,
-    image_size: int | None,
-    normalisation: tuple[Normalisation | None, str],
-    assumed: Sequence[str],
-) -> Teacher:
-    vit, missing, resized = fill(native, encoder, image_size)
-    images, normalised = normalisation
-    attach(vit, images)
-    own = vit.state_dict()
-    return Teacher(
-        vit.eval(),
-        str(path),
-        headless(native, image_size),
-        encoder.source,
-        used=len(encoder.state.keys() & own.keys()),
-        unused=[*encoder.unused, *(name for name in encoder.state if name not in own)],
-        resized=resized,
-        missing=missing,
-        assumed=assumed,
-        normalised=normalised,
-    )
+    return teacher._replace(source=of_ours or teacher.source + inside + beside)

@@ -35,13 +35,6 @@ def test_a_folder_of_save_pretrained_is_the_same_vit(tmp_path, name):
     assert json.loads(json.dumps(teacher.architecture.overrides)) == teacher.architecture.overrides
 
 
-def test_a_folder_at_another_image_size(tmp_path):
-    randomise(BUILDS["transformers Dinov2Model"]()).save_pretrained(tmp_path)
-    teacher = load_teacher(tmp_path, image_size=48)
-    assert walk(teacher.vit, random_images(1, 3, 48, 48)).tokens.shape == (1, 37, 24)
-    assert "4 x 4 to 6 x 6" in teacher.resized
-
-
 def test_torchvisions_file(tmp_path):
     model = randomise(BUILDS["torchvision VisionTransformer"]()).eval()
     torch.save(model.state_dict(), tmp_path / "vit_b_16-1234.pth")

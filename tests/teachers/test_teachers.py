@@ -441,7 +441,7 @@ def test_report_says_why_layers_cannot_be_transferred(monkeypatch):
     size = {"img_size": 32, "patch_size": 16, "embed_dim": 24, "depth": 1, "num_heads": 3, "num_classes": 0}
     vit = VisionTransformer(**size, block_fn=DiffParallelScalingBlock, mlp_layer=Mlp)
     teacher = Teacher(vit, "odd", Architecture("odd"), "made here", used=1, unused=[])
-    monkeypatch.setattr(load, "_read", lambda *arguments: teacher)
+    monkeypatch.setattr(load, "_read", lambda *arguments, **options: teacher)
     assert "transfer  none: a DiffParallelScalingBlock attends more than once" in report("odd")
     with pytest.raises(Unwalkable):
         load_teacher("odd")
