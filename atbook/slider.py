@@ -1,5 +1,5 @@
-"""A slider over pictures, in a live notebook and in a static page. An ipywidgets slider would need a kernel, so
-the pictures are drawn in advance, and a few lines of JavaScript choose among them."""
+"""A slider over pictures, in a live notebook and in a static page. An ipywidgets slider would need a kernel:
+here the pictures are drawn in advance, and a few lines of JavaScript choose among them."""
 
 import base64
 import hashlib

@@ -170,12 +170,9 @@ LABELLED_SCENES = Schooling(
     **_OF_SCENES,
 )
 GATE = 0.2  # of the variance of the pixels to retrieve, for the teachers of the two worlds
-
-
-def colour(name: str, **options) -> Schooling:
-    """The other pre-text: name the hue of the marked glyph. It needs the same routing; its features say
-    nothing about shapes."""
-    return Schooling(name, len(glyphs.HUES), pretext.colour_images, pretext.colour_loss, **options)
+# The other pre-text: name the hue of the marked glyph. It needs the same routing; its features say nothing
+# about shapes.
+COLOUR = Schooling("colour", len(glyphs.HUES), pretext.colour_images, pretext.colour_loss)
 
 
 class Worth(NamedTuple):

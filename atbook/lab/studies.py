@@ -24,12 +24,12 @@ from atbook.lab.scales import (
     ALL_RATES,
     AXES,
     BLANK,
+    COLOUR,
     GATE,
     START,
     CifarScale,
     GlyphScale,
     Schooling,
-    colour,
     painter,
 )
 from atbook.lab.study import CENTRAL as CENTRAL  # the study that all of these start from
@@ -92,7 +92,6 @@ FIND, WORLDS = ("find",), ("find", "match")
 
 # --- Which pre-training, and which half of it: features or routing ---
 
-COLOUR = colour("colour")
 # Taught on other images than the students': dark glyphs in coloured cells.
 INVERTED = Schooling("inverted", world=glyphs.World(rendering="inverted"))
 

@@ -13,7 +13,7 @@ from PIL import Image
 
 from atbook.lab import scales as schooling
 from atbook.lab import study
-from atbook.lab.scales import RETRIEVAL, TUNING_SEED, CifarScale, Schooling, TeacherFailed, colour, scales
+from atbook.lab.scales import COLOUR, RETRIEVAL, TUNING_SEED, CifarScale, Schooling, TeacherFailed, scales
 from atbook.lab.study import CENTRAL, Place, run_study
 from atbook.records import read_file, read_records
 from atbook.worlds import glyphs, pretext
@@ -238,7 +238,7 @@ def test_the_colour_teacher_learns_the_hue_and_nothing_about_shapes(few):
     assert images.targets.tolist() == drawn.hue.tolist() and images.classes == glyphs.HUES
     assert torch.equal(images.pixels, torch.from_numpy(drawn.images))
     expected, _ = longhand(2, images.select(range(16)), 6, pretext.colour_loss)
-    found, architecture, _ = colour("colour").make(RECIPE, 16, 2)
+    found, architecture, _ = COLOUR.make(RECIPE, 16, 2)
     assert architecture.overrides == {"num_classes": 6} and same(found.state_dict(), expected.state_dict())
 
 

@@ -1,7 +1,6 @@
 """The search among recipes: the same range for all, and it ends where no neighbour is better."""
 
 import math
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -127,7 +126,7 @@ def test_every_search_has_ended():
     assert waiting == {}
 
 
-def test_a_chosen_end_is_named_until_the_value_beyond_it_is_tried(tmp_path):
+def test_a_chosen_end_is_named(tmp_path):
     """Of the first three rates of `class-attention`'s records, 0.008 was best and the last."""
     place = Place("find", None, tmp_path, Path())
     path = place.records("class-attention")
@@ -137,12 +136,3 @@ def test_a_chosen_end_is_named_until_the_value_beyond_it_is_tried(tmp_path):
             add_record(path, record)
     study = STUDIES["class-attention"]
     assert "cait, copy both" in at_an_end(study, place) and "cait, scratch" not in at_an_end(study, place)
-    (best,) = (r for r in read_file(path) if (r.kind, r.method, r.trial) == ("trial", "cait, copy both", 2))
-    beyond = replace(
-        best,
-        trial=11,  # after three values and eight below them
-        config=best.config | {"recipe": best.config["recipe"] | {"lr": 1.6e-2}},
-        results=best.results | {"validation_accuracy": best.results["validation_accuracy"] - 0.01},
-    )
-    add_record(path, beyond)
-    assert "cait, copy both" not in at_an_end(study, place)
