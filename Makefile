@@ -59,7 +59,7 @@ format: set-up  ## put the code into the form that `make lint` asks for
 	@$(RUN) -m ruff check --quiet --fix
 	@$(RUN) -m ruff format --quiet
 
-drawings: set-up  ## draw anew those of book/assets/drawings that show records
+drawings: set-up  ## draw anew those of book/assets/drawings that show records and models
 	@$(RUN) -m tools.drawings
 
 wasm: set-up  ## compile the explorer's C file, atbook/explorer/vit.c, anew (needs clang and lld)

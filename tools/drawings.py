@@ -1,4 +1,4 @@
-"""Draw anew those of book/assets/drawings/*.svg that show records: `make drawings`."""
+"""Draw anew those of book/assets/drawings/*.svg that show records and models: `make drawings`."""
 
 from pathlib import Path
 

@@ -1,6 +1,7 @@
 """The Triton kernels of the map-free loss where there is no GPU: interpreted (in a process of its own),
 compiled for two architectures, and traced into one graph."""
 
+import json
 import os
 import re
 import subprocess
@@ -9,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from atlib import map_free
@@ -22,6 +24,8 @@ fused = pytest.importorskip("atlib.fused")
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
+from tests.core.fused_together import BUILD  # noqa: E402
+
 
 def test_interpreted():
     """The kernels' numbers: `interpreted_fused.py`, started anew, because Triton asks once whether to
@@ -34,6 +38,29 @@ def test_interpreted():
         text=True,
     )
     assert ran.returncode == 0, ran.stdout[-5000:]
+
+
+@pytest.mark.slow
+def test_two_processes_learn_with_the_kernel_what_one_does(tmp_path):
+    """DDP on gloo: the losses, and the sum of the gradients, to float32's last digits, which the kernel is
+    in."""
+    launchers = {"1": [], "2": ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]}
+    started = {}
+    for name, launcher in launchers.items():
+        (tmp_path / name).mkdir()
+        started[name] = subprocess.Popen(
+            [sys.executable, *launcher, "tests/core/fused_together.py", tmp_path / name],
+            env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"},
+            cwd=ROOT,
+        )
+    assert [process.wait(600) for process in started.values()] == [0, 0]
+    found = {name: json.loads((tmp_path / name / "found.json").read_text()) for name in started}
+    assert [(one["world"], one["calls"]) for one in found.values()] == [(1, 10), (2, 10)], "2 layers, 5 steps"
+    assert found["2"]["steps"] == pytest.approx(found["1"]["steps"], rel=1e-6)
+    first = BUILD().state_dict()
+    alone, together = (load_file(tmp_path / name / "weights.safetensors") for name in started)
+    way = max((alone[name] - first[name]).abs().max() for name in alone)
+    assert way > 1e-2 and max((alone[name] - together[name]).abs().max() for name in alone) < 1e-6 * way
 
 
 # --- compiled, without a GPU

@@ -11,15 +11,12 @@ from atbook.drawing.pictograms import ROWS, photograph, pictograms
 from atbook.drawing.ruler import RULERS
 from atbook.lab.findings import SCRATCH
 from atbook.lab.verdicts import Estimate, accuracies
-from atbook.worlds.glyphs import SHAPES
-from atlib import walk
-from atlib.attention import Instead
 from tools.drawings import FOLDER
 
 DRAWN = {file.name: file.read_text(encoding="utf-8") for file in sorted(FOLDER.glob("*.svg"))}
 
 
-def test_the_files_of_records_are_what_the_code_draws():
+def test_the_files_of_records_and_models_are_what_the_code_draws():
     changed = [name for name, text in drawings() if DRAWN.get(name) != text]
     assert changed == [], "draw them anew: make drawings"
 
@@ -52,20 +49,14 @@ def test_the_numbers_of_attention_are_those_that_torch_computes():
     assert output.tolist() == pytest.approx((row @ torch.stack(v)).tolist(), abs=0.01)
 
 
-@torch.no_grad()
-def answer(method, sees, maps_of=None):
-    """The shape that a student of Match names, with the teacher's maps of `maps_of` in place of its own."""
-    maps = {i: Instead(map=torch.from_numpy(p)[None]) for i, p in enumerate(maps_of.maps if maps_of else ())}
-    return SHAPES[int(walk(seen.model_of(method), sees.batch, replace=maps).logits.argmax())]
-
-
 def test_the_students_answer_as_the_drawings_say():
     image, twin = seen.scene(), seen.scene("routing")
-    assert answer("copy", image, twin) == answer("copy", image, image) == image.shape
-    misled = answer("copy", image, seen.scene("message"))
+    assert seen.answer("copy", image, twin) == seen.answer("copy", image, image) == image.shape
+    misled = seen.answer("copy", image, seen.scene("message"))
     assert misled != image.shape and f"It answers: {misled} ✗" in DRAWN["twin-message.svg"]
-    assert re.findall(r">It answers: (\w+) (.)</text>", DRAWN["twin.svg"]) == [(image.shape, "✓")]
-    assert answer("scratch", image) != image.shape
+    (answer,) = re.findall(r">It answers: (\w+) (.)</text>", DRAWN["twin.svg"])
+    assert answer == (image.shape, "✓")
+    assert seen.answer("scratch", image) != image.shape
 
 
 @pytest.mark.parametrize("name", RULERS)
