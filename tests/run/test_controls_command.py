@@ -15,28 +15,24 @@ TEACHER = "results/transfer/find/teacher-seed0.safetensors"
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    """Two runs, of Copy and of Distill."""
+def run(tmp_path_factory):
+    """The folder of a run of Copy."""
 
     def make(folder):
-        for method in ("copy", "distill"):
-            assert command.main(asked(f"find-{method}", folder / method, "--teacher", TEACHER)) == 0
+        assert command.main(asked("find-copy", folder / "copy", "--teacher", TEACHER)) == 0
 
-    return made_once(tmp_path_factory, "runs-with-controls", make)[0]
+    return made_once(tmp_path_factory, "run-with-controls", make)[0] / "copy"
 
 
-def test_maps_of_a_finished_student_are_switched(runs, capsys):
-    assert command.main(["controls", str(runs / "copy")]) == 0
-    config = read_config(runs / "copy")
-    rows = switched(load_result(weights_of(runs / "copy")), held_out(config), training_images(config))
+def test_maps_of_a_finished_student_are_switched(run, capsys):
+    assert command.main(["controls", str(run)]) == 0
+    config = read_config(run)
+    rows = switched(load_result(weights_of(run)), held_out(config), training_images(config))
     assert capsys.readouterr().out.strip() == controls_table(rows)
 
 
-def test_students_are_trained_under_each_control(runs, capsys):
-    for method, names in (
-        ("copy", ["scratch", "own maps", "jigsaw", "mean map", "blank"]),
-        ("distill", ["scratch", "own maps", "jigsaw", "mean map"]),
-    ):
-        assert command.main(["controls", str(runs / method), "--train", "--seeds", "1"]) == 0
-        table = capsys.readouterr().out.strip().splitlines()
-        assert [line.split("|")[1].strip() for line in table[2:]] == names
+def test_students_are_trained_under_each_control(run, capsys):
+    assert command.main(["controls", str(run), "--train", "--seeds", "1"]) == 0
+    table = capsys.readouterr().out.strip().splitlines()
+    names = ["scratch", "own maps", "jigsaw", "mean map", "blank"]
+    assert [line.split("|")[1].strip() for line in table[2:]] == names

@@ -174,6 +174,6 @@ def test_the_papers_recipe_without_data_weights_or_a_model_of_that_size(capsys, 
         "lr 0.0008",
     ):
         assert part in text
-    asked = "train --recipe partial-copy-vit-large --data imagenet-1k --dry-run --processes 8".split()
+    asked = "train --recipe find-scratch --data atbook.worlds:marked_glyphs --dry-run --processes 8".split()
     assert command.main(asked) == 0
     assert "on each of 8 devices" in capsys.readouterr().out
