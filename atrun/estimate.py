@@ -43,6 +43,7 @@ SAFE_SHARE = 0.6  # of the memory that is free
 EFFICIENCY = 0.4  # of a matrix product's speed that a step reaches: a guess
 # Of Copy and of Distill with ViT-L on ImageNet-1k: the cost table of arXiv 2411.09702.
 PAPER_GPU_HOURS, PAPER_EPOCHS = 2735, 100
+PAPER_RECIPES = ("copy-vit-large", "distill-vit-large")
 GIB = 2**30
 
 
@@ -497,7 +498,7 @@ def _time_lines(estimate: Estimate) -> list[str]:
 
 
 def _cost_lines(estimate: Estimate) -> list[str]:
-    recipe, devices, lines = estimate.config.recipe, estimate.processes, []
+    config, recipe, devices, lines = estimate.config, estimate.config.recipe, estimate.processes, []
     if estimate.seconds is not None:
         hours = recipe.steps * estimate.seconds / 3600
         on = "one device" if devices == 1 else f"{devices} devices"
@@ -508,4 +509,11 @@ def _cost_lines(estimate: Estimate) -> list[str]:
     else:
         per_image, whole = estimate.flops / 1e9, estimate.flops * recipe.batch_size * recipe.steps
         lines.append(f"at least {per_image:.4g} GFLOPs an image in training, {whole:.3g} FLOPs in all")
+    if config.recipe_name in PAPER_RECIPES and config.data == "imagenet-1k":
+        epochs = recipe.steps / estimate.steps_per_epoch
+        lines.append(
+            f"the paper (arXiv 2411.09702): {PAPER_GPU_HOURS:,} GPU-hours for {PAPER_EPOCHS} epochs of its"
+            f" Copy and of its Distill, so {PAPER_GPU_HOURS * epochs / PAPER_EPOCHS:,.0f} for the"
+            f" {epochs:.4g} of this run"
+        )
     return lines

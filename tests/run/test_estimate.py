@@ -171,9 +171,11 @@ def test_the_papers_recipe_without_data_weights_or_a_model_of_that_size(capsys, 
         "distill map of 18 layers, 0 to 17",
         "125,200 steps of 2,048 images: 626 an epoch, 200 epochs",
         "NOT measured",
+        "2,735 GPU-hours for 100 epochs of its Copy and of its Distill, so 5,470 for the 200",
         "lr 0.0008",
     ):
         assert part in text
     asked = "train --recipe find-scratch --data atbook.worlds:marked_glyphs --dry-run --processes 8".split()
     assert command.main(asked) == 0
-    assert "on each of 8 devices" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "on each of 8 devices" in text and "GPU-hours" not in text, "the paper says nothing of this one"
