@@ -1,5 +1,10 @@
-"""A slider over pictures, in a live notebook and in a static page. An ipywidgets slider would need a kernel:
-here the pictures are drawn in advance, and a few lines of JavaScript choose among them."""
+"""A slider over pictures that works in a live notebook and in a static page.
+
+An ipywidgets slider needs a kernel: in a static page its knob moves and the picture stays. So a `Slider`
+shows itself in two forms made by the same plotting function, and a front end takes the one that it can run:
+pictures drawn in advance with a few lines of JavaScript (the book, GitHub, a saved notebook), or a real
+ipywidget (Jupyter, Colab).
+"""
 
 import base64
 import hashlib
@@ -12,7 +17,7 @@ from typing import Any
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
-# `Slider` fills in the names in double underscores. The script takes nothing from outside, so that it
+# `Slider.html` fills in the names in double underscores. The script takes nothing from outside, so that it
 # runs from a file and without a network; it finds its block by the hash of its pictures, so that many sliders
 # share a page.
 PAGE = """
@@ -73,9 +78,9 @@ class Slider:
         self.start = 0 if start is None else self.values.index(start)
         if not all(self.alt(value).strip() for value in self.values):
             raise ValueError("Slider needs an `alt` text that says what its pictures show; it is empty")
-        self.frames = [self._picture(value) for value in self.values]
+        self.frames = [self.picture(value) for value in self.values]
 
-    def _picture(self, value: Any) -> str:
+    def picture(self, value: Any) -> str:
         """The picture for `value` as a PNG data address; its figure is closed, so that no cell shows it
         twice."""
         figure = self.draw(value)
@@ -91,8 +96,8 @@ class Slider:
         plt.close(figure)
         return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
 
-    def _repr_html_(self) -> str:
-        """Every frame, a slider and its script in one block of HTML."""
+    def html(self) -> str:
+        """The static form: every frame, a slider and its script in one block of HTML."""
         frames = [
             {"src": source, "alt": self.alt(value), "value": str(value)}
             for source, value in zip(self.frames, self.values)
@@ -113,3 +118,41 @@ class Slider:
         for name, text in parts.items():
             page = page.replace(name, text)
         return page
+
+    def widget(self):
+        """The live form: an ipywidgets slider that draws again, with the same function, at every move."""
+        import ipywidgets
+
+        def shown(value: Any) -> str:
+            alt = html.escape(self.alt(value))
+            return f'<img src="{self.picture(value)}" alt="{alt}" style="max-width: 100%">'
+
+        options = [(str(value), value) for value in self.values]
+        slider = ipywidgets.SelectionSlider(
+            options=options, index=self.start, description=self.label, continuous_update=False
+        )
+        slider.style.description_width = "initial"
+        picture = ipywidgets.HTML(shown(slider.value))
+        slider.observe(lambda change: setattr(picture, "value", shown(change["new"])), names="value")
+        return ipywidgets.VBox([slider, picture])
+
+    def _repr_mimebundle_(self, include=None, exclude=None) -> dict[str, Any]:
+        """Both forms, or the static one alone without ipywidgets and outside a kernel."""
+        bundle = {
+            "text/plain": f"Slider over {self.label}: {len(self.values)} pictures",
+            "text/html": self.html(),
+        }
+        if has_kernel():
+            view = self.widget()._repr_mimebundle_() or {}
+            bundle |= {kind: data for kind, data in view.items() if kind.startswith("application/")}
+        return bundle
+
+
+def has_kernel() -> bool:
+    """Whether a Jupyter kernel and ipywidgets are there to move a live widget."""
+    try:
+        import ipywidgets  # noqa: F401
+        from IPython import get_ipython
+    except ImportError:
+        return False
+    return hasattr(get_ipython(), "kernel")

@@ -1,4 +1,4 @@
-"""A slider shows frames that were drawn in advance, and opens where it is told."""
+"""A slider shows itself twice: frames drawn in advance, and a live widget from the same function."""
 
 import base64
 import json
@@ -27,7 +27,7 @@ def make(**changed):
 
 
 def frames(slider):
-    return json.loads(re.search(r'application/json">(.*?)</script>', slider._repr_html_(), re.DOTALL)[1])
+    return json.loads(re.search(r'application/json">(.*?)</script>', slider.html(), re.DOTALL)[1])
 
 
 def test_one_frame_for_each_value_in_order():
@@ -44,8 +44,8 @@ def test_one_frame_for_each_value_in_order():
 
 def test_it_opens_where_it_is_told():
     slider = make(start=3)
-    first = re.search(r'<img src="([^"]+)" alt="([^"]+)"', slider._repr_html_())
+    first = re.search(r'<img src="([^"]+)" alt="([^"]+)"', slider.html())
     assert first[1] == frames(slider)[2]["src"] and first[2] == "x to the 3"
-    assert 'value="2"' in slider._repr_html_()
+    assert 'value="2"' in slider.html() and slider.widget().children[0].value == 3
     with pytest.raises(ValueError):
         make(start=4)
