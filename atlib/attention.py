@@ -116,6 +116,7 @@ class Walk(NamedTuple):
     tokens: Tensor | None
     #: The residual stream after every block that was run, (B, N, D) each; () where `tokens` is None.
     stream: tuple[Tensor, ...]
+    passed: tuple[str, ...] = ()  #: Whose attention is no layer and passed through: pooling, cross-attention.
 
 
 # --- What a layer uses ---
@@ -312,6 +313,8 @@ def watched_attention(
         used = watch.note(layer)
         if used is not layer:
             return attend(used, dropout_p)
+    elif watch is not None:
+        watch.passed.append(watch.caller())
     return SDPA(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
 
 
@@ -374,6 +377,7 @@ class _Watch:
         self.head = self.stops = True
         self.index = self.branch = 0  # the next layer, and how many branches of the last were dropped
         self.layers: list[Seen] = []
+        self.passed: list[str] = []
         self.products: list[tuple[nn.Linear, Tensor]] | None = None  # (projection, output), to find rows
         self.rows: list[dict[str, Rows]] = []
         # in eager mode:
@@ -391,7 +395,7 @@ class _Watch:
         """A watch for what is computed again from here on; it holds no layer that was seen so far."""
         again = copy.copy(self)
         again.stop_after, again.head, again.tokens, again.open = None, True, None, None
-        again.layers, again.running, again.blocks, again.stream = [], [], [], []
+        again.layers, again.passed, again.running, again.blocks, again.stream = [], [], [], [], []
         return again
 
     def look_at(self, model: nn.Module) -> None:
@@ -587,7 +591,8 @@ def _walk(watch: _Watch, model: nn.Module, images: Tensor, values: bool) -> Walk
         output, layers, stream = None, layers[: watch.stop_after + 1], stream[: watch.stop_after]
         if not values:
             layers[-1] = layers[-1]._replace(v=None)
-    return Walk(output if watch.head else None, tuple(layers), watch.tokens, tuple(stream))
+    logits = output if watch.head else None
+    return Walk(logits, tuple(layers), watch.tokens, tuple(stream), tuple(watch.passed))
 
 
 def _check_layers(watch: _Watch, model: nn.Module) -> None:

@@ -109,6 +109,8 @@ def test_a_model_of_timm(name, monkeypatch):
     assert len(found.layers) == len(expected) == len(found.stream) == 2
     for seen, p, other in zip(found.layers, expected, unfused):
         assert (seen.map - p).abs().max() <= 1e-5 and torch.equal(other.map, seen.map)
+    if name == "attention-pool head":
+        assert found.passed == ("AttentionPoolLatent",)
 
 
 # --- transformers, torchvision, open_clip
