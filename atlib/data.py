@@ -189,9 +189,8 @@ def cut_out(images: Tensor, top: Tensor, left: Tensor, mirrored: Tensor, size: S
     """Of each image (B, C, h, w) the part of `size`, (height, width), that begins at (top, left), each (B,);
     mirrored where that is true. Beyond an edge are reflected pixels."""
 
-    def reflected(
-        first: Tensor, side: int, length: int
-    ) -> Tensor:  # where each pixel is fetched: (B, length)
+    # instead of padding and cutting, every pixel is fetched from where it would have been: (B, length)
+    def reflected(first: Tensor, side: int, length: int) -> Tensor:
         place = first[:, None] + torch.arange(length, device=first.device)
         return side - 1 - (side - 1 - place.abs()).abs()
 

@@ -127,7 +127,8 @@ ROLES = ("teacher", "teacher order", "student", "head", "labels", "order", "unla
 
 
 def seed_for(seed: int, role: str, again: int = 0) -> int:
-    """The seed of what plays `role` in the run of a seed, below 2³²; `again` numbers its draws."""
+    """The seed of what plays `role` in the run of a seed, below 2³²; `again` numbers its draws. Two roles
+    share no stream, so no student starts from its teacher's first weights."""
     return int(np.random.SeedSequence([seed, ROLES.index(role), again]).generate_state(1)[0])
 
 
@@ -181,6 +182,7 @@ def rng_put_back() -> Iterator[None]:
 
 def seed_generators(seed: int | Sequence[int]) -> None:
     """Let these generators start from a seed, one or several integers from 0 on."""
+    # three words, so that the three do not start from one number
     for_python, for_numpy, for_torch = map(int, np.random.SeedSequence(seed).generate_state(3))
     random.seed(for_python)
     np.random.seed(for_numpy)

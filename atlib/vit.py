@@ -270,7 +270,7 @@ class Architecture(NamedTuple):
         try:
             with torch.device("meta"):
                 model = self.build_classifier()
-        except (RuntimeError, NotImplementedError):  # an older timm, which builds nothing there
+        except (RuntimeError, NotImplementedError):  # timm builds not every model there
             return
         needed = sum(value.numel() for value in model.state_dict().values())
         if needed > numbers:

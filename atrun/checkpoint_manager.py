@@ -111,8 +111,8 @@ class CheckpointManager:
             # a full disk is an OSError, a RuntimeError or a SafetensorError: it depends on what writes
             if main:
                 shutil.rmtree(temporary, ignore_errors=True)
-            kept = self._checkpoints()[-1:]
-            raise CheckpointError(f"{path} could not be written ({error}); kept: {kept}") from error
+            last = (self._checkpoints() or [None])[-1]
+            raise CheckpointError(f"{path} could not be written ({error}); kept: {last}") from error
         return path
 
     def resume(self, run: Training) -> Path | None:

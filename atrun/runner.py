@@ -151,8 +151,10 @@ def weights_of(run_or_file: Path, averaged: bool = False) -> Path:
     config = None if run_or_file.is_file() else read_config(run_or_file, trust_data=True)  # data stay closed
     if averaged and (config is None or config.recipe.ema is None):
         raise ValueError(f"--averaged: {run_or_file} has no averaged weights; a run with ema has")
-    if config is None or averaged:
-        return averaged_path(run_or_file) if averaged else run_or_file
+    if config is None:
+        return run_or_file
+    if averaged:
+        return averaged_path(run_or_file)
     return detector_path(run_or_file) if config.detects else result_path(run_or_file, config.method)
 
 

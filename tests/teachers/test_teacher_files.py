@@ -69,6 +69,14 @@ def test_code_in_a_pickle_is_not_run(tmp_path, write):
     assert not mark.exists()
 
 
+def test_code_in_an_npz_is_not_run(tmp_path):
+    mark = tmp_path / "was-run"
+    np.savez(tmp_path / "w.npz", a=np.array([Bad(mark)], dtype=object))
+    with pytest.raises(OSError, match="w.npz"):
+        read_weights(tmp_path / "w.npz")
+    assert not mark.exists()
+
+
 @pytest.mark.parametrize("kind, left", [("zipped", 0.98), ("old", 0.5), ("safetensors", 0.5)])
 def test_files_cut_off_are_named_and_left_alone(tmp_path, kind, left):
     path, state = tmp_path / "w.npz", {"weight": torch.randn(40, 40)}
