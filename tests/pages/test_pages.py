@@ -32,6 +32,13 @@ def test_panels_of_the_front_page_stand_side_by_side_and_below_each_other_on_a_p
     tab.close()
 
 
+def test_scenes_of_the_front_page_are_drawn_without_scripts_too(browser):
+    tab = browser.new_page(java_script_enabled=False)
+    tab.goto((HTML / "book" / "index.html").as_uri())
+    assert [one.is_visible() for one in tab.locator(".tour-here svg").all()] == [True, True]
+    tab.close()
+
+
 def test_old_addresses_lead_on(browser):
     tab = browser.new_page()
     for old, new in MOVED.items():
