@@ -8,12 +8,11 @@ student is the teacher's own architecture unless something else is asked for.
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from timm.layers import GluMlp, Mlp, PatchEmbed, SwiGLU
 from torch import nn
 
 from atlib.pair import channels_of, config_of
-from atlib.vit import VITS, create_vit
+from atlib.vit import VITS, create_vit, without_weights
 
 SIZES = {"tiny": (192, 3), "small": (384, 6)}  # width and heads of ViT-Ti and ViT-S (DeiT, arXiv 2012.12877)
 
@@ -67,7 +66,7 @@ def create_student(
     name, arguments = built_with(teacher)
     kept = {key: value for key, value in arguments.items() if not key.endswith("_rate")}
     kept |= {"num_classes": num_classes, "drop_path_rate": drop_path_rate}
-    with torch.device("meta"):
+    with without_weights():
         like_teacher = create_vit(name, **kept)
     if wrong := unlike(teacher, like_teacher, besides=("head",)):
         raise ValueError(f"{name!r} differs from this model in {', '.join(wrong[:3])}: build it yourself")

@@ -27,7 +27,7 @@ from atlib.objectives import Loss, student_loss, unlabelled_loss
 from atlib.pair import IMAGENET, Normalisation, Pair, attach, student_of
 from atlib.plan import Plan
 from atlib.student import differences
-from atlib.vit import Architecture
+from atlib.vit import Architecture, without_weights
 from atrun.config import COCO, RunConfig, built_for, is_run, read_config
 from atrun.data.catalogue import CATALOGUE
 from atrun.data.generated import is_generated, maker
@@ -364,7 +364,7 @@ def check_fits(config: RunConfig) -> None:
     elif config.method is Method.MEAN_MAPS:  # whatever else the student is made of
         pair_up(teacher, student, Plan(mismatched=True))
     else:
-        with torch.device("meta"):
+        with without_weights():
             joined(config, student, teacher, IMAGENET)
 
 

@@ -17,7 +17,7 @@ from atlib._util import write_atomically
 from atlib.pair import Normalisation
 from atlib.plan import Plan
 from atlib.recipe import Recipe
-from atlib.vit import VITS, Architecture
+from atlib.vit import VITS, Architecture, without_weights
 from atrun.data.generated import is_generated, require_installed
 from atrun.data.transforms import Augmentation
 from atrun.method import Method, method_of_run
@@ -283,7 +283,7 @@ class RunConfig:
             raise ValueError(f"the model {name!r} has no blocks: set model.depth to at least 1")
         if self.method.pretrains and not self.method.is_unlabelled:
             try:
-                with torch.device("meta"):
+                with without_weights():
                     self.pretext(model, self.skeleton(0) if self.method.needs_teacher else None)
             except AssertionError as error:  # timm's blocks refuse a width that their heads do not divide
                 width, heads = self.decoder_width, self.decoder_heads
@@ -347,7 +347,7 @@ class RunConfig:
         """The model without weights, on the meta device. Raises `ValueError` where it cannot be built."""
         try:
             model = Architecture.read(self.architecture(num_classes)._asdict())  # as its files will be read
-            with torch.device("meta"):
+            with without_weights():
                 return model.build_classifier()
         except Exception as error:  # whatever timm meets first
             given = dict(self.model.overrides)

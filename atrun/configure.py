@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import timm
-import torch
 
 from atlib._util import require_known
-from atlib.vit import PRESETS, Architecture, check_activation, create_vit, weights_file
+from atlib.vit import PRESETS, Architecture, check_activation, create_vit, weights_file, without_weights
 from atrun import generic
 from atrun.build import check_fits
 from atrun.checkpoint_manager import differences
@@ -171,5 +170,5 @@ def _weights(name_or_path: str, what: str) -> str:
 @cache
 def _require_vit(name: str) -> None:
     """Raise `ValueError` for a name that is no ViT of timm's."""
-    with torch.device("meta"):
+    with without_weights():
         create_vit(name)

@@ -23,7 +23,7 @@ from atlib.plan import Plan
 from atlib.processes import processes_asked
 from atlib.recipe import Recipe
 from atlib.train import make_optimizer, schedule, train
-from atlib.vit import VITS
+from atlib.vit import VITS, without_weights
 from atrun.build import (
     SMALL_SCALE,
     image_size,
@@ -95,7 +95,7 @@ def estimate(
     teacher is taken to be of the student's architecture.
     """
     config, skeleton = config.on(count), config.skeleton(outputs)
-    with torch.device("meta"):
+    with without_weights():
         model = assembled(config, outputs)
     groups, on_vit = parameter_groups(model, config), 0
     if config.detects:
@@ -331,7 +331,7 @@ def memory_of(config: RunConfig, outputs: int) -> Memory:
         )
         saved = part * memory.saved
     else:
-        with torch.device("meta"):
+        with without_weights():
             model = assembled(config, outputs)
         cast = CastOnce(model).bytes
         with FakeTensorMode(allow_non_fake_inputs=True):

@@ -18,7 +18,7 @@ from atlib.loading import steps_per_epoch
 from atlib.pair import Normalisation
 from atlib.recipe import Recipe
 from atlib.student import SIZES, student_sizes
-from atlib.vit import VITS, Architecture, create_classifier, create_vit
+from atlib.vit import VITS, Architecture, create_classifier, create_vit, without_weights
 from atrun.config import COCO, built_for, read_settings
 from atrun.data.catalogue import CATALOGUE
 from atrun.data.generated import is_generated, maker
@@ -257,7 +257,7 @@ def _model(teacher: str | None, told: Mapping[str, Any], name: str) -> Model:
     plain = _without(built.overrides, "num_classes", "img_size")
     if name == Method.DISTILLATION_TOKEN and "distilled" not in str(built.name):
         asked, plain = {"distilled": True} | asked, plain | {"distilled": True}
-    with torch.device("meta"):
+    with without_weights():
         create = create_classifier if name == Method.SCRATCH else create_vit
         try:
             vit = create(built.name, **{**built.overrides, "num_classes": 0, **asked})

@@ -5,14 +5,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from atfamily.detection.detector import DETECTORS, Detector, Sizes
 from atlib.attention_transfer import AttentionTransfer
 from atlib.checkpoint import count, read_pair, read_tensors, seen_by_pair, write_tensors
 from atlib.pair import student_of
-from atlib.vit import Architecture
+from atlib.vit import Architecture, without_weights
 
 LARGEST = 2**13  # of a detector's sizes
 
@@ -85,7 +84,7 @@ def _assembled(header: Mapping, tensors: Mapping[str, Tensor]) -> Loaded:
     sizes = Sizes(**{name: tuple(x) if isinstance(x, list) else x for name, x in described["sizes"].items()})
     _require_bounded(sizes)
     make = DETECTORS[described["heads"]]
-    with torch.device("meta"):
+    with without_weights():
         skeleton = make(backbone, len(described["classes"]), sizes)
     needed = sum(count(part.state_dict()) for part in (skeleton.pyramid, skeleton.heads))
     if needed > (numbers := count(tensors)):

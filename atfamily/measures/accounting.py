@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from atlib.compatibility import sizes_of
 from atlib.pair import Pair
-from atlib.vit import create_vit
+from atlib.vit import create_vit, without_weights
 
 
 class Numbers(NamedTuple):
@@ -139,7 +139,7 @@ def step_memory(
 
 
 def _weightless(name_or_config: str | Mapping, image_size: int | None) -> VisionTransformer | Eva:
-    with torch.device("meta"):
+    with without_weights():
         return create_vit(name_or_config, **({} if image_size is None else {"img_size": image_size}))
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from atlib.checkpoint import count, normalisation_said
 from atlib.maps import Grid
 from atlib.pair import IMAGENET, Normalisation, attach, image_size_of
-from atlib.vit import Architecture, check_activation
+from atlib.vit import Architecture, check_activation, without_weights
 from atrun.teachers.files import Weights, normalisation_beside
 from atrun.teachers.names import UNNEEDED, Encoder, find_encoder, prefix_and_grid
 
@@ -182,7 +182,7 @@ def resized_positions(positions: Tensor, prefix: int, grid_from: Grid, grid_to: 
 def on_meta(architecture: Architecture) -> VisionTransformer | Eva:
     """The model that an architecture describes, without its weights (with them in older versions of timm)."""
     try:
-        with torch.device("meta"):
+        with without_weights():
             return architecture.build()
     except RuntimeError:
         return architecture.build()

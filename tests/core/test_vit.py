@@ -11,7 +11,7 @@ from huggingface_hub import constants
 from safetensors.torch import save_file
 
 from atlib import create_vit
-from atlib.vit import WeightsUnavailable, weights_file
+from atlib.vit import WeightsUnavailable, weights_file, without_weights
 from tests.helpers import randomise, same, since_timm_31, state_of
 
 TINY = "vit_tiny_patch16_224"
@@ -88,3 +88,16 @@ def test_weights_placed_by_hand_are_used(weights_folder):
     assert found.head.out_features == 4 and torch.equal(
         found.blocks[5].attn.qkv.weight, donor.blocks[5].attn.qkv.weight
     )
+
+
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "beit_base_patch16_224", "eva02_tiny_patch14_224"])
+def test_without_weights_a_model_has_the_same_shapes_and_numbers_elsewhere_are_drawn(name):
+    def described(model):
+        tensors = [*model.named_parameters(), *model.named_buffers()]
+        return {name: (x.shape, x.dtype, x.device, x.requires_grad) for name, x in tensors}
+
+    with torch.device("meta"):
+        plain = timm.create_model(name, depth=2)
+    with without_weights():
+        assert described(timm.create_model(name, depth=2)) == described(plain)
+        assert torch.zeros(3, device="cpu").fill_(2).tolist() == [2, 2, 2]
