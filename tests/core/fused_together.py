@@ -1,7 +1,9 @@
-"""A pair that trains with the interpreted kernel, on one process or on as many as were started; the first
-leaves in FOLDER what came out. `test_fused.py` starts it, with TRITON_INTERPRET set."""
+"""A pair that trains with the interpreted kernel, on one process and on two, all forked from this one, which
+has imported everything and computed nothing; FOLDER gets what came out, by number of processes.
+`test_fused.py` starts it, with TRITON_INTERPRET set."""
 
 import json
+import multiprocessing
 import os
 import sys
 from dataclasses import replace
@@ -13,11 +15,13 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 
+from atbook.worlds.glyphs import generate
 from atlib import fused, losses
 from tests import two
 
-# The weights' way is then the sum of the gradients. The fifth step has 7 images: 4 and 3.
-RECIPE = replace(two.RECIPE, steps=5, optimizer="sgd", lr=0.1)
+# 23 images in steps of 8: the third step has 7, four for one process and three for the other. With SGD the
+# weights' way is the sum of the gradients.
+RECIPE = replace(two.RECIPE, steps=3, batch_size=8, optimizer="sgd", lr=0.2)
 BUILD = two.RUNS["distill"][0]
 calls = 0
 
@@ -30,17 +34,36 @@ def in_float32(student, teacher, value=True):
     return fused.by_kernel(student, teacher, value)
 
 
-if __name__ == "__main__":
+def learn(folder, environment):
+    os.environ |= environment
     torch.set_num_threads(1)
     losses.map_free_cross_entropy = in_float32
+    two.generate = lambda split, _: generate(split, 23)
     two.RUNS["kernel"] = BUILD, RECIPE
-    weights, history, steps = two.trained("kernel")
-    if os.environ.get("RANK", "0") == "0":
-        folder = Path(sys.argv[1])
-        save_file(
-            {name: value.contiguous() for name, value in weights.items()}, folder / "weights.safetensors"
-        )
-        world = dist.get_world_size() if dist.is_initialized() else 1
-        (folder / "found.json").write_text(json.dumps({"world": world, "steps": steps, "calls": calls}))
-    if dist.is_initialized():
+    weights, _, steps = two.trained("kernel")
+    together = dist.is_initialized()
+    if not together or dist.get_rank() == 0:
+        world = dist.get_world_size() if together else 1
+        contiguous = {name: value.contiguous() for name, value in weights.items()}
+        save_file(contiguous, folder / f"{world}.safetensors")
+        (folder / f"{world}.json").write_text(json.dumps({"steps": steps, "calls": calls}))
+    if together:
         dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    # as torchrun does: the launcher has the store at which processes meet
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "WORLD_SIZE": "2"}
+    meeting |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "LOCAL_WORLD_SIZE": "2"}
+    ranks = ({"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in (0, 1))
+    context = multiprocessing.get_context("fork")
+    processes = [
+        context.Process(target=learn, args=(Path(sys.argv[1]), environment))
+        for environment in ({}, *(meeting | rank for rank in ranks))
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    sys.exit(any(process.exitcode for process in processes))

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch.library import opcheck
 from torch.utils.flop_counter import FlopCounterMode
 from triton import language as tl
-from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+from triton.runtime.interpreter import InterpretedFunction, InterpreterBuilder, TensorHandle
 
 from atlib import AttentionTransfer, Plan, create_vit, fused
 from atlib.attention import FORBIDDEN, Seen
@@ -39,6 +39,23 @@ def products_of_bf16(monkeypatch):
     )
 
 
+@pytest.fixture(autouse=True, scope="module")
+def languages_are_patched_once():
+    """Triton's interpreter patches its language whenever a kernel starts, and again whenever that calls a
+    function, which is half of the time: of each function the first call is enough."""
+    plain, called = InterpretedFunction.__call__, set()
+
+    def call(function, *arguments, **options):
+        if function.fn in called:
+            return function.rewrite()(*arguments, **options)
+        called.add(function.fn)
+        return plain(function, *arguments, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(InterpretedFunction, "__call__", call)
+        yield
+
+
 @pytest.fixture(params=KERNELS)
 def kernel(request, monkeypatch):
     """Which of the two ways every shape goes: all keys of a head in a tile, or some at a time."""
@@ -46,7 +63,7 @@ def kernel(request, monkeypatch):
     return request.param
 
 
-def random_qk(B=2, H=2, N=50, d=8, d_t=12, **options):
+def random_qk(B=2, H=2, N=20, d=8, d_t=12, **options):
     return test_map_free.random_qk(B, H, N, d, d_t, **{"dtype": torch.float32} | options)
 
 
@@ -81,7 +98,7 @@ def test_every_number_of_tokens_and_every_width(kernel, shape):
 @pytest.mark.parametrize("N, d, kernel", [(197, 64, "short"), (785, 24, "long")])
 def test_photographs(monkeypatch, N, d, kernel):
     monkeypatch.setattr(fused, "_fits_in_registers", lambda *_: KERNELS[kernel])
-    monkeypatch.setattr(fused, "_blocks", lambda *_: (128, 64, {}))  # larger than on a GPU, to save time
+    monkeypatch.setattr(fused, "_blocks", lambda *_: (256, 256, {}))  # larger than on a GPU, to save time
     tensors = random_qk(1, 1, N, d, 16)
     assert_close(stepped(by_kernel, tensors), in_float64(tensors))
 
@@ -95,13 +112,13 @@ def forbidding(N):
 
 
 ADDED = {
-    "a bias for all heads": ({"bias": (50, 50)}, {}),
-    "a bias a head": ({"bias": (3, 50, 50)}, {}),
-    "biases of both": ({"bias": (3, 50, 50)}, {"bias": (50, 50)}),
-    "a bias of the teacher": ({}, {"bias": (3, 50, 50)}),
+    "a bias for all heads": ({"bias": (33, 33)}, {}),
+    "a bias a head": ({"bias": (2, 33, 33)}, {}),
+    "biases of both": ({"bias": (2, 33, 33)}, {"bias": (33, 33)}),
+    "a bias of the teacher": ({}, {"bias": (2, 33, 33)}),
     "a mask": ({"mask": 0}, {}),
     "a mask of the teacher": ({}, {"mask": 1}),
-    "masks of both and a bias": ({"mask": 0, "bias": (3, 50, 50)}, {"mask": 1}),
+    "masks of both and a bias": ({"mask": 0, "bias": (2, 33, 33)}, {"mask": 1}),
 }
 
 
@@ -110,7 +127,7 @@ def test_what_is_added_to_the_scores(kernel, name):
     """The student's mask takes its share from the teacher's map too."""
 
     def added(dtype):
-        masks = forbidding(50)
+        masks = forbidding(33)
         return {
             side: {
                 key: (masks[what] if key == "mask" else random_images(*what, seed=7)).to(dtype)
@@ -119,7 +136,7 @@ def test_what_is_added_to_the_scores(kernel, name):
             for side, part in zip(("of_student", "of_teacher"), ADDED[name])
         }
 
-    tensors = random_qk(2, 3)
+    tensors = random_qk(N=33)
     expected = in_float64(tensors, **added(torch.float64))
     assert_close(stepped(by_kernel, tensors, **added(torch.float32)), expected)
 
@@ -129,7 +146,7 @@ def test_what_is_added_to_the_scores(kernel, name):
 def test_half_precision_is_off_by_its_own_rounding(kernel, dtype, times):
     """A loss in float32, gradients in the inputs' type, also where fp16's loss is scaled by more than it
     holds."""
-    tensors = random_qk(2, 3, 70, 16, 16, dtype=dtype)
+    tensors = random_qk(1, 2, 70, 16, 16, dtype=dtype)
     computed, expected = stepped(by_kernel, tensors, times), in_float64(tensors)
     assert computed[0].dtype == torch.float32 and abs(computed[0] - expected[0]) <= 2e-6
     for one, other in zip(computed[1:], expected[1:], strict=True):
@@ -184,7 +201,7 @@ def test_inputs_in_any_layout(kernel):
     assert_close(stepped(by_kernel, expanded), in_float64(expanded))
 
 
-@pytest.mark.parametrize("learning", [(True, True), (True, False), (False, True), (False, False)])
+@pytest.mark.parametrize("learning", [(True, False), (False, True), (False, False)])
 def test_who_gets_a_gradient(kernel, learning):
     """The teacher gets none, and one of the student's two may be constant."""
     tensors = random_qk()

@@ -27,16 +27,23 @@ from triton.compiler import ASTSource  # noqa: E402
 from tests.core.fused_together import BUILD  # noqa: E402
 
 
+def interpreted(*arguments, **environment):
+    """A Python that interprets Triton's kernels, with what it said."""
+    return subprocess.run(
+        [sys.executable, *arguments],
+        env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"} | environment,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=600,
+    )
+
+
 def test_interpreted():
     """The kernels' numbers: `interpreted_fused.py`, started anew, because Triton asks once whether to
     interpret."""
-    ran = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "tests/core/interpreted_fused.py"],
-        env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
+    ran = interpreted("-m", "pytest", "-p", "no:cacheprovider", "tests/core/interpreted_fused.py")
     assert ran.returncode == 0, ran.stdout[-5000:]
 
 
@@ -44,21 +51,13 @@ def test_interpreted():
 def test_two_processes_learn_with_the_kernel_what_one_does(tmp_path):
     """DDP on gloo: the losses, and the sum of the gradients, to float32's last digits, which the kernel is
     in."""
-    launchers = {"1": [], "2": ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]}
-    started = {}
-    for name, launcher in launchers.items():
-        (tmp_path / name).mkdir()
-        started[name] = subprocess.Popen(
-            [sys.executable, *launcher, "tests/core/fused_together.py", tmp_path / name],
-            env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"},
-            cwd=ROOT,
-        )
-    assert [process.wait(600) for process in started.values()] == [0, 0]
-    found = {name: json.loads((tmp_path / name / "found.json").read_text()) for name in started}
-    assert [(one["world"], one["calls"]) for one in found.values()] == [(1, 10), (2, 10)], "2 layers, 5 steps"
-    assert found["2"]["steps"] == pytest.approx(found["1"]["steps"], rel=1e-6)
+    ran = interpreted("tests/core/fused_together.py", tmp_path, ACCELERATE_USE_CPU="true")
+    assert ran.returncode == 0, ran.stdout[-5000:]
+    one, two = (json.loads((tmp_path / f"{world}.json").read_text()) for world in (1, 2))
+    assert one["calls"] == two["calls"] == 6, "2 layers, 3 steps"
+    assert two["steps"] == pytest.approx(one["steps"], rel=1e-6)
     first = BUILD().state_dict()
-    alone, together = (load_file(tmp_path / name / "weights.safetensors") for name in started)
+    alone, together = (load_file(tmp_path / f"{world}.safetensors") for world in (1, 2))
     way = max((alone[name] - first[name]).abs().max() for name in alone)
     assert way > 1e-2 and max((alone[name] - together[name]).abs().max() for name in alone) < 1e-6 * way
 

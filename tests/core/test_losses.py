@@ -1,5 +1,4 @@
-"""Every loss against loops over floats; of the attention cross-entropy also its gradient, and what it is at
-its minimum."""
+"""Every loss against loops over floats; gradients are in `test_map_free.py`."""
 
 import math
 
@@ -10,7 +9,7 @@ from hypothesis import strategies as st
 
 from atlib.attention import Seen
 from atlib.baselines import feature_mse, hard_distillation, soft_distillation
-from atlib.losses import attention_cross_entropy, dense_attention_cross_entropy, note, noted, projection_mse
+from atlib.losses import attention_cross_entropy, dense_attention_cross_entropy, projection_mse
 from tests.helpers import random_images
 
 SCALE = 0.6
@@ -57,17 +56,6 @@ def test_equals_three_loops(shape, widths, depth, seed):
         found = loss(student, teacher)
         assert found.shape == () and found.dtype == torch.float64
         assert found.item() == pytest.approx(three_loops(student, teacher), rel=1e-12)
-
-
-def test_gradient_is_the_difference_of_the_maps():
-    """d loss / d scores = (p_s - p_t) / (B H N), written out through scores = scale q kᵀ."""
-    student, teacher = layer(2, 3, 5, 4, seed=1), layer(2, 3, 5, 4, seed=2)
-    attention_cross_entropy([student], [teacher]).backward()
-    difference = (student.map - teacher.map).detach() / (2 * 3 * 5)
-    expected_q = SCALE * torch.einsum("bhij,bhjd->bhid", difference, student.k)
-    expected_k = SCALE * torch.einsum("bhij,bhid->bhjd", difference, student.q)
-    torch.testing.assert_close(student.q.grad, expected_q, rtol=1e-10, atol=1e-14)
-    torch.testing.assert_close(student.k.grad, expected_k, rtol=1e-10, atol=1e-14)
 
 
 def test_a_teacher_that_was_given_a_map():
@@ -120,11 +108,3 @@ def test_distilled_predictions():
         hard -= math.log(softened(row, 1)[other.index(max(other))]) / 3
     assert soft_distillation(own, target, 2.5).item() == pytest.approx(soft, rel=1e-9)
     assert hard_distillation(own, target).item() == pytest.approx(hard, rel=1e-9)
-
-
-def test_what_is_noted_twice_is_added():
-    with noted() as notes:
-        values = [note("part", torch.tensor(x, requires_grad=True)) for x in (2.0, 3.5)]
-    assert {name: value.item() for name, value in notes.items()} == {"part": 5.5}
-    assert all(value.requires_grad for value in values) and not notes["part"].requires_grad
-    assert note("part", values[0]) is values[0] and notes["part"].item() == 5.5

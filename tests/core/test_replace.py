@@ -7,19 +7,9 @@ import torch
 from atlib import walk
 from atlib.attention import Instead
 from tests import longhand
-from tests.helpers import Adapted, random_images, set_fused
+from tests.helpers import Adapted, random_images
 
 EVERY = ("q", "k", "v", "map")
-
-
-@pytest.fixture(params=[True, False], ids=["fused", "dense"])
-def vit(request, small_vit):
-    return set_fused(small_vit().double(), request.param)
-
-
-@pytest.fixture
-def images():
-    return random_images(2, 3, 32, 32, dtype=torch.float64)
 
 
 def close(left, right):
@@ -28,8 +18,9 @@ def close(left, right):
 
 @pytest.mark.parametrize("heads", [[0, 1, 2], [2, 0]], ids=["all heads", "some"])
 @pytest.mark.parametrize("part", EVERY)
-def test_other_parts_equal_the_longhand(vit, images, part, heads):
+def test_other_parts_equal_the_longhand(small_vit, part, heads):
     """The whole model with them, and what is seen of them; also where the walk stops at the last one."""
+    vit, images = small_vit().double(), random_images(2, 3, 32, 32, dtype=torch.float64)
     width = 17 if part == "map" else 8
     given = {layer: torch.rand(2, len(heads), 17, width, dtype=torch.float64).softmax(-1) for layer in (0, 2)}
     by_hand = {layer: {(part, h): x[:, n] for n, h in enumerate(heads)} for layer, x in given.items()}
