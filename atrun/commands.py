@@ -19,12 +19,10 @@ from atrun.overrides import help_text, pairs
 from atrun.record import Record
 from atrun.runner import (
     check_folder,
-    detector_path,
     is_finished,
     is_main_process,
     missing_results,
     note,
-    record_path,
     result_path,
     resume,
     start,
@@ -156,8 +154,8 @@ def resume_command(arguments: argparse.Namespace) -> int:
     """`resume`: a finished run says so; one without its weights makes them again."""
     folder, config = arguments.folder, read_config(arguments.folder, arguments.trust_data)
     if is_finished(folder, config):
-        return _say(f"{folder} is finished: {weights_of(folder)}, {record_path(folder)}")
-    if record_path(folder).exists():
+        return _say(f"{folder} is finished: {weights_of(folder)}, {folder / 'record.json'}")
+    if (folder / "record.json").exists():
         note(f"missing: {', '.join(map(str, missing_results(folder, config)))}; the run makes it again")
     asked = {name: getattr(arguments, name) for name in ("on_corrupt", "trust_data", "allow_other_processes")}
     return _in_folder(folder, lambda: resume(folder, **asked))
@@ -204,9 +202,9 @@ def summary(folder: Path, record: Record) -> str:
     beside = {Method.COPY: "its teacher", Method.MEAN_MAPS: "the maps"}.get(record.method)
     needs = f", with {beside} in the same file, which it needs" if beside else ""
     weights = f"weights: {result_path(folder, record.method)}{needs}"
-    if detector_path(folder).exists():
-        weights = f"detector: {detector_path(folder)}{needs}\n{weights}"
-    return f"{as_line(record.results)}\n{weights}\nrecord: {record_path(folder)}"
+    if (detector := folder / "detector.safetensors").exists():
+        weights = f"detector: {detector}{needs}\n{weights}"
+    return f"{as_line(record.results)}\n{weights}\nrecord: {folder / 'record.json'}"
 
 
 def _say(text: str) -> int:

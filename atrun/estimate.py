@@ -58,9 +58,9 @@ class Group(NamedTuple):
 
 class Estimate(NamedTuple):
     """What `estimate` found. moments: {when: (step, lr of the smallest factor, lr of the largest)}; flops: of
-    one image, None where they are not counted; memory: of a step; seconds: of one step on this machine, None
-    where not known; timed: the images of the steps that were timed for that, None where it comes from FLOPs;
-    on_vit: numbers in the pyramid and heads of a detector, 0 of others."""
+    one image, None where not counted; memory, seconds: of a step, the second None where not known; timed: the
+    images of the steps that were timed, None where seconds come from FLOPs; on_vit: numbers in a detector's
+    pyramid and heads."""
 
     config: RunConfig
     count: int
@@ -87,13 +87,10 @@ class Estimate(NamedTuple):
 def estimate(
     config: RunConfig, count: int, outputs: int, limit: float = 20.0, processes: int = 1
 ) -> Estimate:
-    """What the run would be on `count` training images with so many outputs, divided among so many processes,
-    each with a device like this machine's. No weights are read, nothing is trained.
-
-    A few steps are timed on random numbers with freshly initialised models, in some `limit` seconds; where
-    that is too short for one image, the time comes from FLOPs and the speed of a matrix product here. The
-    teacher is taken to be of the student's architecture.
-    """
+    """What the run would be on `count` images, divided among processes, each with a device like this
+    machine's. No weights are read, nothing is trained: a few steps are timed on random numbers, in some
+    `limit` seconds; where that is too short for one image, the time comes from FLOPs. The teacher is taken to
+    be of the student's architecture."""
     config, skeleton = config.on(count), config.skeleton(outputs)
     with torch.device("meta"):
         model = assembled(config, outputs)
@@ -149,16 +146,16 @@ def parameter_groups(model: nn.Module, config: RunConfig) -> list[Group]:
 
 def moments(config: RunConfig, groups: list[Group]) -> dict[str, tuple[int, float, float]]:
     """Learning rates along the schedule: {when: (step, the smallest group's, the largest group's)}."""
-    recipe = config.recipe
+    recipe, last = config.recipe, config.recipe.steps - 1
     when = {"first step": 0, "end of warm-up": max(0, round(recipe.warmup * recipe.steps) - 1)}
     if recipe.milestones is None:
         when["middle"] = recipe.steps // 2
     for number, share in enumerate(recipe.milestones or (), 1):
-        when[f"milestone {number}"] = min(round(share * recipe.steps), recipe.steps - 1)
-    when["last step"] = recipe.steps - 1
+        when[f"milestone {number}"] = min(round(share * recipe.steps), last)
+    when["last step"] = last
     low, high = min(group.factors[0] for group in groups), max(group.factors[1] for group in groups)
-    lr = {name: recipe.lr * schedule(step, recipe) for name, step in when.items()}
-    return {name: (step, low * lr[name], high * lr[name]) for name, step in when.items()}
+    rates = {name: recipe.lr * schedule(step, recipe) for name, step in when.items()}
+    return {name: (step, low * rates[name], high * rates[name]) for name, step in when.items()}
 
 
 # --- Time a few training steps on random numbers ---
@@ -183,23 +180,23 @@ class RandomImages:
 def time_steps(
     config: RunConfig, outputs: int, flops: int | None, memory: Memory, limit: float
 ) -> tuple[int, float] | None:
-    """(images of a step, its seconds), of as many of the run's images as fit into memory and into some
-    `limit` seconds; None where the fewest do not, as far as `flops` of an image and `memory` tell."""
-    few, whole = fewest(config, outputs), config.recipe.batch_size
-    per_image = max(memory.saved // part_of(config), 1)
+    """(images of a step, its seconds), of the fewest images, then of as many of the run's as fit into memory
+    and some `limit` seconds; None where the fewest do not, as far as `flops` of an image and `memory`
+    tell."""
+    few, recipe = fewest(config, outputs), config.recipe
+    per_image = max(memory.saved // -(-recipe.batch_size // recipe.accumulate), 1)
     room = SAFE_SHARE * free_memory() - (memory.total - memory.saved)
-    most = min(whole, room // per_image * config.recipe.accumulate)
+    most = min(recipe.batch_size, room // per_image * recipe.accumulate)
     if most < few or flops is not None and 2 * STEPS * flops * few > limit * EFFICIENCY * speed():
         return None
-    model, batch, timed = assembled(config, outputs), few, None
-    while timed is None or batch > timed[0]:
-        try:
-            timed = batch, _step(config, model, outputs, batch)
-        except torch.OutOfMemoryError:
-            torch.cuda.empty_cache()
-            break
-        larger = min(most, int(batch * limit / (STEPS * timed[1])))
-        batch = int(larger) if larger == most or larger >= 2 * batch else batch
+    model, timed = assembled(config, outputs), None
+    try:
+        timed = few, _step(config, model, outputs, few)
+        larger = int(min(most, few * limit / (STEPS * timed[1])))
+        if larger >= 2 * few or few < larger == most:
+            timed = larger, _step(config, model, outputs, larger)
+    except torch.OutOfMemoryError:
+        torch.cuda.empty_cache()
     return timed
 
 

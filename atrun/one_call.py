@@ -23,7 +23,7 @@ from atlib.vit import Architecture
 from atrun import generic
 from atrun.build import held_out, image_size, says_classes, teacher_of, training_images
 from atrun.commands import dry_run, settings_of, summary, until_stopped
-from atrun.config import RunConfig, config_path, read_config
+from atrun.config import RunConfig, read_config
 from atrun.configure import configured, data_name, teacher_name
 from atrun.data.folders import pictures_below
 from atrun.data.splits import SPLIT_NAMES
@@ -238,7 +238,7 @@ def _asked(
 def _carried_out(asked: Asked, config: RunConfig, rules: str, folder: Path) -> Trained:
     """The run in its folder, begun, gone on with, or only read, where it is finished; and its page."""
     images = training_images(config)
-    if not config_path(folder).exists():
+    if not (folder / "config.json").exists():
         record = start(config, folder, images)
     elif read_config(folder, trust_data=True).fingerprint() != config.on(len(images)).fingerprint():
         raise ValueError(f"{folder} holds another run: choose another --out")

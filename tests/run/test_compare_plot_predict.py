@@ -28,6 +28,7 @@ from atrun.record import read_record
 from tests.helpers import made_once, same, state_of
 from tests.picture_files import CLASSES, cut_jpeg, picture, write_folders
 from tests.run.photographs import asked as asked_for_photographs
+from tests.run.photographs import said
 from tests.stopped_runs import asked
 from tests.stopped_runs import few_held_out as few_held_out  # a fixture
 
@@ -50,13 +51,6 @@ def runs(tmp_path_factory):
             assert command.main(asked_for_photographs(data, folder / "read", *SCALED, "ema=0.5")) == 0
 
     return made_once(tmp_path_factory, "finished-runs", make)[0]
-
-
-def said(capsys, *words):
-    """(exit code, what was printed, what was wrong) of a command."""
-    capsys.readouterr()
-    code = command.main([*map(str, words)])
-    return code, *capsys.readouterr()
 
 
 # --- compare ---
