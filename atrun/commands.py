@@ -48,6 +48,7 @@ EXAMPLES = {
     "train": "train --recipe distill --teacher vit_small_patch14_dinov2 --student small --data DIR --out RUN",
     "pretrain": "pretrain mae --data DIR --out RUN",
 }
+TASKS = *recipes.TASKS, *recipes.PRETRAINING  # what `pretrain` runs: ours, and the papers' recipes for them
 
 
 class _Settings(argparse.Action):
@@ -68,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
         return
     pretraining = command == "pretrain"
     if pretraining:
-        parser.add_argument("recipe", metavar="TASK", help=f"one of {', '.join(_tasks())}")
+        parser.add_argument("recipe", metavar="TASK", help=f"one of {', '.join(TASKS)}")
         teacher = "of the tasks that have one: a timm name or a file of weights (default: the recipe's)"
     else:
         names = "scratch, fine-tune, copy, distill ..., derived from teacher and data, or a published name"
@@ -109,8 +110,8 @@ def train_command(arguments: argparse.Namespace) -> int:
     """`train` and `pretrain`."""
     recipe, out = arguments.recipe, arguments.out
     if arguments.command == "pretrain":
-        require_known("task of pre-training", recipe, _tasks())
-    elif recipe in _tasks():
+        require_known("task of pre-training", recipe, TASKS)
+    elif recipe in TASKS:
         raise ValueError(f"the recipe {recipe!r} learns without labels: `python -m atlib pretrain {recipe}`")
     changes, again = settings_of(arguments), getattr(arguments, "config", None)
     if again is not None:
@@ -143,11 +144,6 @@ def train_command(arguments: argparse.Namespace) -> int:
 def settings_of(arguments: argparse.Namespace) -> dict[str, str]:
     """The further options of a command that trains."""
     return SPEEDS.get(getattr(arguments, "speed", None), {}) | pairs(arguments.settings)
-
-
-def _tasks() -> tuple[str, ...]:
-    """What `pretrain` runs: this project's tasks, and the papers' recipes for them."""
-    return *recipes.TASKS, *recipes.PRETRAINING
 
 
 def resume_command(arguments: argparse.Namespace) -> int:

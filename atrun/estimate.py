@@ -319,7 +319,8 @@ def memory_of(config: RunConfig, outputs: int) -> Memory:
     pre-training without labels, where it is not counted. Of a detector, whose shapes hang on what it finds,
     it is measured on an image with made-up objects.
     """
-    size, part, few = _size(config, outputs), part_of(config), fewest(config, outputs)
+    size, few = _size(config, outputs), fewest(config, outputs)
+    part = -(-config.recipe.batch_size // config.recipe.accumulate)
     if config.detects:
         model, objects = assembled(config, outputs).train(), made_up(config, outputs, 1)
         cast, loss = CastOnce(model).bytes, loss_of(config)
@@ -346,9 +347,9 @@ def memory_of(config: RunConfig, outputs: int) -> Memory:
     return memory._replace(weights=weights, optimizer=optimizer, saved=saved, teacher=teacher)
 
 
-def state_per_weight(recipe: Recipe, width: int = 256) -> float:
-    """Numbers of float32 size that the optimiser keeps for each weight, between steps: 2 for AdamW. Counted
-    on a layer of `width` x `width` weights."""
+def state_per_weight(recipe: Recipe) -> float:
+    """Numbers of float32 size that the optimiser keeps for each weight, between steps: 2 for AdamW."""
+    width = 256
     with torch.random.fork_rng(devices=[]), torch.compiler.set_stance("force_eager"):
         layer = torch.nn.Linear(width, width, bias=False)
         optimizer = make_optimizer(layer, replace(recipe, base_lr=None))
@@ -358,11 +359,6 @@ def state_per_weight(recipe: Recipe, width: int = 256) -> float:
     # What has no dimension counts steps, and does not grow with the model.
     tensors = [value for value in kept if isinstance(value, Tensor) and value.ndim]
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors) / (4 * width * width)
-
-
-def part_of(config: RunConfig) -> int:
-    """Images that are computed at one time, of the run's batch."""
-    return -(-config.recipe.batch_size // config.recipe.accumulate)
 
 
 def _size(config: RunConfig, outputs: int) -> tuple[int, int]:
@@ -409,8 +405,7 @@ def as_text(estimate: Estimate, config_diff: Sequence[str] = ()) -> str:
         "all that decides a result": _settings(config),
         "changed against the published recipe": config_diff,
         "memory of a step": _memory_lines(estimate),
-        "time": _time_lines(estimate),
-        "cost": _cost_lines(estimate),
+        **_time_and_cost(estimate),
     }
     return "\n".join("\n    ".join([name, *lines]) for name, lines in sections.items() if lines)
 
@@ -475,42 +470,40 @@ def _memory_lines(estimate: Estimate) -> list[str]:
     return lines
 
 
-def _time_lines(estimate: Estimate) -> list[str]:
-    recipe, timed, share = estimate.config.recipe, estimate.timed, estimate.images
-    if estimate.seconds is None:
-        return ["not estimated: no step fits into this machine's memory, and FLOPs are not counted"]
-    cpu = f"{torch.get_num_threads()} threads of a CPU"
-    where = torch.cuda.get_device_name() if torch.cuda.is_available() else cpu
-    how = f"measured: steps of {timed} images on {where}"
-    if timed is None:
-        how = "NOT measured: FLOPs at the speed of a matrix product on this machine, so at least that"
-    elif timed < share:
-        how += f", in proportion for {share:,}"
-    rate, epoch = recipe.batch_size / estimate.seconds, estimate.seconds * estimate.steps_per_epoch / 60
-    return [
-        f"{estimate.seconds:.3g} s a step, {rate:.3g} images/s, {epoch:.3g} minutes an epoch",
-        how + (", without what processes send each other" if estimate.processes > 1 else ""),
-        "reading and changing images is not counted: see `benchmarks/data.py`",
-    ]
-
-
-def _cost_lines(estimate: Estimate) -> list[str]:
-    config, recipe, devices, lines = estimate.config, estimate.config.recipe, estimate.processes, []
-    if estimate.seconds is not None:
-        hours = recipe.steps * estimate.seconds / 3600
-        on = "one device" if devices == 1 else f"{devices} devices"
-        each = "" if devices == 1 else f", {devices * hours:.3g} hours of a device"
-        lines.append(f"{hours:.3g} hours in all on {on} such as this{each}")
+def _time_and_cost(estimate: Estimate) -> dict[str, list[str]]:
+    config, recipe, devices = estimate.config, estimate.config.recipe, estimate.processes
+    seconds, timed, cost = estimate.seconds, estimate.timed, []
+    if seconds is None:
+        lines = ["not estimated: no step fits into this machine's memory, and FLOPs are not counted"]
+    else:
+        cpu = f"{torch.get_num_threads()} threads of a CPU"
+        where = torch.cuda.get_device_name() if torch.cuda.is_available() else cpu
+        how = f"measured: steps of {timed} images on {where}"
+        if timed is None:
+            how = "NOT measured: FLOPs at the speed of a matrix product on this machine, so at least that"
+        elif timed < estimate.images:
+            how += f", in proportion for {estimate.images:,}"
+        rate, epoch = recipe.batch_size / seconds, seconds * estimate.steps_per_epoch / 60
+        lines = [
+            f"{seconds:.3g} s a step, {rate:.3g} images/s, {epoch:.3g} minutes an epoch",
+            how + (", without what processes send each other" if devices > 1 else ""),
+            "reading and changing images is not counted: see `benchmarks/data.py`",
+        ]
+        hours = recipe.steps * seconds / 3600
+        on = "one device such as this"
+        if devices > 1:
+            on = f"{devices} devices such as this, {devices * hours:.3g} hours of a device"
+        cost.append(f"{hours:.3g} hours in all on {on}")
     if estimate.flops is None:
-        lines.append("FLOPs are not counted for this kind of model or method")
+        cost.append("FLOPs are not counted for this kind of model or method")
     else:
         per_image, whole = estimate.flops / 1e9, estimate.flops * recipe.batch_size * recipe.steps
-        lines.append(f"at least {per_image:.4g} GFLOPs an image in training, {whole:.3g} FLOPs in all")
+        cost.append(f"at least {per_image:.4g} GFLOPs an image in training, {whole:.3g} FLOPs in all")
     if config.recipe_name in PAPER_RECIPES and config.data == "imagenet-1k":
         epochs = recipe.steps / estimate.steps_per_epoch
-        lines.append(
+        cost.append(
             f"the paper (arXiv 2411.09702): {PAPER_GPU_HOURS:,} GPU-hours for {PAPER_EPOCHS} epochs of its"
             f" Copy and of its Distill, so {PAPER_GPU_HOURS * epochs / PAPER_EPOCHS:,.0f} for the"
             f" {epochs:.4g} of this run"
         )
-    return lines
+    return {"time": lines, "cost": cost}
