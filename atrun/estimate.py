@@ -59,8 +59,7 @@ class Group(NamedTuple):
 class Estimate(NamedTuple):
     """What `estimate` found. moments: {when: (step, lr of the smallest factor, lr of the largest)}; flops: of
     one image, None where not counted; memory, seconds: of a step, the second None where not known; timed: the
-    images of the steps that were timed, None where seconds come from FLOPs; on_vit: numbers in a detector's
-    pyramid and heads."""
+    images of the steps that were timed, None where seconds come from FLOPs."""
 
     config: RunConfig
     count: int
@@ -71,7 +70,6 @@ class Estimate(NamedTuple):
     memory: Memory
     seconds: float | None
     timed: int | None
-    on_vit: int = 0
     processes: int = 1
 
     @property
@@ -94,13 +92,8 @@ def estimate(
     config, skeleton = config.on(count), config.skeleton(outputs)
     with torch.device("meta"):
         model = assembled(config, outputs)
-    groups, on_vit = parameter_groups(model, config), 0
-    if config.detects:
-        flops = flops_of_detector(config, outputs)
-        numbers, of_vit = (sum(x.numel() for x in of.parameters()) for of in (model, model.backbone))
-        on_vit = numbers - of_vit
-    else:
-        flops = flops_of(config, skeleton)
+    groups = parameter_groups(model, config)
+    flops = flops_of_detector(config, outputs) if config.detects else flops_of(config, skeleton)
     batch = -(-config.recipe.batch_size // processes)  # of one device
     share = replace(config, recipe=replace(config.recipe, batch_size=batch))
     memory = memory_of(share, outputs)
@@ -110,7 +103,7 @@ def estimate(
     elif flops is not None:
         seconds = flops * batch / speed()
     when = moments(config, groups)
-    return Estimate(config, count, skeleton, groups, when, flops, memory, seconds, timed, on_vit, processes)
+    return Estimate(config, count, skeleton, groups, when, flops, memory, seconds, timed, processes)
 
 
 def assembled(config: RunConfig, outputs: int) -> nn.Module:
@@ -425,7 +418,8 @@ def model_lines(estimate: Estimate) -> list[str]:
     vit, config, plan = estimate.skeleton, estimate.config, estimate.config.plan
     # of one that was read off a file of weights, that it is one
     name = config.model.name if isinstance(config.model.name, str) else "a ViT as the weights have it"
-    name = f"{name}: {sum(weight.numel() for weight in vit.parameters()):,} parameters"
+    numbers = sum(weight.numel() for weight in vit.parameters())
+    name = f"{name}: {numbers:,} parameters"
     if not isinstance(vit, VITS):
         return [f"{name}, a {type(vit).__name__}, which has no maps"]
     attention, patches, prefix = vit.blocks[0].attn, vit.patch_embed.num_patches, vit.num_prefix_tokens
@@ -436,7 +430,8 @@ def model_lines(estimate: Estimate) -> list[str]:
         f" {attention.num_heads} heads of width {attention.head_dim}",
     ]
     if config.detects:
-        on_it = f"{estimate.on_vit:,} parameters in pyramid and heads"
+        more = sum(group.numbers for group in estimate.groups) - numbers
+        on_it = f"{more:,} parameters in pyramid and heads"
         lines.append(f"{config.detector} on it ({config.detector_sizes}): {on_it}")
     if plan is not None:
         pairs = plan.pairs_of(len(vit.blocks), None)

@@ -22,7 +22,7 @@ from atlib.vit import Architecture
 from atrun import __main__ as command
 from atrun import commands, runner
 from atrun.build import build
-from atrun.config import read_config
+from atrun.config import read_config, write_config
 from atrun.configure import configure
 from atrun.log import read_log
 from atrun.record import read_record
@@ -185,9 +185,8 @@ def test_what_is_left_of_a_run_without_its_config_is_not_written_over(tmp_path, 
 
 def test_a_folder_with_a_run_is_left_alone(tmp_path, capsys, monkeypatch):
     out = tmp_path / "run"
-    assert command.main(asked("find-scratch", out)) == 0
+    before = write_config(out, configure("find-scratch", "atbook.worlds:marked_glyphs")).read_bytes()
     monkeypatch.setattr(commands, "training_images", lambda config: pytest.fail("data were touched"))
-    before = (out / "config.json").read_bytes()
     assert command.main(asked("find-scratch", out, lr=1)) == 2
     assert f"`python -m atlib resume {out}`" in capsys.readouterr().err
     assert (out / "config.json").read_bytes() == before
