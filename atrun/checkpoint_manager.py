@@ -292,11 +292,6 @@ def digest(path: Path) -> str:
         return hashlib.file_digest(content, "sha256").hexdigest()
 
 
-def digest_of_weights(model: nn.Module) -> str:
-    """The SHA-256 of a model's weights by their names."""
-    return digest_of_tensors(model.state_dict())
-
-
 def digest_of_tensors(tensors: Mapping[str, Tensor]) -> str:
     """The SHA-256 of tensors by their names, in whatever order they come and on whatever device they are."""
     content = hashlib.sha256()
@@ -316,7 +311,7 @@ def digest_of_model(model: nn.Module) -> str:
         values = (getattr(part, key, None) for key in keys)
         plain = [str(value) if isinstance(value, (int, float, str)) else None for value in values]
         shown.append((name, type(part).__name__, *plain))
-    return hashlib.sha256((json.dumps(shown) + digest_of_weights(model)).encode()).hexdigest()
+    return hashlib.sha256((json.dumps(shown) + digest_of_tensors(model.state_dict())).encode()).hexdigest()
 
 
 def _manifest(path: Path) -> dict | None:

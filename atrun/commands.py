@@ -19,12 +19,10 @@ from atrun.overrides import help_text, pairs
 from atrun.record import Record
 from atrun.runner import (
     check_folder,
-    detector_path,
     is_finished,
     is_main_process,
     missing_results,
     note,
-    record_path,
     result_path,
     resume,
     start,
@@ -50,6 +48,7 @@ EXAMPLES = {
     "train": "train --recipe distill --teacher vit_small_patch14_dinov2 --student small --data DIR --out RUN",
     "pretrain": "pretrain mae --data DIR --out RUN",
 }
+TASKS = *recipes.TASKS, *recipes.PRETRAINING  # what `pretrain` runs: ours, and the papers' recipes for them
 
 
 class _Settings(argparse.Action):
@@ -70,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
         return
     pretraining = command == "pretrain"
     if pretraining:
-        parser.add_argument("recipe", metavar="TASK", help=f"one of {', '.join(_tasks())}")
+        parser.add_argument("recipe", metavar="TASK", help=f"one of {', '.join(TASKS)}")
         teacher = "of the tasks that have one: a timm name or a file of weights (default: the recipe's)"
     else:
         names = "scratch, fine-tune, copy, distill ..., derived from teacher and data, or a published name"
@@ -111,8 +110,8 @@ def train_command(arguments: argparse.Namespace) -> int:
     """`train` and `pretrain`."""
     recipe, out = arguments.recipe, arguments.out
     if arguments.command == "pretrain":
-        require_known("task of pre-training", recipe, _tasks())
-    elif recipe in _tasks():
+        require_known("task of pre-training", recipe, TASKS)
+    elif recipe in TASKS:
         raise ValueError(f"the recipe {recipe!r} learns without labels: `python -m atlib pretrain {recipe}`")
     changes, again = settings_of(arguments), getattr(arguments, "config", None)
     if again is not None:
@@ -147,17 +146,12 @@ def settings_of(arguments: argparse.Namespace) -> dict[str, str]:
     return SPEEDS.get(getattr(arguments, "speed", None), {}) | pairs(arguments.settings)
 
 
-def _tasks() -> tuple[str, ...]:
-    """What `pretrain` runs: this project's tasks, and the papers' recipes for them."""
-    return *recipes.TASKS, *recipes.PRETRAINING
-
-
 def resume_command(arguments: argparse.Namespace) -> int:
     """`resume`: a finished run says so; one without its weights makes them again."""
     folder, config = arguments.folder, read_config(arguments.folder, arguments.trust_data)
     if is_finished(folder, config):
-        return _say(f"{folder} is finished: {weights_of(folder)}, {record_path(folder)}")
-    if record_path(folder).exists():
+        return _say(f"{folder} is finished: {weights_of(folder)}, {folder / 'record.json'}")
+    if (folder / "record.json").exists():
         note(f"missing: {', '.join(map(str, missing_results(folder, config)))}; the run makes it again")
     asked = {name: getattr(arguments, name) for name in ("on_corrupt", "trust_data", "allow_other_processes")}
     return _in_folder(folder, lambda: resume(folder, **asked))
@@ -204,9 +198,9 @@ def summary(folder: Path, record: Record) -> str:
     beside = {Method.COPY: "its teacher", Method.MEAN_MAPS: "the maps"}.get(record.method)
     needs = f", with {beside} in the same file, which it needs" if beside else ""
     weights = f"weights: {result_path(folder, record.method)}{needs}"
-    if detector_path(folder).exists():
-        weights = f"detector: {detector_path(folder)}{needs}\n{weights}"
-    return f"{as_line(record.results)}\n{weights}\nrecord: {record_path(folder)}"
+    if (detector := folder / "detector.safetensors").exists():
+        weights = f"detector: {detector}{needs}\n{weights}"
+    return f"{as_line(record.results)}\n{weights}\nrecord: {folder / 'record.json'}"
 
 
 def _say(text: str) -> int:

@@ -428,14 +428,13 @@ def with_settings(values: Mapping[str, Any], changes: Mapping[str, str]) -> RunC
 
 def write_config(folder: Path, config: RunConfig) -> Path:
     """Write FOLDER/config.json, whole or not at all."""
-    return write_atomically(
-        config_path(folder), (json.dumps(config.describe(), indent=1, allow_nan=False) + "\n").encode()
-    )
+    text = json.dumps(config.describe(), indent=1, allow_nan=False) + "\n"
+    return write_atomically(folder / "config.json", text.encode())
 
 
 def read_config(folder: Path, trust_data: bool = False) -> RunConfig:
     """The run that a folder holds. Raises `FileNotFoundError`, or as `read_config_file` does."""
-    path = config_path(folder)
+    path = Path(folder) / "config.json"
     if not path.exists():
         raise FileNotFoundError(f"{folder} holds no run: `python -m atlib train ... --out {folder}`")
     return read_config_file(path, trust_data)
@@ -455,15 +454,10 @@ def read_config_file(path: Path, trust_data: bool = False) -> RunConfig:
     return config
 
 
-def config_path(folder: Path) -> Path:
-    """Where a run's folder keeps its config."""
-    return Path(folder) / "config.json"
-
-
 def is_run(path: Path) -> bool:
     """Whether a path is a run's folder, by its config: other folders have a config.json of another kind."""
     try:
-        return "recipe_name" in json.loads(config_path(path).read_text(encoding="utf-8"))
+        return "recipe_name" in json.loads((path / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, TypeError):
         return False
 

@@ -12,16 +12,7 @@ from atlib.vit import PRESETS, Architecture, check_activation, create_vit, weigh
 from atrun import generic
 from atrun.build import check_fits
 from atrun.checkpoint_manager import differences
-from atrun.config import (
-    COCO,
-    RunConfig,
-    as_plain,
-    config_path,
-    is_run,
-    read_config,
-    read_config_file,
-    with_settings,
-)
+from atrun.config import COCO, RunConfig, as_plain, is_run, read_config, read_config_file, with_settings
 from atrun.data.catalogue import CATALOGUE, find
 from atrun.data.generated import is_generated, maker
 from atrun.log import require_tracker
@@ -88,7 +79,7 @@ def configure_again(
     some other settings or another seed where these are given. Its steps and its rate are as they were, not
     derived anew. Raises as `configure` does, and `OSError` for a file that describes no run."""
     path = Path(path)
-    file = config_path(path) if path.is_dir() else path
+    file = path / "config.json" if path.is_dir() else path
     if not file.exists():
         raise FileNotFoundError(f"--config {path}: there is no {file}, such as each run's folder has")
     # other data are named by whoever asks

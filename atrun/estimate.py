@@ -58,9 +58,8 @@ class Group(NamedTuple):
 
 class Estimate(NamedTuple):
     """What `estimate` found. moments: {when: (step, lr of the smallest factor, lr of the largest)}; flops: of
-    one image, None where they are not counted; memory: of a step; seconds: of one step on this machine, None
-    where not known; timed: the images of the steps that were timed for that, None where it comes from FLOPs;
-    on_vit: numbers in the pyramid and heads of a detector, 0 of others."""
+    one image, None where not counted; memory, seconds: of a step, the second None where not known; timed: the
+    images of the steps that were timed, None where seconds come from FLOPs."""
 
     config: RunConfig
     count: int
@@ -71,7 +70,6 @@ class Estimate(NamedTuple):
     memory: Memory
     seconds: float | None
     timed: int | None
-    on_vit: int = 0
     processes: int = 1
 
     @property
@@ -87,23 +85,15 @@ class Estimate(NamedTuple):
 def estimate(
     config: RunConfig, count: int, outputs: int, limit: float = 20.0, processes: int = 1
 ) -> Estimate:
-    """What the run would be on `count` training images with so many outputs, divided among so many processes,
-    each with a device like this machine's. No weights are read, nothing is trained.
-
-    A few steps are timed on random numbers with freshly initialised models, in some `limit` seconds; where
-    that is too short for one image, the time comes from FLOPs and the speed of a matrix product here. The
-    teacher is taken to be of the student's architecture.
-    """
+    """What the run would be on `count` images, divided among processes, each with a device like this
+    machine's. No weights are read, nothing is trained: a few steps are timed on random numbers, in some
+    `limit` seconds; where that is too short for one image, the time comes from FLOPs. The teacher is taken to
+    be of the student's architecture."""
     config, skeleton = config.on(count), config.skeleton(outputs)
     with without_weights():
         model = assembled(config, outputs)
-    groups, on_vit = parameter_groups(model, config), 0
-    if config.detects:
-        flops = flops_of_detector(config, outputs)
-        numbers, of_vit = (sum(x.numel() for x in of.parameters()) for of in (model, model.backbone))
-        on_vit = numbers - of_vit
-    else:
-        flops = flops_of(config, skeleton)
+    groups = parameter_groups(model, config)
+    flops = flops_of_detector(config, outputs) if config.detects else flops_of(config, skeleton)
     batch = -(-config.recipe.batch_size // processes)  # of one device
     share = replace(config, recipe=replace(config.recipe, batch_size=batch))
     memory = memory_of(share, outputs)
@@ -113,7 +103,7 @@ def estimate(
     elif flops is not None:
         seconds = flops * batch / speed()
     when = moments(config, groups)
-    return Estimate(config, count, skeleton, groups, when, flops, memory, seconds, timed, on_vit, processes)
+    return Estimate(config, count, skeleton, groups, when, flops, memory, seconds, timed, processes)
 
 
 def assembled(config: RunConfig, outputs: int) -> nn.Module:
@@ -149,16 +139,16 @@ def parameter_groups(model: nn.Module, config: RunConfig) -> list[Group]:
 
 def moments(config: RunConfig, groups: list[Group]) -> dict[str, tuple[int, float, float]]:
     """Learning rates along the schedule: {when: (step, the smallest group's, the largest group's)}."""
-    recipe = config.recipe
+    recipe, last = config.recipe, config.recipe.steps - 1
     when = {"first step": 0, "end of warm-up": max(0, round(recipe.warmup * recipe.steps) - 1)}
     if recipe.milestones is None:
         when["middle"] = recipe.steps // 2
     for number, share in enumerate(recipe.milestones or (), 1):
-        when[f"milestone {number}"] = min(round(share * recipe.steps), recipe.steps - 1)
-    when["last step"] = recipe.steps - 1
+        when[f"milestone {number}"] = min(round(share * recipe.steps), last)
+    when["last step"] = last
     low, high = min(group.factors[0] for group in groups), max(group.factors[1] for group in groups)
-    lr = {name: recipe.lr * schedule(step, recipe) for name, step in when.items()}
-    return {name: (step, low * lr[name], high * lr[name]) for name, step in when.items()}
+    rates = {name: recipe.lr * schedule(step, recipe) for name, step in when.items()}
+    return {name: (step, low * rates[name], high * rates[name]) for name, step in when.items()}
 
 
 # --- Time a few training steps on random numbers ---
@@ -183,23 +173,23 @@ class RandomImages:
 def time_steps(
     config: RunConfig, outputs: int, flops: int | None, memory: Memory, limit: float
 ) -> tuple[int, float] | None:
-    """(images of a step, its seconds), of as many of the run's images as fit into memory and into some
-    `limit` seconds; None where the fewest do not, as far as `flops` of an image and `memory` tell."""
-    few, whole = fewest(config, outputs), config.recipe.batch_size
-    per_image = max(memory.saved // part_of(config), 1)
+    """(images of a step, its seconds), of the fewest images, then of as many of the run's as fit into memory
+    and some `limit` seconds; None where the fewest do not, as far as `flops` of an image and `memory`
+    tell."""
+    few, recipe = fewest(config, outputs), config.recipe
+    per_image = max(memory.saved // -(-recipe.batch_size // recipe.accumulate), 1)
     room = SAFE_SHARE * free_memory() - (memory.total - memory.saved)
-    most = min(whole, room // per_image * config.recipe.accumulate)
+    most = min(recipe.batch_size, room // per_image * recipe.accumulate)
     if most < few or flops is not None and 2 * STEPS * flops * few > limit * EFFICIENCY * speed():
         return None
-    model, batch, timed = assembled(config, outputs), few, None
-    while timed is None or batch > timed[0]:
-        try:
-            timed = batch, _step(config, model, outputs, batch)
-        except torch.OutOfMemoryError:
-            torch.cuda.empty_cache()
-            break
-        larger = min(most, int(batch * limit / (STEPS * timed[1])))
-        batch = int(larger) if larger == most or larger >= 2 * batch else batch
+    model, timed = assembled(config, outputs), None
+    try:
+        timed = few, _step(config, model, outputs, few)
+        larger = int(min(most, few * limit / (STEPS * timed[1])))
+        if larger >= 2 * few or few < larger == most:
+            timed = larger, _step(config, model, outputs, larger)
+    except torch.OutOfMemoryError:
+        torch.cuda.empty_cache()
     return timed
 
 
@@ -322,7 +312,8 @@ def memory_of(config: RunConfig, outputs: int) -> Memory:
     pre-training without labels, where it is not counted. Of a detector, whose shapes hang on what it finds,
     it is measured on an image with made-up objects.
     """
-    size, part, few = _size(config, outputs), part_of(config), fewest(config, outputs)
+    size, few = _size(config, outputs), fewest(config, outputs)
+    part = -(-config.recipe.batch_size // config.recipe.accumulate)
     if config.detects:
         model, objects = assembled(config, outputs).train(), made_up(config, outputs, 1)
         cast, loss = CastOnce(model).bytes, loss_of(config)
@@ -349,9 +340,9 @@ def memory_of(config: RunConfig, outputs: int) -> Memory:
     return memory._replace(weights=weights, optimizer=optimizer, saved=saved, teacher=teacher)
 
 
-def state_per_weight(recipe: Recipe, width: int = 256) -> float:
-    """Numbers of float32 size that the optimiser keeps for each weight, between steps: 2 for AdamW. Counted
-    on a layer of `width` x `width` weights."""
+def state_per_weight(recipe: Recipe) -> float:
+    """Numbers of float32 size that the optimiser keeps for each weight, between steps: 2 for AdamW."""
+    width = 256
     with torch.random.fork_rng(devices=[]), torch.compiler.set_stance("force_eager"):
         layer = torch.nn.Linear(width, width, bias=False)
         optimizer = make_optimizer(layer, replace(recipe, base_lr=None))
@@ -361,11 +352,6 @@ def state_per_weight(recipe: Recipe, width: int = 256) -> float:
     # What has no dimension counts steps, and does not grow with the model.
     tensors = [value for value in kept if isinstance(value, Tensor) and value.ndim]
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors) / (4 * width * width)
-
-
-def part_of(config: RunConfig) -> int:
-    """Images that are computed at one time, of the run's batch."""
-    return -(-config.recipe.batch_size // config.recipe.accumulate)
 
 
 def _size(config: RunConfig, outputs: int) -> tuple[int, int]:
@@ -412,8 +398,7 @@ def as_text(estimate: Estimate, config_diff: Sequence[str] = ()) -> str:
         "all that decides a result": _settings(config),
         "changed against the published recipe": config_diff,
         "memory of a step": _memory_lines(estimate),
-        "time": _time_lines(estimate),
-        "cost": _cost_lines(estimate),
+        **_time_and_cost(estimate),
     }
     return "\n".join("\n    ".join([name, *lines]) for name, lines in sections.items() if lines)
 
@@ -433,7 +418,8 @@ def model_lines(estimate: Estimate) -> list[str]:
     vit, config, plan = estimate.skeleton, estimate.config, estimate.config.plan
     # of one that was read off a file of weights, that it is one
     name = config.model.name if isinstance(config.model.name, str) else "a ViT as the weights have it"
-    name = f"{name}: {sum(weight.numel() for weight in vit.parameters()):,} parameters"
+    numbers = sum(weight.numel() for weight in vit.parameters())
+    name = f"{name}: {numbers:,} parameters"
     if not isinstance(vit, VITS):
         return [f"{name}, a {type(vit).__name__}, which has no maps"]
     attention, patches, prefix = vit.blocks[0].attn, vit.patch_embed.num_patches, vit.num_prefix_tokens
@@ -444,7 +430,8 @@ def model_lines(estimate: Estimate) -> list[str]:
         f" {attention.num_heads} heads of width {attention.head_dim}",
     ]
     if config.detects:
-        on_it = f"{estimate.on_vit:,} parameters in pyramid and heads"
+        more = sum(group.numbers for group in estimate.groups) - numbers
+        on_it = f"{more:,} parameters in pyramid and heads"
         lines.append(f"{config.detector} on it ({config.detector_sizes}): {on_it}")
     if plan is not None:
         pairs = plan.pairs_of(len(vit.blocks), None)
@@ -478,42 +465,40 @@ def _memory_lines(estimate: Estimate) -> list[str]:
     return lines
 
 
-def _time_lines(estimate: Estimate) -> list[str]:
-    recipe, timed, share = estimate.config.recipe, estimate.timed, estimate.images
-    if estimate.seconds is None:
-        return ["not estimated: no step fits into this machine's memory, and FLOPs are not counted"]
-    cpu = f"{torch.get_num_threads()} threads of a CPU"
-    where = torch.cuda.get_device_name() if torch.cuda.is_available() else cpu
-    how = f"measured: steps of {timed} images on {where}"
-    if timed is None:
-        how = "NOT measured: FLOPs at the speed of a matrix product on this machine, so at least that"
-    elif timed < share:
-        how += f", in proportion for {share:,}"
-    rate, epoch = recipe.batch_size / estimate.seconds, estimate.seconds * estimate.steps_per_epoch / 60
-    return [
-        f"{estimate.seconds:.3g} s a step, {rate:.3g} images/s, {epoch:.3g} minutes an epoch",
-        how + (", without what processes send each other" if estimate.processes > 1 else ""),
-        "reading and changing images is not counted: see `benchmarks/data.py`",
-    ]
-
-
-def _cost_lines(estimate: Estimate) -> list[str]:
-    config, recipe, devices, lines = estimate.config, estimate.config.recipe, estimate.processes, []
-    if estimate.seconds is not None:
-        hours = recipe.steps * estimate.seconds / 3600
-        on = "one device" if devices == 1 else f"{devices} devices"
-        each = "" if devices == 1 else f", {devices * hours:.3g} hours of a device"
-        lines.append(f"{hours:.3g} hours in all on {on} such as this{each}")
+def _time_and_cost(estimate: Estimate) -> dict[str, list[str]]:
+    config, recipe, devices = estimate.config, estimate.config.recipe, estimate.processes
+    seconds, timed, cost = estimate.seconds, estimate.timed, []
+    if seconds is None:
+        lines = ["not estimated: no step fits into this machine's memory, and FLOPs are not counted"]
+    else:
+        cpu = f"{torch.get_num_threads()} threads of a CPU"
+        where = torch.cuda.get_device_name() if torch.cuda.is_available() else cpu
+        how = f"measured: steps of {timed} images on {where}"
+        if timed is None:
+            how = "NOT measured: FLOPs at the speed of a matrix product on this machine, so at least that"
+        elif timed < estimate.images:
+            how += f", in proportion for {estimate.images:,}"
+        rate, epoch = recipe.batch_size / seconds, seconds * estimate.steps_per_epoch / 60
+        lines = [
+            f"{seconds:.3g} s a step, {rate:.3g} images/s, {epoch:.3g} minutes an epoch",
+            how + (", without what processes send each other" if devices > 1 else ""),
+            "reading and changing images is not counted: see `benchmarks/data.py`",
+        ]
+        hours = recipe.steps * seconds / 3600
+        on = "one device such as this"
+        if devices > 1:
+            on = f"{devices} devices such as this, {devices * hours:.3g} hours of a device"
+        cost.append(f"{hours:.3g} hours in all on {on}")
     if estimate.flops is None:
-        lines.append("FLOPs are not counted for this kind of model or method")
+        cost.append("FLOPs are not counted for this kind of model or method")
     else:
         per_image, whole = estimate.flops / 1e9, estimate.flops * recipe.batch_size * recipe.steps
-        lines.append(f"at least {per_image:.4g} GFLOPs an image in training, {whole:.3g} FLOPs in all")
+        cost.append(f"at least {per_image:.4g} GFLOPs an image in training, {whole:.3g} FLOPs in all")
     if config.recipe_name in PAPER_RECIPES and config.data == "imagenet-1k":
         epochs = recipe.steps / estimate.steps_per_epoch
-        lines.append(
+        cost.append(
             f"the paper (arXiv 2411.09702): {PAPER_GPU_HOURS:,} GPU-hours for {PAPER_EPOCHS} epochs of its"
             f" Copy and of its Distill, so {PAPER_GPU_HOURS * epochs / PAPER_EPOCHS:,.0f} for the"
             f" {epochs:.4g} of this run"
         )
-    return lines
+    return {"time": lines, "cost": cost}

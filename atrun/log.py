@@ -7,6 +7,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
@@ -34,9 +35,8 @@ class RunLog:
         kept = [entry for entry in read_log(folder) if entry["step"] <= after]
         self.before = kept[-1]["seconds"] if kept else 0.0
         self.start = time.perf_counter()
-        # The text is made from the lines, so the two cannot come to differ.
-        write_atomically(self.folder / "log.jsonl", "".join(_json_line(entry) for entry in kept).encode())
-        write_atomically(self.folder / "log.txt", "".join(as_line(entry) + "\n" for entry in kept).encode())
+        for name, line_of in LINES.items():
+            write_atomically(self.folder / name, "".join(line_of(entry) + "\n" for entry in kept).encode())
         require_tracker(tracker)
         self.after, self.tracks_with, self.tracker = after, tracker, None
 
@@ -52,9 +52,9 @@ class RunLog:
             for name, value in entry.items()
         }
         entry["seconds"] = round(self.seconds, 3)
-        for name, line in (("log.jsonl", _json_line(entry)), ("log.txt", as_line(entry) + "\n")):
+        for name, line_of in LINES.items():
             with open(self.folder / name, "a", encoding="utf-8") as file:
-                file.write(line)
+                file.write(line_of(entry) + "\n")
         if self.tracks_with is not None:
             if self.tracker is None:
                 self.tracker = self._start_tracker(self.tracks_with)
@@ -124,11 +124,10 @@ def _short(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
+LINES = {"log.jsonl": partial(json.dumps, allow_nan=False), "log.txt": as_line}
+
+
 def require_tracker(name: str | None) -> None:
     """Raise `ValueError` for a tracker whose package, of the same name, is not installed."""
     if name is not None and find_spec(name) is None:
         raise ValueError(f"--tracker {name}: pip install {name}, or leave it out: log.jsonl has the numbers")
-
-
-def _json_line(entry: dict) -> str:
-    return json.dumps(entry, allow_nan=False) + "\n"

@@ -85,17 +85,10 @@ class Method(StrEnum):
 
 
 # Those whose recipe needs no name of a model: `atrun.generic` derives it.
-DERIVED = (
-    Method.SCRATCH,
-    Method.FINE_TUNE,
-    Method.COPY,
-    Method.DISTILL,
-    Method.FEATURES,
-    Method.LOGITS,
-    Method.HARD_LOGITS,
-    Method.DISTILLATION_TOKEN,
-    Method.DISTILL_UNLABELLED,
-    Method.FEATURES_UNLABELLED,
+DERIVED = tuple(
+    method
+    for method in Method
+    if method.is_unlabelled or not method.pretrains and method is not Method.MEAN_MAPS
 )
 
 

@@ -23,7 +23,7 @@ from atlib.vit import Architecture
 from atrun import generic
 from atrun.build import held_out, image_size, says_classes, teacher_of, training_images
 from atrun.commands import dry_run, settings_of, summary, until_stopped
-from atrun.config import RunConfig, config_path, read_config
+from atrun.config import RunConfig, read_config
 from atrun.configure import configured, data_name, teacher_name
 from atrun.data.folders import pictures_below
 from atrun.data.splits import SPLIT_NAMES
@@ -48,21 +48,13 @@ class Trained(NamedTuple):
     right: Tensor | None
 
 
-class Row(NamedTuple):
-    """A method in a table: its accuracy on the same images for each seed, the seconds that each run trained,
-    and the runs' folders."""
-
-    accuracies: tuple[float, ...]
-    seconds: tuple[float, ...]
-    folders: tuple[str, ...]
-
-
 class Table(NamedTuple):
-    """Methods on the same photographs, with the same student. differences: {(method, other): the first's mean
-    accuracy less the second's, with its 95 % interval over other images, not other seeds}; images: that they
-    are measured on."""
+    """Methods on the same photographs, with the same student. rows: {method: "accuracies", "seconds" of
+    training and "folders", each a list over seeds}; differences: {(method, other): the first's mean accuracy
+    less the second's, with its 95 % interval over other images, not other seeds}; images: that they are
+    measured on."""
 
-    rows: dict[str, Row]
+    rows: dict[str, dict[str, list]]
     differences: dict[tuple[str, str], Interval]
     images: int
 
@@ -70,7 +62,7 @@ class Table(NamedTuple):
         """As plain JSON values."""
         return {
             "images": self.images,
-            "methods": {name: row._asdict() for name, row in self.rows.items()},
+            "methods": self.rows,
             "differences": [
                 {"first": first, "second": second, **interval._asdict()}
                 for (first, second), interval in self.differences.items()
@@ -81,14 +73,14 @@ class Table(NamedTuple):
         """A line for each method: mean accuracy, that of each seed, the difference to the first method."""
         base = next(iter(self.rows))
         lines = [f"accuracy on the same {self.images:,} images; difference to {base}, 95 % interval"]
-        for name, (accuracies, seconds, _) in self.rows.items():
-            mean = 100 * sum(accuracies) / len(accuracies)
-            of_seeds = " ".join(f"{100 * each:.2f}" for each in accuracies)
+        for name, row in self.rows.items():
+            of_seeds = " ".join(f"{100 * each:.2f}" for each in row["accuracies"])
+            mean = 100 * sum(row["accuracies"]) / len(row["accuracies"])
             line = f"{name:12} {mean:6.2f} %  ({of_seeds})"
             if name != base:
                 difference, low, high = (100 * value for value in self.differences[name, base])
                 line += f"  {difference:+.2f} ({low:+.2f} to {high:+.2f})"
-            lines.append(f"{line}  {sum(seconds):.0f} s")
+            lines.append(f"{line}  {sum(row['seconds']):.0f} s")
         return "\n".join(lines)
 
 
@@ -149,13 +141,16 @@ def compare_methods(
         runs[str(method), seed] = _asked(of, str(data), student, method, settings, seed)
     configs, rules = zip(*(configured(*asked) for asked in runs.values()))
     note("\n".join(dict.fromkeys(rules)))
-    rows = {str(method): Row((), (), ()) for method in methods}
+    rows: dict[str, dict[str, list]] = {
+        str(method): {"accuracies": [], "seconds": [], "folders": []} for method in methods
+    }
     right: dict[str, list[Tensor]] = {name: [] for name in rows}
     for ((name, seed), asked), *derived in zip(runs.items(), configs, rules):
         trained = _carried_out(asked, *derived, out / f"{name}-{seed}")
         right[name].append(trained.right)
-        new = trained.right.double().mean().item(), trained.record.seconds, str(trained.folder)
-        rows[name] = Row(*((*before, one) for before, one in zip(rows[name], new)))
+        rows[name]["accuracies"].append(trained.right.double().mean().item())
+        rows[name]["seconds"].append(trained.record.seconds)
+        rows[name]["folders"].append(str(trained.folder))
     answers = {name: torch.stack(of_seeds) for name, of_seeds in right.items()}
     differences = {
         (second, first): paired_bootstrap(answers[second], answers[first])
@@ -238,7 +233,7 @@ def _asked(
 def _carried_out(asked: Asked, config: RunConfig, rules: str, folder: Path) -> Trained:
     """The run in its folder, begun, gone on with, or only read, where it is finished; and its page."""
     images = training_images(config)
-    if not config_path(folder).exists():
+    if not (folder / "config.json").exists():
         record = start(config, folder, images)
     elif read_config(folder, trust_data=True).fingerprint() != config.on(len(images)).fingerprint():
         raise ValueError(f"{folder} holds another run: choose another --out")
@@ -253,17 +248,12 @@ def _carried_out(asked: Asked, config: RunConfig, rules: str, folder: Path) -> T
             if len(said) < len(tested_on):  # some cannot be decoded
                 tested_on = tested_on.select(decoded(tested_on))
             right = said == tested_on.targets
-        beside = _teacher_beside(config)
+        beside = None  # a teacher that the student does not keep, and does not start from
+        if config.teacher not in (None, UNTRAINED) and config.method not in (Method.COPY, Method.FINE_TUNE):
+            beside = teacher_of(config, config.teacher_image_size or image_size(config)).vit
         page = run_report(folder, asked, rules, student.cpu(), record, tested_on, right, beside)
         text = f"{summary(folder, record)}\nreport: {page}"
     return Trained(student, record, text, folder, right)
-
-
-def _teacher_beside(config: RunConfig) -> nn.Module | None:
-    """The teacher of a run that its student does not keep, and does not start from."""
-    if config.teacher in (None, UNTRAINED) or config.method in (Method.COPY, Method.FINE_TUNE):
-        return None
-    return teacher_of(config, config.teacher_image_size or image_size(config)).vit
 
 
 def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:

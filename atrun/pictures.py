@@ -13,13 +13,10 @@ from atlib.attention_transfer import AttentionTransfer
 from atlib.loading import EvaluationData
 from atlib.pair import student_of
 
-COUNT = 6  # images in a picture
 
-
-def some_of(images: EvaluationData, count: int = COUNT) -> Tensor:
-    """`count` images spread evenly over a set, the same ones always: (count, 3, height, width), as evaluation
-    sees them; fewer of a smaller set."""
-    count = min(count, len(images))
+def some_of(images: EvaluationData) -> Tensor:
+    """Six images spread evenly over a set, as evaluation sees them: (6, 3, height, width)."""
+    count = min(6, len(images))
     return images.take([index * len(images) // count for index in range(count)])[0]
 
 

@@ -24,14 +24,14 @@ from atlib.pair import student_of
 from atlib.processes import require_together
 from atlib.train import train
 from atrun.build import Built, build, held_out, loss_of, outputs_for, result_of, training_images, with_student
-from atrun.checkpoint_manager import CheckpointManager, digest, digest_of_weights
-from atrun.config import FREE, RunConfig, config_path, read_config, require_use, write_config
+from atrun.checkpoint_manager import CheckpointManager, digest, digest_of_tensors
+from atrun.config import FREE, RunConfig, read_config, require_use, write_config
 from atrun.estimate import free_memory
 from atrun.log import RunLog, require_tracker
 from atrun.method import Method
 from atrun.record import Record, about, peak_memory_mb, read_record, write_record
 from atrun.teachers.load import is_file
-from atrun.untrained import UNTRAINED, stored_path
+from atrun.untrained import UNTRAINED
 
 WEIGHTS = tuple(f"{name}.safetensors" for name in ("student", "teacher", "averaged", "detector"))
 LEFT_BEHIND = ("checkpoints/step-*", "record.json", *WEIGHTS, "log.jsonl")  # by a run, besides its config
@@ -39,7 +39,7 @@ LEFT_BEHIND = ("checkpoints/step-*", "record.json", *WEIGHTS, "log.jsonl")  # by
 
 def check_folder(folder: Path) -> None:
     """Raise `ValueError` where a folder holds a run already, or what one has left."""
-    if config_path(folder).exists():
+    if (folder / "config.json").exists():
         raise ValueError(f"{folder} holds a run already: `python -m atlib resume {folder}`, or another --out")
     if left := [path for pattern in LEFT_BEHIND for path in sorted(folder.glob(pattern))]:
         raise ValueError(f"{folder} holds {left[0].relative_to(folder)} of a run without its config.json")
@@ -90,7 +90,7 @@ def resume(
         require_use(["on_corrupt"], config.method, config.data)
         config = replace(config, on_corrupt=on_corrupt)
     if is_finished(folder, config):
-        return read_record(record_path(folder))
+        return read_record(folder / "record.json")
     images = training_images(config)
     ready = _make_ready(config, images, folder)
     with _locked(folder):
@@ -102,10 +102,10 @@ def resume(
 
 def is_finished(folder: Path, config: RunConfig) -> bool:
     """Whether a run's record and weights are there. Raises `OSError` for a record that cannot be read."""
-    if not record_path(folder).exists():
+    if not (folder / "record.json").exists():
         return False
     try:
-        read_record(record_path(folder))
+        read_record(folder / "record.json")
     except OSError as error:
         raise OSError(f"{error}. Move it away: `python -m atlib resume {folder}` writes it again") from error
     return not missing_results(folder, config)
@@ -114,8 +114,8 @@ def is_finished(folder: Path, config: RunConfig) -> bool:
 def missing_results(folder: Path, config: RunConfig) -> list[Path]:
     """The files of weights that a finished run has, and that are not there as a whole."""
     paths, missing = [result_path(folder, config.method)], []
-    paths += [] if config.recipe.ema is None else [averaged_path(folder)]
-    paths += [detector_path(folder)] if config.detects else []
+    paths += [] if config.recipe.ema is None else [folder / "averaged.safetensors"]
+    paths += [folder / "detector.safetensors"] if config.detects else []
     for path in paths:
         try:
             read_header(path)
@@ -124,24 +124,9 @@ def missing_results(folder: Path, config: RunConfig) -> list[Path]:
     return missing
 
 
-def record_path(folder: Path) -> Path:
-    """Of a finished run: it is written last, after the weights."""
-    return Path(folder) / "record.json"
-
-
 def result_path(folder: Path, method: str) -> Path:
     """Where a finished run has its weights."""
     return Path(folder) / ("teacher.safetensors" if Method(method).pretrains else "student.safetensors")
-
-
-def averaged_path(folder: Path) -> Path:
-    """Of a finished run, where its recipe averages: the weights; of a detector, the whole of it."""
-    return Path(folder) / "averaged.safetensors"
-
-
-def detector_path(folder: Path) -> Path:
-    """Where a finished run that detects has the whole detector; `result_path` is its ViT's."""
-    return Path(folder) / "detector.safetensors"
 
 
 def weights_of(run_or_file: Path, averaged: bool = False) -> Path:
@@ -154,8 +139,8 @@ def weights_of(run_or_file: Path, averaged: bool = False) -> Path:
     if config is None:
         return run_or_file
     if averaged:
-        return averaged_path(run_or_file)
-    return detector_path(run_or_file) if config.detects else result_path(run_or_file, config.method)
+        return run_or_file / "averaged.safetensors"
+    return run_or_file / "detector.safetensors" if config.detects else result_path(run_or_file, config.method)
 
 
 def is_main_process() -> bool:
@@ -231,10 +216,10 @@ def _carry_out(
     prepared = prepared_as(config, images) | tested_as(config, tested_on)
     split = "none" if config.method.pretrains else config.evaluation_split
     if built.untrained is not None:
-        same["teacher's sha256"] = digest_of_weights(built.untrained)
-        if is_main_process() and not stored_path(folder).exists():
+        same["teacher's sha256"] = digest_of_tensors(built.untrained.state_dict())
+        if is_main_process() and not (folder / "teacher.safetensors").exists():
             # kept: another version of torch may draw other numbers from the seed
-            save_vit(stored_path(folder), built.untrained, built.teacher)
+            save_vit(folder / "teacher.safetensors", built.untrained, built.teacher)
     for name in ("teacher", "student_weights"):
         weights = getattr(config, name)
         if weights not in (None, UNTRAINED) and is_file(weights):
@@ -290,7 +275,7 @@ def _carry_out(
         peak_memory_mb=round(peak_memory_mb(), 1),
         about=about("cuda" if torch.cuda.is_available() else "cpu"),
     )
-    write_record(record_path(folder), record)
+    write_record(folder / "record.json", record)
     return record
 
 
@@ -407,10 +392,10 @@ def _save(
         vit = built.model.backbone.vit
         save(path, vit if config.method is Method.COPY else student_of(vit))
         described = config.detector, images.classes, built.student, built.teacher
-        save_detector(detector_path(folder), built.model, *described)
+        save_detector(folder / "detector.safetensors", built.model, *described)
         if averaged is not None:
-            save_detector(averaged_path(folder), averaged, *described)
+            save_detector(folder / "averaged.safetensors", averaged, *described)
         return
     save(path, result_of(config, built.model))
     if averaged is not None:
-        save(averaged_path(folder), result_of(config, averaged))
+        save(folder / "averaged.safetensors", result_of(config, averaged))

@@ -33,11 +33,6 @@ def check_untrained(config: "RunConfig") -> None:
             raise ValueError(f"{name}={getattr(config, name)!r}: untrained, it is built like the student")
 
 
-def stored_path(folder: Path) -> Path:
-    """Where a run with an untrained teacher keeps it."""
-    return Path(folder) / "teacher.safetensors"
-
-
 def untrained_teacher(config: "RunConfig", folder: Path | None = None) -> Teacher:
     """The untrained teacher of a run: what its folder holds, else the one that the run's seed makes.
 
@@ -46,10 +41,10 @@ def untrained_teacher(config: "RunConfig", folder: Path | None = None) -> Teache
     name, overrides = config.architecture(0)
     overrides = {key: value for key, value in overrides.items() if key != "drop_path_rate"}
     architecture = Architecture(name, overrides | {"num_classes": 0})
-    if folder is not None and stored_path(folder).exists():
-        stored = load_teacher(stored_path(folder), quiet=True)
+    if folder is not None and (kept := folder / "teacher.safetensors").exists():
+        stored = load_teacher(kept, quiet=True)
         if stored.architecture != architecture:
-            raise OSError(f"{stored_path(folder)} holds {stored.architecture}, this run has {architecture}")
+            raise OSError(f"{kept} holds {stored.architecture}, this run has {architecture}")
         return stored
     torch.manual_seed(seed_for(config.seed, "untrained"))
     vit = architecture.build().eval()

@@ -15,11 +15,13 @@ import pytest
 from atbook.worlds import glyphs
 from atrun import __main__ as command
 from atrun import runner
+from atrun.configure import configure
 from tests.helpers import draw_nothing_on_meta
 
 # three steps a pass, the last of four images
 SMALL = {"steps": 5, "batch_size": 8, "data_size": 20, "save_every": 2}
 HELD_OUT = {"validation": 30, "test": 40}
+SCRATCH = {"drop_path": 0.2, "model.depth": 2}  # the second layer is dropped at times
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -89,26 +91,27 @@ def main(folder: Path) -> dict[str, list[int]]:
     """How each command ended, in order."""
     glyphs.SIZES |= HELD_OUT
     draw_nothing_on_meta(pytest.MonkeyPatch())
+    configure("find-scratch", "atbook.worlds:marked_glyphs")  # what torch imports for it, the forks have then
     ended: dict[str, list[int]] = {}
 
     def do(name: str, arguments: list[str], step: int = 0, what=None) -> None:
         ended.setdefault(name, []).append(in_a_child(folder / f"{name}.txt", arguments, step, what))
 
-    do("whole", asked("find-scratch", folder / "whole", drop_path=0.2))
+    do("whole", asked("find-scratch", folder / "whole", **SCRATCH))
     for step in (1, 4, 5):
         out = folder / f"killed-{step}"
-        do(out.name, asked("find-scratch", out, drop_path=0.2), step, signal.SIGKILL)
+        do(out.name, asked("find-scratch", out, **SCRATCH), step, signal.SIGKILL)
         do(out.name, ["resume", str(out)])
 
     out = folder / "terminated"
-    do(out.name, asked("find-scratch", out, drop_path=0.2, save_every=100), 3, signal.SIGTERM)
+    do(out.name, asked("find-scratch", out, **SCRATCH, save_every=100), 3, signal.SIGTERM)
     do(out.name, ["resume", str(out)])
     before = (out / "record.json").stat().st_mtime_ns
     do(out.name, ["resume", str(out)])
     assert (out / "record.json").stat().st_mtime_ns == before, "a finished run was touched"
 
     out = folder / "changed"
-    do(out.name, asked("find-scratch", out, drop_path=0.2), 4, signal.SIGKILL)
+    do(out.name, asked("find-scratch", out, **SCRATCH), 4, signal.SIGKILL)
     good = (out / "config.json").read_text()
     (out / "config.json").write_text(json.dumps(json.loads(good) | {"drop_path": 0.1}))
     do(out.name, ["resume", str(out)])
@@ -118,7 +121,7 @@ def main(folder: Path) -> dict[str, list[int]]:
     out = folder / "twice"
     do(
         out.name,
-        asked("find-scratch", out, drop_path=0.2),
+        asked("find-scratch", out, **SCRATCH),
         3,
         lambda: do("second", ["resume", str(out)]) or (folder / "second").write_text(str(ended["second"])),
     )

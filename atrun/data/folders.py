@@ -100,8 +100,11 @@ class ImageFolders(Mapping):
         if not counts:
             raise DataError(f"{folder} holds images and no class folders: {WAY_OUT}", "split")
         names = sorted(counts) if train is None else [each.name for each in _visible_folders(train)]
-        if alike := pairs_alike(names, names):
-            listed = ", ".join(f"{a!a} and {b!a}" for a, b in alike[:5])
+        looks: dict[str, list[str]] = {}
+        for name in names:
+            looks.setdefault(_as_seen(name), []).append(name)
+        if alike := [several for several in looks.values() if len(several) > 1]:
+            listed = ", ".join(" and ".join(map(ascii, several)) for several in alike[:5])
             raise DataError(f"{train or folder}: classes look alike, {listed}: merge or rename them")
         if train is None:
             return names
@@ -116,17 +119,8 @@ class ImageFolders(Mapping):
         return names
 
 
-def pairs_alike(some: Sequence[str], others: Sequence[str]) -> list[tuple[str, str]]:
-    """Names of `some` with the last other one of `others` that looks like it, each two once: by case, spaces,
-    marks of no width, or the form of their accents."""
-    looks: dict[str, list[str]] = {}
-    for name in others:
-        looks.setdefault(_as_seen(name), []).append(name)
-    pairs = ((name, other) for name in some for other in looks.get(_as_seen(name), ()) if other != name)
-    return list({frozenset(pair): pair for pair in pairs}.values())
-
-
 def _as_seen(name: str) -> str:
+    """A name without what the eye does not tell apart: case, spaces, marks of no width, forms of accents."""
     plain = unicodedata.normalize("NFKC", name).casefold()
     shown = (each for each in unicodedata.normalize("NFKC", plain) if unicodedata.category(each) != "Cf")
     return " ".join("".join(shown).split())

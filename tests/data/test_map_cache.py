@@ -1,13 +1,12 @@
 """Stored maps: a pair computes what it computes with its teacher, and nothing else passes for them."""
 
-import multiprocessing
-
 import pytest
 import torch
 from torch import nn
 
 from atfamily.map_cache import KEY, MapCache, fingerprint
 from atlib import AttentionTransfer, Plan, create_vit
+from tests.helpers import forkserver
 
 TINY = dict(img_size=16, patch_size=8, embed_dim=16, depth=3, num_heads=2, num_classes=3)
 
@@ -102,9 +101,8 @@ def _add(folder, images):
 
 @pytest.mark.slow
 def test_two_processes_add_side_by_side(tmp_path, teacher, images):
-    context = multiprocessing.get_context("spawn")
     parts = images[:4], images[2:]
-    processes = [context.Process(target=_add, args=(tmp_path, part)) for part in parts]
+    processes = [forkserver().Process(target=_add, args=(tmp_path, part)) for part in parts]
     for process in processes:
         process.start()
     for process in processes:

@@ -14,8 +14,6 @@ from tests.helpers import same
 from tests.stopped_runs import few_held_out as few_held_out  # a fixture
 
 WORLD = "atbook.worlds:marked_glyphs"
-RESNET = "--model.stem_width 8"
-MIXER = "--model.img_size 32"
 
 
 def test_a_resnet_is_timms_own_model():
@@ -27,16 +25,13 @@ def test_a_resnet_is_timms_own_model():
         create_vit("resnet18")
 
 
-@pytest.mark.parametrize(
-    "recipe, name, options", [("scratch", "resnet18", RESNET), ("find-scratch", "mixer_s16_224", MIXER)]
-)
-def test_it_is_trained_and_kept(recipe, name, options, tmp_path, capsys):
-    asked = f"train --recipe {recipe} --model {name} --data {WORLD} --out {tmp_path}/run {options}"
+def test_it_is_trained_and_kept(tmp_path, capsys):
+    asked = f"train --recipe scratch --model resnet18 --model.stem_width 8 --data {WORLD} --out {tmp_path}"
     assert command.main([*asked.split(), *"--steps 2 --batch_size 8 --data_size 32".split()]) == 0
-    kept = load_vit(tmp_path / "run" / "student.safetensors")
-    assert type(kept) is type(timm.create_model(name)) and kept.num_classes == 8
+    kept = load_vit(tmp_path / "student.safetensors")
+    assert type(kept) is timm.models.ResNet and kept.num_classes == 8
     capsys.readouterr()
-    assert command.main(["evaluate", str(tmp_path / "run")]) == 0
+    assert command.main(["evaluate", str(tmp_path)]) == 0
     assert "accuracy" in capsys.readouterr().out
 
 

@@ -17,7 +17,7 @@ from atlib.vit import Architecture
 from atrun import __main__ as command
 from atrun.configure import configure
 from tests.picture_files import picture
-from tests.run.photographs import SMALL
+from tests.run.photographs import SMALL, said
 
 TINY = {"img_size": 16, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 2}
 PIXELS = torch.randint(256, (8, 3, 16, 16), dtype=torch.uint8)
@@ -38,11 +38,6 @@ def folder(root, split, *classes):
 
 def both(root, *classes):
     return folder(folder(root, "train", *classes), "validation", *classes)
-
-
-def vit_file(path, more=None, **options):
-    architecture = Architecture("vit_tiny_patch16_224", {**TINY, "num_classes": 3, **options})
-    return save_vit(path, architecture.build(), architecture, more or {})
 
 
 # --- From Python
@@ -197,7 +192,7 @@ def place(tmp_path):
     folder(tmp_path / "one", "train", "cat")
     folder(tmp_path, "flat", "")
     (both(tmp_path / "broken", "cat", "dog") / "train" / "cat" / "0.png").write_bytes(b"no picture")
-    vit_file(tmp_path / "t.safetensors", num_classes=0)
+    save_vit(tmp_path / "t.safetensors", vit(num_classes=0), Architecture({**TINY, "num_classes": 0}))
     nan_file(tmp_path / "nan.safetensors")
     return tmp_path
 
@@ -215,8 +210,8 @@ def run(place, words, data="good", teacher=None, *more):
 def test_on_the_command_line(place, capsys, case):
     words, where, named = ON_THE_COMMAND_LINE[case]
     assert run(place, words, **where) == 2
-    said = capsys.readouterr().err
-    assert all(part in said for part in named), said
+    wrong = capsys.readouterr().err
+    assert all(part in wrong for part in named), wrong
     assert not list(place.glob("out/*.safetensors"))
     if not case.startswith(NEEDS_DATA):
         assert run(place, words, where.get("data", "good"), where.get("teacher"), "--dry-run") == 2
@@ -235,25 +230,19 @@ def test_weights_in_half_precision_teach(tmp_path):
 # --- Classes
 
 
-def evaluated(capsys, *words):
-    capsys.readouterr()
-    code = command.main(["evaluate", *map(str, words)])
-    return code, "".join(capsys.readouterr())
-
-
 def test_a_run_stores_its_classes_and_normalisation_and_is_evaluated_on_them_alone(place, capsys):
     assert run(place, SCRATCH) == 0
     path = place / "out" / "student.safetensors"
     header = read_header(path)
     assert header["classes"] == ["cat", "dog", "owl"] and header["normalisation"]["mean"][0] == 0.485
-    code, whole = evaluated(capsys, path, "--data", place / "good")
+    code, whole, _ = said(capsys, "evaluate", path, "--data", place / "good")
     assert code == 0 and "matched" not in whole
-    code, said = evaluated(capsys, path, "--data", both(place / "others", "cat", "emu"))
-    assert code == 2 and "'emu'" in said and "'cat', 'dog', 'owl'" in said
+    code, _, wrong = said(capsys, "evaluate", path, "--data", both(place / "others", "cat", "emu"))
+    assert code == 2 and "'emu'" in wrong and "'cat', 'dog', 'owl'" in wrong
     # fewer, in another order than the outputs: labels follow their names
     fewer = both(place / "fewer", "owl", "dog")
-    code, said = evaluated(capsys, path, "--data", fewer)
-    assert code == 0 and "matched by their names, 2 of the 3" in said
+    code, out, _ = said(capsys, "evaluate", path, "--data", fewer)
+    assert code == 0 and "matched by their names, 2 of the 3" in out
 
 
 # --- Without labels

@@ -11,15 +11,13 @@ from atlib.evaluate import evaluate
 from atlib.pair import attach
 from atlib.vit import Architecture
 from atrun import __main__ as command
-from atrun import runner
 from atrun.config import read_config
 from atrun.data.catalogue import CATALOGUE
 from atrun.data.photos import open_photos
 from atrun.data.transforms import Augmentation
 from atrun.record import read_record
-from tests.helpers import randomise
 from tests.picture_files import write_folders, write_parquet
-from tests.run.photographs import asked
+from tests.run import photographs
 
 PREPARED = ("augmentation.mean=[0.3,0.4,0.5]", "augmentation.crop_pct=1")
 
@@ -29,23 +27,13 @@ def sets(*changes):
 
 
 def trained(data, out, *changes):
-    assert command.main(asked(data, out, *PREPARED, *changes)) == 0
+    assert command.main(photographs.asked(data, out, *PREPARED, *changes)) == 0
     return out
-
-
-def vit_file(path, more=None, num_classes=3):
-    architecture = Architecture(
-        "vit_tiny_patch16_224",
-        {"img_size": 16, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_classes": num_classes},
-    )
-    return save_vit(path, randomise(architecture.build()), architecture, more or {})
 
 
 def said(capsys, *words):
     """(exit code, accuracy, images, loss, all that was printed) of an evaluation."""
-    capsys.readouterr()
-    code = command.main(["evaluate", *map(str, words)])
-    out, err = capsys.readouterr()
+    code, out, err = photographs.said(capsys, "evaluate", *words)
     found = re.search(r"accuracy ([\d.]+) % of ([\d,]+) images.*, loss ([\d.]+)", out)
     return code, *(found.groups() if found else (None,) * 3), out + err
 
@@ -91,7 +79,7 @@ def test_a_folder_that_has_grown_since_holds_other_images_out(tmp_path, capsys):
 
 
 def test_data_are_read_as_asked(tmp_path, capsys):
-    weights = vit_file(tmp_path / "vit.safetensors")
+    weights = photographs.vit_file(tmp_path / "vit.safetensors")
     data = write_parquet(
         tmp_path / "images", "validation", range(9), image_column="pix", label_column="y", corrupt=(2, 5)
     )
@@ -142,9 +130,8 @@ def test_a_record_says_on_how_many_images_and_which_were_corrupt(tmp_path, capsy
         corrupt=(13, 16),
     )
     whole = write_folders(write_folders(tmp_path / "whole", "train", range(12)), "validation", range(12, 20))
-    record = read_record(
-        runner.record_path(trained(data, tmp_path / "run", "on_corrupt=skip", "evaluate_every=1"))
-    )
+    run = trained(data, tmp_path / "run", "on_corrupt=skip", "evaluate_every=1")
+    record = read_record(run / "record.json")
     out, err = capsys.readouterr()
     for name in ("train/dog/004", "validation/dog/013", "validation/dog/016"):
         assert f"{name}.png)" in err
@@ -154,6 +141,6 @@ def test_a_record_says_on_how_many_images_and_which_were_corrupt(tmp_path, capsy
     assert len(record.history) == 2
     assert record.results["validation_images"] == 6 and "validation_images 6" in out
     assert "% of 6 images (without 2 " in said(capsys, tmp_path / "run")[4]
-    record = read_record(runner.record_path(trained(whole, tmp_path / "other", "on_corrupt=skip")))
+    record = read_record(trained(whole, tmp_path / "other", "on_corrupt=skip") / "record.json")
     assert "validation_images" not in record.results
     assert not any("corrupt_indices" in entry for entry in record.history)

@@ -137,17 +137,17 @@ def test_data_that_come_as_they_are(tmp_path):
 
 
 def test_settings_replace_rules_and_others_follow():
-    run = configure("distill", "imagenet-1k", LARGE, {"batch_size": "64"})
-    assert run.recipe.lr == pytest.approx(1e-3 * 0.25 * 0.75), "the rate follows the batch"
-    run = configure("distill", "imagenet-1k", LARGE, {"steps": "20020", "plan.layers": "[0,1]"})
+    run = configure("distill", "imagenet-1k", SMALL, {"batch_size": "64"})
+    assert run.recipe.lr == pytest.approx(1e-3 * 0.25 * 2), "the rate follows the batch"
+    run = configure("distill", "imagenet-1k", SMALL, {"steps": "20020", "plan.layers": "[0,1]"})
     assert (run.recipe.steps, run.recipe.epochs, run.recipe.ema) == (20020, None, None)
     assert run.evaluate_every == 1, "four passes"
     assert run.plan.layers == (0, 1)
-    run = configure("distill", "imagenet-1k", LARGE, {"base_lr": "1e-3"})
+    run = configure("distill", "imagenet-1k", SMALL, {"base_lr": "1e-3"})
     assert run.on(1_281_167).recipe.lr == pytest.approx(1e-3), "256 images a step"
     run = configure("scratch", "cifar10", None, {"model": SMALL, "model.depth": "24", "lr": "1e-4"})
     assert run.recipe.lr == 1e-4 and run.drop_path == 0.2 and run.model.overrides == {"depth": 24}
-    run = configure("distill", "cifar10", LARGE, {"teacher_mean": "[0,0,0]", "teacher_std": "[1,1,1]"})
+    run = configure("distill", "cifar10", SMALL, {"teacher_mean": "[0,0,0]", "teacher_std": "[1,1,1]"})
     assert run.augmentation.normalisation == Normalisation(0.0, 1.0)
 
 

@@ -1,40 +1,28 @@
 """`python -m atlib evaluate` on sets under a shift and of several models, against both written out."""
 
-import json
 import re
-from importlib import resources
 from pathlib import Path
 
-import datasets
 import pytest
 import torch
 from timm.data import ImageNetInfo
 
 from atbook.worlds import glyph_images, glyphs
-from atlib.checkpoint import load_vit, save_vit
-from atlib.vit import Architecture
-from atrun import __main__ as command
-from atrun.data.natural_shifts import IMAGENET_A, IMAGENET_R, open_shifted
+from atlib.checkpoint import load_vit
+from atrun.data.natural_shifts import IMAGENET_A, IMAGENET_R
 from atrun.data.photos import open_photos
 from atrun.data.transforms import Augmentation
 from atrun.measure import ModelOnTest, measured_lines, same_images
-from tests.helpers import randomise, tiny
+from tests.helpers import tiny
 from tests.picture_files import cut_jpeg, encoded, picture, write_folders
+from tests.run import photographs
 
 LOOK = {"image_size": 16, "crop_pct": 1.0, "mean": [0.4] * 3, "std": [0.3] * 3}
 IDS = list(ImageNetInfo().label_names())
 
 
-def vit_file(path, classes=1000, seed=0, look=LOOK):
-    vit = {"img_size": 16, "patch_size": 8, "embed_dim": 24, "depth": 1, "num_classes": classes}
-    architecture = Architecture("vit_tiny_patch16_224", vit)
-    return save_vit(path, randomise(architecture.build(), seed), architecture, {"augmentation": look})
-
-
-def prepared(index, look=LOOK):
-    return Augmentation(**{**look, "mean": tuple(look["mean"]), "std": tuple(look["std"])}).evaluate(
-        picture(index, (20, 18))
-    )
+def prepared(index):
+    return Augmentation(**LOOK).evaluate(picture(index, (20, 18)))
 
 
 def folder_of(path, classes, count=12, corrupt=()):
@@ -49,9 +37,7 @@ def folder_of(path, classes, count=12, corrupt=()):
 
 def said(capsys, *words):
     """(exit code, [accuracy of each line], all that was printed) of an evaluation."""
-    capsys.readouterr()
-    code = command.main(["evaluate", *map(str, words)])
-    out, err = capsys.readouterr()
+    code, out, err = photographs.said(capsys, "evaluate", *words)
     return code, [float(found) for found in re.findall(r"accuracy ([\d.]+) %", out)], out + err
 
 
@@ -62,7 +48,7 @@ def logits_of(path, images):
 
 @pytest.mark.parametrize("name, space", [("imagenet-a", IMAGENET_A), ("imagenet-r", IMAGENET_R)])
 def test_a_head_of_a_thousand_classes_decides_among_the_sets_two_hundred(tmp_path, capsys, name, space):
-    weights = vit_file(tmp_path / "vit.safetensors")
+    weights = photographs.vit_file(tmp_path / "vit.safetensors", 1000, said={"augmentation": LOOK})
     label_of = folder_of(tmp_path / "images", [space.classes[i] for i in (0, 3, 77, 199)], count=40)
     code, accuracies, text = said(capsys, weights, "--shifted", name, "--data_path", tmp_path / "images")
     assert code == 0 and "(200 of 1,000 classes)" in text and "of 40 images" in text
@@ -79,7 +65,7 @@ def test_a_head_of_a_thousand_classes_decides_among_the_sets_two_hundred(tmp_pat
 
 
 def test_a_set_of_all_classes_is_decided_among_all(tmp_path, capsys):
-    weights = vit_file(tmp_path / "vit.safetensors")
+    weights = photographs.vit_file(tmp_path / "vit.safetensors", 1000, said={"augmentation": LOOK})
     images = torch.stack([prepared(index) for index in range(9)])
     guessed = logits_of(weights, images).argmax(1).tolist()
     # six of nine are labelled as the model says, the others as the next class
@@ -92,22 +78,8 @@ def test_a_set_of_all_classes_is_decided_among_all(tmp_path, capsys):
     assert (code, accuracies) == (0, [66.67]) and "classes)" not in text
 
 
-def test_reassessed_labels_have_several_right_answers(tmp_path):
-    rows = [{"bytes": encoded(picture(i)), "path": f"ILSVRC2012_val_{i + 1:08d}.JPEG"} for i in range(40)]
-    features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
-    data = datasets.Dataset.from_dict({"image": rows, "label": [0] * 40}, features)
-    data.to_parquet(tmp_path / "validation.parquet")
-    opened = open_shifted("imagenet-real", tmp_path, augmentation=Augmentation(16))
-    listed = resources.files("timm.data") / "_info" / "imagenet_real_labels.json"
-    right = json.loads(listed.read_text())[:40]
-    kept = [answers for answers in right if answers]
-    assert [row.nonzero().flatten().tolist() for row in opened.targets] == [sorted(one) for one in kept]
-    assert len(opened.images) == len(kept) and opened.classes is None
-    assert next(iter(opened.images.loader(7)))[0].shape == (7, 3, 16, 16)
-
-
 def test_what_cannot_be_decoded_is_left_out_with_its_label(tmp_path, capsys):
-    weights = vit_file(tmp_path / "vit.safetensors")
+    weights = photographs.vit_file(tmp_path / "vit.safetensors", 1000, said={"augmentation": LOOK})
     classes = [IMAGENET_A.classes[i] for i in (0, 5, 9)]
     label_of = folder_of(tmp_path / "images", classes, count=12, corrupt=(4, 7))
     asked = (weights, "--shifted", "imagenet-a", "--data_path", tmp_path / "images")
@@ -124,16 +96,17 @@ def test_what_cannot_be_decoded_is_left_out_with_its_label(tmp_path, capsys):
 def test_an_ensemble_is_the_mean_of_probabilities_each_model_with_its_own_images(tmp_path, capsys):
     data = write_folders(tmp_path / "images", "validation", range(30))
     other = LOOK | {"mean": [0.1] * 3, "std": [0.9] * 3}
-    one = vit_file(tmp_path / "one.safetensors", 3, 1)
-    two = vit_file(tmp_path / "two.safetensors", 3, 2, other)
-    three = vit_file(tmp_path / "three.safetensors", 3, 3)
+    looks = {"one": LOOK, "two": other, "three": LOOK}
+    one, two, three = (
+        photographs.vit_file(tmp_path / f"{name}.safetensors", 3, seed, {"augmentation": look})
+        for seed, (name, look) in enumerate(looks.items())
+    )
     code, accuracies, text = said(capsys, one, two, three, "--data", data)
     labels = open_photos(data, split="validation", train=False).targets
 
     p, expected = torch.zeros(30, 3, dtype=torch.float64), []
     for path, look in ((one, LOOK), (two, other), (three, LOOK)):
-        augmentation = Augmentation(**{**look, "mean": tuple(look["mean"]), "std": tuple(look["std"])})
-        photos = open_photos(data, split="validation", train=False, augmentation=augmentation)
+        photos = open_photos(data, split="validation", train=False, augmentation=Augmentation(**look))
         own = logits_of(path, photos.take(range(30))[0]).double().softmax(1)
         p += own / 3
         expected.append(100 * (own.argmax(1) == labels).double().mean().item())
