@@ -6,14 +6,9 @@ import zipfile
 import pytest
 
 from atbook.exercises import hand_in
-from tests.course.helpers import as_notebook, edition_of, replace, solution
+from tests.course.helpers import as_notebook, replace, solution
 from tools.grades import graded
 from tools.handed import handed_in
-
-
-@pytest.fixture(scope="module")
-def edition(tmp_path_factory):
-    return edition_of(tmp_path_factory.mktemp("edition"), "a1", "a")
 
 
 @pytest.fixture

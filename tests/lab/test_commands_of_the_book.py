@@ -43,6 +43,7 @@ def test_an_experiment_writes_records_and_prints_a_table(here, capsys, monkeypat
     before = toy.files(here)
     assert command.main(asked) == 0 and toy.files(here) == before
     assert capsys.readouterr().out.splitlines() == lines
+    assert command.main(["experiments"]) == 0 and "transfer: " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
