@@ -1,4 +1,4 @@
-"""One edition of A1 for all tests: none changes it."""
+"""One edition of A1 for all tests, and one cage: none changes it."""
 
 import pytest
 
@@ -8,3 +8,9 @@ from tests.course.helpers import edition_of
 @pytest.fixture(scope="session")
 def edition(tmp_path_factory):
     return edition_of(tmp_path_factory.mktemp("edition"), "a1", "a")
+
+
+@pytest.fixture(scope="session")
+def cage(edition):
+    with edition.cage() as made:
+        yield made

@@ -30,11 +30,10 @@ TASK = {"talking": "q1", "gradient": "q2", "SHARES": "q3"}
 
 
 @pytest.fixture(scope="module")
-def cage(edition):
+def cage(cage):
     if not namespaces():
         pytest.skip("bubblewrap is not installed, or may make no namespaces here")
-    with edition.cage() as made:
-        yield made
+    return cage
 
 
 @pytest.fixture(scope="module")

@@ -14,12 +14,6 @@ from tools.grades import graded
 from tools.handed import handed_in
 
 
-@pytest.fixture(scope="module")
-def cage(edition):
-    with edition.cage() as made:
-        yield made
-
-
 def a_zip(files: dict[str, bytes]):
     """A function that writes a zip of some files."""
 

@@ -25,9 +25,8 @@ def test_a_share_is_that_of_the_seeds_that_all_have(tmp_path):
     share = kept_share("real-cifar10", *sides, results=tmp_path)
     assert share.value == pytest.approx((80 + 85 + 90) / (110 + 100 + 110))
     assert share.low < share.value < share.high
-    assert functions(tmp_path)["share"]("real-cifar10", "copy, blank image") == pytest.approx(
-        100 * share.value
-    )
+    of_sentence = functions(tmp_path)["share"]("real-cifar10", "copy, blank image")
+    assert of_sentence == pytest.approx(100 * share.value)
 
 
 def test_a_share_across_studies_has_the_mean_of_three_scratch_students(tmp_path):

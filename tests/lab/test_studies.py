@@ -111,9 +111,7 @@ def test_fine_tune_has_the_teachers_body_and_a_new_head(sources, kept, schooling
     teacher, student = sources.teacher(), fine_tune(sources)
     assert same(teacher.state_dict(), expected) and teacher.head.out_features == outputs
     assert same(without_head(student.state_dict()), without_head(expected))
-    assert student.head.out_features == 8 and all(
-        parameter.requires_grad for parameter in student.parameters()
-    )
+    assert student.head.out_features == 8 and all(p.requires_grad for p in student.parameters())
     torch.manual_seed(99)  # what was drawn before does not matter
     assert same(fine_tune(sources).state_dict(), student.state_dict())
 

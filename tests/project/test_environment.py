@@ -36,9 +36,7 @@ def locked(lines: list[str]) -> dict[str, list[Requirement]]:
 def version(requirement: Requirement) -> Version:
     """The one version of a pin `name==version`."""
     (specifier,) = requirement.specifier
-    assert specifier.operator == "==" and "*" not in specifier.version, (
-        f"{requirement} is not an exact version"
-    )
+    assert specifier.operator == "==" and "*" not in specifier.version, requirement
     return Version(specifier.version)
 
 
@@ -46,13 +44,10 @@ def test_every_dependency_is_locked_within_its_range():
     pins = locked(lock.locked_lines(LOCK))
     for requirement in wanted():
         locked_pins = pins.get(canonicalize_name(requirement.name))
-        assert locked_pins, (
-            f"{requirement.name} is in pyproject.toml and not in requirements.lock: run `make lock`"
-        )
+        assert locked_pins, f"{requirement.name} is not in requirements.lock: run `make lock`"
         for pin in locked_pins:
-            assert requirement.specifier.contains(version(pin), prereleases=True), (
-                f"{pin} is outside {requirement}: run `make lock`"
-            )
+            inside = requirement.specifier.contains(version(pin), prereleases=True)
+            assert inside, f"{pin} is outside {requirement}: run `make lock`"
 
 
 def test_every_locked_file_has_its_sum_and_every_action_its_commit():
@@ -66,9 +61,7 @@ def test_every_locked_file_has_its_sum_and_every_action_its_commit():
 def test_every_locked_version_is_exact_and_markers_keep_several_apart():
     for name, pins in locked(lock.locked_lines(LOCK)).items():
         assert all(version(pin) for pin in pins)
-        assert len(pins) == 1 or all(pin.marker for pin in pins), (
-            f"{name} is locked to several versions at once"
-        )
+        assert len(pins) == 1 or all(pin.marker for pin in pins), name
 
 
 def test_conda_environment_has_the_same_versions():
