@@ -30,10 +30,12 @@ TASK = {"talking": "q1", "gradient": "q2", "SHARES": "q3"}
 
 
 @pytest.fixture(scope="module")
-def cage(cage):
+def cage(edition):
+    """Its own: no other test shares it."""
     if not namespaces():
         pytest.skip("bubblewrap is not installed, or may make no namespaces here")
-    return cage
+    with edition.cage() as made:
+        yield made
 
 
 @pytest.fixture(scope="module")

@@ -1,17 +1,21 @@
-"""`tools/course.py` before anything is graded: masters, editions, and what students get."""
+"""`tools/course.py` before anything is graded: masters, editions, what students get; and the folder that
+a class's repository is made from, which names what exists and may only read."""
 
 import json
+import re
+import tomllib
 import zipfile
+from importlib.util import find_spec
 
 import nbformat
 import pytest
+import yaml
 
 from atbook.exercises.answers import name_of
 from atbook.exercises.own import own_seed
+from tests.course.helpers import SECRET
 from tests.helpers import ROOT
 from tools import course
-
-SECRET = b"a secret for tests only"
 
 
 @pytest.mark.parametrize("name", course.assignments())
@@ -93,3 +97,22 @@ def test_a_secret_stays_out_of_what_students_get_and_draws_the_variants(tmp_path
     assert course.main(asked) == 2
     said = capsys.readouterr().err
     assert "token_hex" in said and "'a9'; there are a1" in said and "no edition.json" in said
+
+
+WORKFLOW = (ROOT / "course/template/.github/workflows/check.yml").read_text(encoding="utf-8")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+def test_the_workflow_may_read_and_nothing_else():
+    workflow = yaml.safe_load(WORKFLOW)
+    assert workflow["permissions"] == {"contents": "read"}
+    assert all("permissions" not in job for job in workflow["jobs"].values())
+    assert "secrets." not in WORKFLOW and "pull_request_target" not in WORKFLOW
+
+
+def test_the_workflow_runs_the_public_checks_on_the_oldest_python():
+    (job,) = yaml.safe_load(WORKFLOW)["jobs"].values()
+    python = next(step["with"] for step in job["steps"] if "setup-python" in step.get("uses", ""))
+    assert python == {"python-version": PROJECT["requires-python"].removeprefix(">=")}
+    (command,) = re.findall(r"python -m (atbook \w+) \"\$notebook\"", WORKFLOW)
+    assert command == "atbook exercises" and find_spec("atbook.exercises.commands")

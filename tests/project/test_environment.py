@@ -2,15 +2,14 @@
 
 import re
 import tomllib
-from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from tests.helpers import ROOT
 from tools import lock
 
-ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 LOCK = (ROOT / "requirements.lock").read_text(encoding="utf-8")
 ENVIRONMENT = (ROOT / "environment.yml").read_text(encoding="utf-8")
@@ -66,3 +65,8 @@ def test_every_locked_version_is_exact_and_markers_keep_several_apart():
 
 def test_conda_environment_has_the_same_versions():
     assert ENVIRONMENT == lock.environment(LOCK, lock.lower_bound()), "run `make lock`"
+
+
+def test_it_is_flat_and_no_more_than_30_files():
+    files = list((ROOT / "atlib").rglob("*.py"))
+    assert {file.parent.name for file in files} == {"atlib"} and len(files) <= 30
