@@ -32,6 +32,7 @@ FILES = {
     "moco-v3-vit-large.safetensors": Architecture(LARGE, {"num_classes": 0}),
     "flip-vit-large.safetensors": Architecture(LARGE, {"num_classes": 0, **OF_FLIP}),
 }
+KNOWN = {}  # what was built of shapes, by all tests
 
 
 class Images:
@@ -57,7 +58,7 @@ def configured(tmp_path, monkeypatch):
     done, built = [], set()
 
     def once(place, name, key):  # nothing here changes a student or a teacher, which are of shapes alone
-        seen, plain = {}, getattr(place, name)
+        seen, plain = KNOWN.setdefault(name, {}), getattr(place, name)
 
         def call(one, *more):
             if (known := key(one)) not in seen:
