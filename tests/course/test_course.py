@@ -69,14 +69,13 @@ def test_a_student_has_own_numbers_which_do_not_hang_on_how_the_name_is_typed():
 
 def test_a_secret_stays_out_of_what_students_get_and_draws_the_variants(tmp_path, capsys):
     (tmp_path / "secret").write_bytes(SECRET)
-    for out in ("one", "two"):
-        arguments = ["edition", "--secret", str(tmp_path / "secret"), "--out", str(tmp_path / out)]
+    for out, some in (("one", []), ("two", ["a1"])):
+        arguments = ["edition", "--secret", str(tmp_path / "secret"), "--out", str(tmp_path / out), *some]
         assert course.main(arguments) == 0
+    first, second = ((tmp_path / out / "a1" / "edition.json").read_text() for out in ("one", "two"))
+    assert first == second, "the same secret makes the same edition"
     for name in course.assignments():
-        one, two = (
-            json.loads((tmp_path / out / name / "edition.json").read_text()) for out in ("one", "two")
-        )
-        assert one == two, "the same secret makes the same edition"
+        one = json.loads((tmp_path / "one" / name / "edition.json").read_text())
         with zipfile.ZipFile(tmp_path / "one" / name / f"{name}-student.zip") as archive:
             assert all(member.startswith(f"{name}/") for member in archive.namelist())
             files = {member.removeprefix(f"{name}/"): archive.read(member) for member in archive.namelist()}

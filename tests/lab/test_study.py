@@ -262,11 +262,7 @@ def test_records_and_weights_are_made_again_when_either_is_asked_for(place, monk
 
 def test_a_teacher_of_the_study_is_made_once(place, monkeypatch):
     made, train = [], schooling.train
-    monkeypatch.setattr(
-        schooling,
-        "train",
-        lambda model, *arguments, **options: made.append(model) or train(model, *arguments, **options),
-    )
+    monkeypatch.setattr(schooling, "train", lambda *of, **options: made.append(of) or train(*of, **options))
     run_study(TAUGHT, place, 1)
     record = found(place, TAUGHT)["teacher", "teacher inverted", 0, None]
     assert record.experiment == "toy teachers" and record.config["recipe"]["steps"] == 1
