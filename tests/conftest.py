@@ -2,6 +2,7 @@
 on."""
 
 import gc
+import shutil
 import socket
 
 import pytest
@@ -10,8 +11,15 @@ import torch
 from atbook.worlds import glyph_images
 from atbook.worlds.glyphs import generate
 from atlib import create_vit
-from tests.browser import chromium
 from tests.helpers import SMALL_VIT, draw_nothing_on_meta, randomise
+
+BROWSERS = [
+    *("chromium", "google-chrome", "google-chrome-stable", "chromium-browser"),
+    "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome",
+]
+# --no-sandbox: containers have no user namespaces. The others keep the browser itself from calling home.
+ARGUMENTS = "headless no-sandbox disable-gpu disable-quic no-first-run disable-background-networking"
+ARGUMENTS += " disable-component-update disable-sync"
 
 
 def pytest_collection_finish():
@@ -40,8 +48,16 @@ def fixed_seed():
 def browser():
     """One Chromium for all tests of a process, playwright cannot be started twice; skips, and says why, where
     there is none."""
-    with chromium() as opened:
+    executable = next((path for path in map(shutil.which, BROWSERS) if path), None)
+    if executable is None:
+        pytest.skip("no Chromium or Chrome was found on this machine (Debian: apt-get install chromium)")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        arguments = [f"--{argument}" for argument in ARGUMENTS.split()]
+        opened = playwright.chromium.launch(executable_path=executable, args=arguments)
         yield opened
+        opened.close()
 
 
 @pytest.fixture

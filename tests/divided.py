@@ -35,20 +35,19 @@ from atlib.evaluate import evaluate_together
 from atlib.recipe import Recipe
 from atlib.train import train
 from atrun import __main__ as command
-from atrun import runner
 from atrun.checkpoint_manager import CheckpointManager
 from atrun.data.coco import CocoObjects
 from tests.detection.coco_folder import coco_folder
 from tests.detection.knows import Knows
 from tests.helpers import draw_nothing_on_meta
 from tests.launching import surroundings
+from tests.stopped_runs import HELD_OUT, asked, at_step
 
 # Three steps a pass, the last of them with eight images.
 RECIPE = Recipe(
     steps=6, batch_size=12, accumulate=2, ema=0.9, mixup=0.8, cutmix=1.0, checkpoint_activations=True
 )
 ABORTED = "aborted, and made again:"
-SMALL = {"steps": 5, "batch_size": 8, "data_size": 20, "save_every": 100, "drop_path": 0.2}
 
 
 def ranks(what, *arguments, extra=None) -> list[int]:
@@ -112,10 +111,8 @@ def trained(rank: int, _: int, folder: Path, divided: bool) -> None:
 
     def metrics(model) -> dict:
         whole = sum(parameter.numel() for parameter in model.parameters())
-        mine.append(
-            sum(p.to_local().numel() if hasattr(p, "to_local") else p.numel() for p in model.parameters())
-            / whole
-        )
+        own = (p.to_local() if hasattr(p, "to_local") else p for p in model.parameters())
+        mine.append(sum(p.numel() for p in own) / whole)
         found = evaluate_together(model, tested_on)
         return {"accuracy": found.accuracy, "test_loss": found.loss, "count": found.count}
 
@@ -199,16 +196,9 @@ def commanded(rank: int, other: int, arguments: list[str], text: Path, step: int
     with open(text.with_suffix(f".{rank}"), "a") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-    glyphs.SIZES |= {"validation": 30, "test": 40}
+    glyphs.SIZES |= HELD_OUT
     if step and rank == 0:
-        plain = runner.RunLog.__call__
-
-        def call(self, entry):
-            plain(self, entry)
-            if entry["step"] == step and entry["event"] == "step":
-                os.kill(other, signal.SIGTERM)
-
-        runner.RunLog.__call__ = call
+        at_step(step, lambda: os.kill(other, signal.SIGTERM), pytest.MonkeyPatch())
     return command.main(arguments)
 
 
@@ -258,18 +248,8 @@ def main(folder: Path) -> dict[str, list[int]]:
     }
     coco = coco_folder(folder / "coco", train2017=6, val2017=5)
     ended["detected"] = unless_aborted(folder / "detected", ranks, detected, folder / "detected", coco)
-    small = [text for name, value in SMALL.items() for text in (f"--{name}", str(value))]
     for out, step in ((folder / "left-alone", 0), (folder / "terminated", 3)):
-        train_it = [
-            "train",
-            "--recipe",
-            "find-scratch",
-            "--data",
-            "atbook.worlds:marked_glyphs",
-            "--out",
-            str(out),
-            *small,
-        ]
+        train_it = asked("find-scratch", out, save_every=100, drop_path=0.2)
         ended[out.name] = unless_aborted(out, ranks, commanded, train_it, out, step)
     resume = ["resume", str(folder / "terminated")]
     ended["resumed"] = unless_aborted(None, ranks, commanded, resume, folder / "resumed", 0)

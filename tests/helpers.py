@@ -20,14 +20,8 @@ from atlib import create_vit, walk
 
 ROOT = Path(__file__).resolve().parents[1]
 SMALL_VIT = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 3, "num_heads": 3, "num_classes": 5}
-DROPS = {
-    "drop_rate": 0.2,
-    "pos_drop_rate": 0.2,
-    "patch_drop_rate": 0.3,
-    "proj_drop_rate": 0.2,
-    "attn_drop_rate": 0.2,
-    "drop_path_rate": 0.5,
-}
+DROPS = dict.fromkeys("drop_rate pos_drop_rate proj_drop_rate attn_drop_rate".split(), 0.2)
+DROPS |= {"patch_drop_rate": 0.3, "drop_path_rate": 0.5}
 
 
 def randomise(model, seed=0):
@@ -98,22 +92,14 @@ def made_once(tmp_path_factory, name, make):
 
 
 # torch, timm and the library take seconds to import: one process imports them, all others are forked from it.
-PRELOADED = (
-    "pytest",
-    "hypothesis",
-    "tests.helpers",
-    "tests.stopped_runs",
-    "tests.divided",
-    "atbook.lab.study",
-    "torch.distributed.run",
-    "accelerate.commands.launch",
-)
+PRELOADED = "pytest hypothesis tests.helpers tests.stopped_runs tests.divided atbook.lab.study".split()
+PRELOADED += ["torch.distributed.run", "accelerate.commands.launch"]
 
 
 def forkserver():
     """The kind of processes that are forked from one that has imported everything and computed nothing."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(PRELOADED))
+    context.set_forkserver_preload(PRELOADED)
     return context
 
 

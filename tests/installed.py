@@ -1,8 +1,8 @@
 """What is done with the library where it is installed, in one process because each start takes seconds:
 python installed.py FOLDERS TEACH REQUEST, all JSON.
 
-FOLDERS says where each part is done, in that order: `README` runs its example.py, `experiments` lists them,
-`run` makes a teacher, trains what is requested, breaks the run and takes it up again.
+FOLDERS says where each part is done: `README` runs its example.py, `run` makes a teacher, trains what is
+requested, breaks the run and takes it up again.
 Prints, as JSON, where the library is, and of each part what it printed and the error that ended it, if one
 did.
 """
@@ -15,21 +15,9 @@ import runpy
 import shutil
 import sys
 import traceback
+from functools import partial
 from importlib import metadata, util
 from pathlib import Path
-
-
-def example() -> None:
-    runpy.run_path("example.py", run_name="__main__")
-
-
-def experiments() -> None:
-    """What `python -m atbook experiments` does."""
-    sys.argv = ["atbook", "experiments"]
-    try:
-        runpy.run_module("atbook", run_name="__main__", alter_sys=True)
-    except SystemExit as end:
-        assert not end.code, end.code
 
 
 def run(teach: list[str], request: list[str]) -> None:
@@ -59,7 +47,8 @@ def run(teach: list[str], request: list[str]) -> None:
 def main(parts: dict[str, str], teach: list[str], request: list[str]) -> dict:
     found = metadata.distribution("attention-transfer")
     where = [util.find_spec("atlib").origin, str(found.locate_file("")), found.version]
-    what, done = {"README": example, "experiments": experiments, "run": lambda: run(teach, request)}, {}
+    example = partial(runpy.run_path, "example.py", run_name="__main__")
+    what, done = {"README": example, "run": partial(run, teach, request)}, {}
     for name, folder in parts.items():
         os.chdir(folder)
         error = None

@@ -38,17 +38,8 @@ def sets(**values) -> list[str]:
 
 def asked(recipe: str, out: Path, *more: str, **values) -> list[str]:
     """The command that trains a small run on the built-in world."""
-    return [
-        "train",
-        "--recipe",
-        recipe,
-        "--data",
-        "atbook.worlds:marked_glyphs",
-        "--out",
-        str(out),
-        *more,
-        *sets(**values),
-    ]
+    words = f"train --recipe {recipe} --data atbook.worlds:marked_glyphs --out".split()
+    return [*words, str(out), *more, *sets(**values)]
 
 
 def in_a_child(text: Path, arguments: list[str], step: int = 0, what=None) -> int:
@@ -119,10 +110,10 @@ def main(folder: Path) -> dict[str, list[int]]:
     do(out.name, ["resume", str(out)])
 
     out = folder / "twice"
-    do(
-        out.name,
-        asked("find-scratch", out, **SCRATCH),
-        3,
-        lambda: do("second", ["resume", str(out)]) or (folder / "second").write_text(str(ended["second"])),
-    )
+
+    def second():
+        do("second", ["resume", str(out)])
+        (folder / "second").write_text(str(ended["second"]))
+
+    do(out.name, asked("find-scratch", out, **SCRATCH), 3, second)
     return ended

@@ -37,12 +37,8 @@ def flax_of(vit):
         attention = f"{theirs}MultiHeadDotProductAttention_0/"
         for kind, flat in (("weight", False), ("bias", True)):
             q, k, v = np.split(state[f"{own}attn.qkv.{kind}"], 3)
-            for name, part in (
-                ("query", q),
-                ("key", k),
-                ("value", v),
-                ("out", state[f"{own}attn.proj.{kind}"]),
-            ):
+            parts = {"query": q, "key": k, "value": v, "out": state[f"{own}attn.proj.{kind}"]}
+            for name, part in parts.items():
                 flax[f"{attention}{name}/{'bias' if flat else 'kernel'}"] = part if flat else part.T
         for layer in (0, 1):
             flax[f"{theirs}MlpBlock_0/Dense_{layer}/kernel"] = state[f"{own}mlp.fc{layer + 1}.weight"].T

@@ -13,6 +13,7 @@ import signal
 import sys
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -36,6 +37,7 @@ from tests.helpers import tiny
 
 # 71 images in steps of 16: the last step of a pass has 7, four for one process and three for the other.
 RECIPE = Recipe(steps=7, batch_size=16, lr=1e-3)
+quietly = partial(train, progress=None, cpu=True)
 
 
 def images(dtype=torch.float32):
@@ -82,17 +84,13 @@ def trained(name, **options):
     model, steps = build().double(), []
     views = VIEWS[name][0] if name in VIEWS else 0
     average = tiny().double() if recipe.ema else None
-    history = train(
-        model,
-        looked_at(views) if views else images(torch.float64),
-        recipe,
-        loss=contrast_loss if views else student_loss,
-        progress=None,
-        cpu=True,
-        average_into=average,
-        log=lambda entry: steps.append(entry["loss"]) if entry["event"] == "step" else None,
-        **options,
-    )
+    seen, loss = (looked_at(views), contrast_loss) if views else (images(torch.float64), student_loss)
+
+    def log(entry):
+        if entry["event"] == "step":
+            steps.append(entry["loss"])
+
+    history = quietly(model, seen, recipe, loss=loss, average_into=average, log=log, **options)
     weights = dict((average or model).state_dict())
     return weights, history, steps
 
@@ -111,7 +109,7 @@ def everything(folder: Path, rank: int) -> dict:
     # A teacher of its own on each process: were it broadcast or averaged, the two would become one.
     pair = AttentionTransfer(tiny(10 + rank), tiny(2), Plan(how="distill"))
     before = {name: value.clone() for name, value in pair.teacher.state_dict().items()}
-    train(pair, images(), RECIPE, progress=None, cpu=True)
+    quietly(pair, images(), RECIPE)
     found["teacher kept"] = gather_object(
         [all(torch.equal(value, before[name]) for name, value in pair.teacher.state_dict().items())]
     )
@@ -121,25 +119,19 @@ def everything(folder: Path, rank: int) -> dict:
     together = evaluate_together(model, images(), 15)
     found["evaluation"] = gather_object([[together.accuracy, together.loss, together.count]])
     drawn = []
-    train(
-        tiny(),
-        images(),
-        replace(RECIPE, steps=2),
-        progress=None,
-        cpu=True,
-        evaluate=lambda model: (
-            drawn.append(rank) or {"accuracy": evaluate_together(model, images()).accuracy, "rank": rank}
-        ),
-    )
+
+    def evaluate(model):
+        drawn.append(rank)
+        return {"accuracy": evaluate_together(model, images()).accuracy, "rank": rank}
+
+    quietly(tiny(), images(), replace(RECIPE, steps=2), evaluate=evaluate)
     found["evaluated on"] = gather_object(drawn)
 
     # Restored after 4 steps, gone on with by new models: the bits of the run that was not stopped. Stochastic
     # depth differs on the processes.
     def moving(**options):
         model = tiny(drop_path_rate=0.3)
-        history = train(
-            model, images(), replace(RECIPE, mixup=0.8, ema=0.9), progress=None, cpu=True, **options
-        )
+        history = quietly(model, images(), replace(RECIPE, mixup=0.8, ema=0.9), **options)
         return model.state_dict(), history
 
     whole = moving()
@@ -155,7 +147,7 @@ def everything(folder: Path, rank: int) -> dict:
         return value * float("nan") if rank == 1 else value
 
     try:
-        train(tiny(), images(), RECIPE, loss=bad, progress=None, cpu=True)
+        quietly(tiny(), images(), RECIPE, loss=bad)
         raised = "nothing"
     except NonFiniteLoss as error:
         raised = error.step
@@ -169,15 +161,8 @@ def everything(folder: Path, rank: int) -> dict:
 
     signalled.calls = 0
     try:
-        train(
-            tiny(),
-            images(),
-            RECIPE,
-            loss=signalled,
-            progress=None,
-            cpu=True,
-            keeper=CheckpointManager(folder / "signalled", every=100),
-        )
+        keeper = CheckpointManager(folder / "signalled", every=100)
+        quietly(tiny(), images(), RECIPE, loss=signalled, keeper=keeper)
         raised = "nothing"
     except Preempted as error:
         raised = error.checkpoint.name
@@ -203,7 +188,7 @@ def dead(rank: int) -> None:
         return student_loss(model, images, targets, recipe)
 
     loss.calls = 0
-    train(tiny(), images(), replace(RECIPE, steps=1000), loss=loss, progress=None, cpu=True)
+    quietly(tiny(), images(), replace(RECIPE, steps=1000), loss=loss)
 
 
 if __name__ == "__main__":

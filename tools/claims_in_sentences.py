@@ -15,6 +15,7 @@ says why no claim is behind it: `<!-- no claim: REASON -->`, with one of `REASON
 import re
 import sys
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -184,6 +185,7 @@ def cited(path: Path) -> set[str]:
     }
 
 
+@cache
 def recorded_verdicts() -> dict[tuple[str, str], Judged]:
     """{(id, scale): what the book's records say of the claim}."""
     return {(answer.claim.id, answer.scale): answer for answer in verdicts()}

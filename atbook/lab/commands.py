@@ -3,7 +3,6 @@
 
 import argparse
 import math
-import statistics
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -30,7 +29,7 @@ from atbook.lab.scales import (
 from atbook.lab.studies import CENTRAL, STUDIES
 from atbook.lab.study import ACCURACY, Place, Study, run_study
 from atbook.lab.translation import TRANSLATION
-from atbook.records import read_file, read_records, records_file
+from atbook.records import read_file, read_records, records_file, spread
 from atlib._util import STOPPED, require_known
 from atlib.checkpoint import save_vit
 from atlib.train import Preempted
@@ -221,10 +220,7 @@ def _print_table(records: list[Record], study: Study | Examination) -> None:
             scores.setdefault(record.method, []).append(100 * value)
     width = max((len(method) for method in scores), default=0)
     for method, values in scores.items():
-        spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
         figure = figures.get(method, ACCURACY.figure)
         named = "" if figure == ACCURACY.figure else f" {figure}"
-        print(
-            f"{method:{width}} {statistics.mean(values):5.1f}{spread}{named}  ({len(values)}"
-            f" seed{'s' if len(values) > 1 else ''})"
-        )
+        seeds = f"{len(values)} seed{'s' * (len(values) > 1)}"
+        print(f"{method:{width}} {spread(values):>5}{named}  ({seeds})")

@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from atbook.worlds.glyphs import BITMAPS, PAINTED, SHAPES, SPLITS, blurred, hsv_to_rgb, to_bytes
 from atbook.worlds.ranges import require_ranges
@@ -131,13 +130,6 @@ def scene_images(drawn: Scenes) -> Images:
     largest = width_height.prod(-1).argmax(1)
     labels = drawn.shape[np.arange(len(largest)), largest]
     return Images(torch.from_numpy(drawn.images), torch.from_numpy(labels), SHAPES)
-
-
-def class_of_pixels(drawn: Scenes) -> Tensor:
-    """The answer of segmentation: int64 (n, 64, 64), 0 for the background and 1 + class elsewhere."""
-    classes = np.concatenate([np.zeros((len(drawn.shape), 1), np.int64), drawn.shape + 1], axis=1)
-    picked = np.take_along_axis(classes, drawn.instances.reshape(len(classes), -1).astype(np.int64), 1)
-    return torch.from_numpy(picked.reshape(drawn.instances.shape))
 
 
 def _draw(rng: np.random.Generator) -> _Choices:

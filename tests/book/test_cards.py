@@ -224,9 +224,8 @@ def test_neighbour_loss_is_grafits_where_all_images_were_seen():
     labels, of_memory = torch.tensor([0, 1, 2, 0]), torch.arange(9) % 3
     numbers = torch.tensor([3, 1, 8, 0])
     expected = knn_loss(x, labels, numbers, memory, of_memory)
-    assert taught(GRAFIT).neighbour_loss(x, labels, numbers, memory, of_memory).item() == pytest.approx(
-        expected.item(), abs=1e-12
-    )
+    loss = taught(GRAFIT).neighbour_loss(x, labels, numbers, memory, of_memory)
+    assert loss.item() == pytest.approx(expected.item(), abs=1e-12)
 
 
 def test_a_ranking_by_the_coarse_class_alone_scores_about_half():

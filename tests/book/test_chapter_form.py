@@ -1,4 +1,5 @@
-"""How long pages and cards may be, and that the family's page says no more than its verdicts."""
+"""How long pages and cards may be, that the family's page says no more than its verdicts, and the form of
+predictions."""
 
 import re
 
@@ -7,6 +8,7 @@ import pytest
 
 from tests.helpers import ROOT
 from tools.claims_in_sentences import Passage, problems_of, recorded_verdicts
+from tools.predictions import predictions
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.md"))
 CARDS = [path for path in NOTEBOOKS if path.stem.startswith("card-")]
@@ -64,3 +66,26 @@ def test_the_family_page_lists_all_cards_and_says_no_more_than_their_verdicts():
     for row in rows:  # a table's cells are no sentences for tools.claims_in_sentences
         said = Passage(page, 0, "text", row.split(" | ")[3])
         assert problems_of(said, judged) == []
+
+
+# Cards ask for no prediction.
+@pytest.mark.parametrize("chapter", sorted({*NOTEBOOKS} - {*CARDS}), ids=lambda chapter: chapter.stem)
+def test_every_prediction_has_choices_one_right_answer_and_an_outcome(chapter):
+    cells = jupytext.read(chapter, fmt="md:myst").cells
+    predicted = 0
+    for cell, following in zip(cells, [*cells[1:], None], strict=True):
+        if cell.cell_type != "markdown":
+            continue
+        asked = len(re.findall(r"^\*\*Predict\b", cell.source, re.M))
+        of_the_form = predictions(cell.source)
+        assert len(of_the_form) == asked, "see the form in tools/predictions.py"
+        for one in of_the_form:
+            assert 2 <= len(one.choices) <= 4 and "".join(one.choices) == "ABCD"[: len(one.choices)]
+            assert len(set(one.choices.values())) == len(one.choices)
+            assert one.right in one.choices and one.answer.strip()
+        if asked:
+            assert asked == 1, "the outcome of the first of two would follow the second"
+            assert following is not None and "answer" in following.metadata.get("tags", [])
+            assert cell.source.rstrip().endswith("</details>"), "the outcome follows its answer"
+        predicted += asked
+    assert predicted

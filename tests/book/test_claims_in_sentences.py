@@ -35,14 +35,9 @@ JUDGED = {
 }
 
 
-@pytest.fixture(scope="module")
-def verdicts_of_the_book():
-    return recorded_verdicts()
-
-
 @pytest.mark.parametrize("page", pages(), ids=lambda page: page.stem)
-def test_no_page_says_more_or_less_than_its_verdicts(page, verdicts_of_the_book):
-    assert problems(page, verdicts_of_the_book) == []
+def test_no_page_says_more_or_less_than_its_verdicts(page):
+    assert problems(page, recorded_verdicts()) == []
 
 
 @pytest.fixture

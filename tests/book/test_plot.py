@@ -30,17 +30,12 @@ def drawn(figure):
 def test_maps_share_one_colour_scale():
     figure = drawn(plot.maps(MAP.requires_grad_(), title="all heads", names=["first"]))
     *panels, _ = figure.axes
-    assert [panel.get_title() for panel in panels] == [
-        "first",
-        "head 1",
-        "head 2",
-    ] and figure.get_suptitle() == "all heads"
+    assert [panel.get_title() for panel in panels] == ["first", "head 1", "head 2"]
+    assert figure.get_suptitle() == "all heads"
     for panel, p in zip(panels, MAP):
         image = panel.images[0]
-        assert (image.get_array() == p.detach().numpy()).all() and image.get_clim() == (
-            0,
-            pytest.approx(MAP.max().item()),
-        )
+        assert (image.get_array() == p.detach().numpy()).all()
+        assert image.get_clim() == (0, pytest.approx(MAP.max().item()))
         assert panel.get_xlabel() == "key"
     assert panels[0].get_ylabel() == "query"
     drawn(plot.maps(MAP[:1]))

@@ -87,6 +87,5 @@ def test_the_papers_tables():
 
 
 def test_the_picture_of_the_readme_has_the_numbers_of_the_records():
-    assert front_picture.says() in front_picture.PICTURE.read_text(encoding="utf-8"), (
-        "draw it anew: python -m tools.front_picture"
-    )
+    drawn = front_picture.PICTURE.read_text(encoding="utf-8")
+    assert front_picture.says() in drawn, "draw it anew: python -m tools.front_picture"

@@ -17,13 +17,8 @@ def parabola(power):
 
 
 def make(**changed):
-    options = {
-        "draw": parabola,
-        "values": [1, 2, 3],
-        "label": "power",
-        "alt": lambda power: f"x to the {power}",
-    }
-    return Slider(**(options | changed))
+    options = {"draw": parabola, "values": [1, 2, 3], "label": "power"} | changed
+    return Slider(alt=lambda power: f"x to the {power}", **options)
 
 
 def frames(slider):

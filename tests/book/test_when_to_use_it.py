@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from atbook.lab.verdicts import accuracies
 from atfamily.measures.accounting import method_costs
 from tests.book.test_chapter_form import section
 from tests.book.test_taught import taught
@@ -69,18 +70,9 @@ def test_what_it_says_of_costs():
         assert image["distill"] == image["scratch"]
         assert 0.9 < image["copy"] / image["fine-tune"] < 1.7
         assert image["frozen probe"] == image["fine-tune attention"] == image["fine-tune"]
-    assert image["fine-tune"] / 1e9 == pytest.approx(0.73, abs=0.005), "the guide says this number"
-    assert round(image["fine-tune"] / image["scratch"]) == 15, "a fifteenth"
+    assert round(image["fine-tune"] / image["scratch"]) == 15, "about 15 times the student"
 
 
-def test_what_it_says_of_labels():
-    """In Find with 32,000 labels all lie above 90 %, and maps are worth some seven points."""
-    from atbook.lab.verdicts import accuracies
-
-    others = accuracies("labels", "find")
-    many = [value.mean for name, value in others.items() if name.endswith("32000 labels")]
-    assert len(many) == 4 and min(many) > 0.9
-    worth = others["copy, 32000 labels"].mean - others["scratch, 32000 labels"].mean
-    assert round(100 * worth) == 7
+def test_no_number_of_labels_takes_the_place_of_maps_in_match_within_500_steps():
     match = accuracies("labels", "match")
     assert all(match[f"scratch, {n} labels"].mean < 0.16 for n in (250, 4000, 32_000))

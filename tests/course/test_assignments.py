@@ -1,9 +1,13 @@
-"""The assignments, graded as a teacher grades them: model solutions, and planted mistakes."""
+"""The assignments, graded as a teacher grades them: model solutions, planted mistakes, and what a
+teacher is told of a report of A3."""
 
 import importlib
+import shutil
 
 import pytest
 
+from atbook.records import records_file
+from course.a3.cases import without_each_fault
 from tests.course.helpers import Work, edition_of, only, solution
 from tools import course
 from tools.grades import graded
@@ -44,3 +48,13 @@ def test_the_solution_gets_all_points_and_every_mistake_what_it_is_worth(name, l
                 result = graded(handed, only(edition, task), cage)
                 got[task, number], want[task, number] = result.points(task), points
         assert got == want
+
+
+def test_a_report_without_each_of_its_faults(tmp_path):
+    """The numbers that the model answer has typed."""
+    for study in ("shifts", "shifts-pool"):
+        shutil.copy(records_file(study, "find"), tmp_path / f"{study}.jsonl")
+    found = without_each_fault("cue@3", ("copy", "fine-tune"), tmp_path)
+    typed = {"mean of the runs": 7.1, "logit axes": 7.1}
+    typed |= {"without the judged runs": 12.4, "without guessing runs": 10.4}
+    assert found == pytest.approx(typed, abs=0.06)

@@ -30,12 +30,8 @@ TASK = {"talking": "q1", "gradient": "q2", "SHARES": "q3"}
 
 
 @pytest.fixture(scope="module")
-def edition(tmp_path_factory):
-    return edition_of(tmp_path_factory.mktemp("edition"), "a1", "a")
-
-
-@pytest.fixture(scope="module")
 def cage(edition):
+    """Its own: no other test shares it."""
     if not namespaces():
         pytest.skip("bubblewrap is not installed, or may make no namespaces here")
     with edition.cage() as made:
@@ -200,11 +196,6 @@ def test_no_answer_reaches_the_queue_of_requests(cage, bare):
         assert held.call("def f():\n    return 2\n", "f", []).value == 2
 
 
-def test_nothing_is_kept_that_no_limit_counts(cage, bare):
-    for held in (cage, bare):
-        assert held.call(KEPT, "f", []).value == []
-
-
 CALLS = """
 import ctypes, fcntl, os, resource, socket, time
 def f():
@@ -243,9 +234,10 @@ MANY = {
 }
 
 
-def test_what_is_not_allowed_is_refused(cage, bare):
+@pytest.mark.parametrize("code", [KEPT, CALLS], ids=["what no limit counts", "calls"])
+def test_what_is_not_allowed_is_refused(cage, bare, code):
     for held in (cage, bare):
-        assert held.call(CALLS, "f", []).value == []
+        assert held.call(code, "f", []).value == []
 
 
 @pytest.mark.parametrize("what", MANY)

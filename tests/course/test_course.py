@@ -1,17 +1,21 @@
-"""`tools/course.py` before anything is graded: masters, editions, and what students get."""
+"""`tools/course.py` before anything is graded: masters, editions, what students get; and the folder that
+a class's repository is made from, which names what exists and may only read."""
 
 import json
+import re
+import tomllib
 import zipfile
+from importlib.util import find_spec
 
 import nbformat
 import pytest
+import yaml
 
 from atbook.exercises.answers import name_of
 from atbook.exercises.own import own_seed
+from tests.course.helpers import SECRET
 from tests.helpers import ROOT
 from tools import course
-
-SECRET = b"a secret for tests only"
 
 
 @pytest.mark.parametrize("name", course.assignments())
@@ -33,9 +37,8 @@ def test_every_test_that_a_master_names_exists_and_says_what_it_tests(name):
     cases = course.module_of(name, "cases")
     for task in course.tasks_of(course.read_master(name).cells).values():
         assert all((getattr(cases, test).__doc__ or "").strip() for test in task["tests"])
-        assert (
-            task["tests"] or not task["points"] or sum(i["points"] for i in task["rubric"]) == task["points"]
-        )
+        if not task["tests"] and task["points"]:
+            assert sum(item["points"] for item in task["rubric"]) == task["points"]
 
 
 def test_a_solution_is_taken_out_of_what_students_get():
@@ -66,14 +69,13 @@ def test_a_student_has_own_numbers_which_do_not_hang_on_how_the_name_is_typed():
 
 def test_a_secret_stays_out_of_what_students_get_and_draws_the_variants(tmp_path, capsys):
     (tmp_path / "secret").write_bytes(SECRET)
-    for out in ("one", "two"):
-        arguments = ["edition", "--secret", str(tmp_path / "secret"), "--out", str(tmp_path / out)]
+    for out, some in (("one", []), ("two", ["a1"])):
+        arguments = ["edition", "--secret", str(tmp_path / "secret"), "--out", str(tmp_path / out), *some]
         assert course.main(arguments) == 0
+    first, second = ((tmp_path / out / "a1" / "edition.json").read_text() for out in ("one", "two"))
+    assert first == second, "the same secret makes the same edition"
     for name in course.assignments():
-        one, two = (
-            json.loads((tmp_path / out / name / "edition.json").read_text()) for out in ("one", "two")
-        )
-        assert one == two, "the same secret makes the same edition"
+        one = json.loads((tmp_path / "one" / name / "edition.json").read_text())
         with zipfile.ZipFile(tmp_path / "one" / name / f"{name}-student.zip") as archive:
             assert all(member.startswith(f"{name}/") for member in archive.namelist())
             files = {member.removeprefix(f"{name}/"): archive.read(member) for member in archive.namelist()}
@@ -85,9 +87,8 @@ def test_a_secret_stays_out_of_what_students_get_and_draws_the_variants(tmp_path
                 assert secret not in text
         released = nbformat.reads(files[f"{name}.ipynb"].decode(), as_version=4)
         nbformat.validate(released)
-        assert one["edition"] in files[f"{name}.ipynb"].decode() and all(
-            "{{" not in c.source for c in released.cells
-        )
+        assert one["edition"] in files[f"{name}.ipynb"].decode()
+        assert not any("{{" in cell.source for cell in released.cells)
         assert "**Rubric" in (tmp_path / "one" / name / "rubric.md").read_text(encoding="utf-8")
     assert course.main(["edition", "--secret", str(tmp_path / "absent"), "--out", str(tmp_path)]) == 2
     assert course.main(["edition", "--secret", str(tmp_path / "secret"), "--out", str(tmp_path), "a9"]) == 2
@@ -95,3 +96,22 @@ def test_a_secret_stays_out_of_what_students_get_and_draws_the_variants(tmp_path
     assert course.main(asked) == 2
     said = capsys.readouterr().err
     assert "token_hex" in said and "'a9'; there are a1" in said and "no edition.json" in said
+
+
+WORKFLOW = (ROOT / "course/template/.github/workflows/check.yml").read_text(encoding="utf-8")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+def test_the_workflow_may_read_and_nothing_else():
+    workflow = yaml.safe_load(WORKFLOW)
+    assert workflow["permissions"] == {"contents": "read"}
+    assert all("permissions" not in job for job in workflow["jobs"].values())
+    assert "secrets." not in WORKFLOW and "pull_request_target" not in WORKFLOW
+
+
+def test_the_workflow_runs_the_public_checks_on_the_oldest_python():
+    (job,) = yaml.safe_load(WORKFLOW)["jobs"].values()
+    python = next(step["with"] for step in job["steps"] if "setup-python" in step.get("uses", ""))
+    assert python == {"python-version": PROJECT["requires-python"].removeprefix(">=")}
+    (command,) = re.findall(r"python -m (atbook \w+) \"\$notebook\"", WORKFLOW)
+    assert command == "atbook exercises" and find_spec("atbook.exercises.commands")

@@ -7,17 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.course.helpers import Work, as_notebook, edition_of, read_here, replace, solution
+from tests.course.helpers import Work, as_notebook, read_here, replace, solution
 from tools import gradebook
 from tools.grades import Marked, Result
 from tools.handed import Handed, Owner, owner_of
 
 DEADLINE = datetime(2027, 1, 31, 23, 59, tzinfo=UTC)
-
-
-@pytest.fixture(scope="module")
-def edition(tmp_path_factory):
-    return edition_of(tmp_path_factory.mktemp("edition"), "a1", "a")
 
 
 @pytest.fixture
@@ -53,8 +48,8 @@ ROSTER = (
 
 
 @pytest.fixture
-def folder(edition, tmp_path):
-    """Submissions of a class, as platforms name them."""
+def grade(edition, tmp_path, graded_by_points):
+    """A function that grades what a class handed in, named as platforms name it: {file: row of the table}."""
     handed = tmp_path / "handed"
     handed.mkdir()
     (tmp_path / "roster.csv").write_text(ROSTER)
@@ -66,23 +61,21 @@ def folder(edition, tmp_path):
         "stranger.ipynb": "Eve",
     }.items():
         (handed / name).write_bytes(as_notebook(solution(edition, student)))
-    received = [
-        ("lovelaceada_123_9001_a1.ipynb", DEADLINE - timedelta(days=1)),
-        ("lovelaceada_123_9007_a1-1.ipynb", DEADLINE + timedelta(hours=30)),
-    ]
-    lines = [f"{name},{time.isoformat()}" for name, time in received]
-    (handed / "received.csv").write_text("file,time\n" + "\n".join(lines) + "\n")
-    return handed
+    (handed / "received.csv").write_text(
+        f"file,time\nlovelaceada_123_9001_a1.ipynb,{(DEADLINE - timedelta(days=1)).isoformat()}\n"
+        f"lovelaceada_123_9007_a1-1.ipynb,{(DEADLINE + timedelta(hours=30)).isoformat()}\n"
+    )
+
+    def grade():
+        roster = gradebook.read_roster(tmp_path / "roster.csv")
+        gradebook.grade_folder(edition, handed, tmp_path / "a1", roster, DEADLINE)
+        return {row["file"]: row for row in rows_of(tmp_path / "a1" / "grades.csv")}
+
+    return grade
 
 
-def grade(edition, folder, tmp_path):
-    roster = gradebook.read_roster(tmp_path / "roster.csv")
-    gradebook.grade_folder(edition, folder, tmp_path / "a1", roster, DEADLINE)
-    return {row["file"]: row for row in rows_of(tmp_path / "a1" / "grades.csv")}
-
-
-def test_a_class_is_graded_into_a_folder(edition, folder, tmp_path, graded_by_points):
-    rows = grade(edition, folder, tmp_path)
+def test_a_class_is_graded_into_a_folder(grade, tmp_path):
+    rows = grade()
     first, second = rows["lovelaceada_123_9001_a1.ipynb"], rows["lovelaceada_123_9007_a1-1.ipynb"]
     assert (first["id"], first["status"], first["late days"]) == ("al1", "superseded", "0")
     assert (second["id"], second["status"], second["late days"]) == ("al1", "graded", "2")
@@ -100,10 +93,8 @@ def test_a_class_is_graded_into_a_folder(edition, folder, tmp_path, graded_by_po
     assert {"first", "second", "task", "per cent"} == pairs[0].keys() and pairs[0]["per cent"] == "100"
 
 
-def test_points_by_hand_survive_grading_again_and_count_in_the_totals(
-    edition, folder, tmp_path, graded_by_points
-):
-    rows = grade(edition, folder, tmp_path)
+def test_points_by_hand_survive_grading_again_and_count_in_the_totals(grade, tmp_path):
+    rows = grade()
     assert rows["stranger.ipynb"]["points"] == "" and rows["stranger.ipynb"]["still by hand"] == "5"
     path = tmp_path / "a1" / "hand.csv"
     hand = rows_of(path)
@@ -111,7 +102,7 @@ def test_points_by_hand_survive_grading_again_and_count_in_the_totals(
         if row["key"] == "al1":
             row["points"], row["remark"] = "1", "well seen"
     gradebook.write_table(path, gradebook.HAND, hand)
-    row = grade(edition, folder, tmp_path)["lovelaceada_123_9007_a1-1.ipynb"]
+    row = grade()["lovelaceada_123_9007_a1-1.ipynb"]
     assert (row["by hand"], row["points"], row["of"]) == ("5", "14", "20")
     assert "well seen" in (tmp_path / "a1" / "feedback" / "al1.html").read_text()
     roster = gradebook.read_roster(tmp_path / "roster.csv")
@@ -124,10 +115,8 @@ def test_points_by_hand_survive_grading_again_and_count_in_the_totals(
 
 
 @pytest.mark.parametrize("separator", [";", "\t"])
-def test_points_typed_in_are_read_as_a_spreadsheet_saves_them(
-    separator, edition, folder, tmp_path, graded_by_points
-):
-    grade(edition, folder, tmp_path)
+def test_points_typed_in_are_read_as_a_spreadsheet_saves_them(separator, grade, tmp_path):
+    grade()
     path = tmp_path / "a1" / "hand.csv"
     hand = rows_of(path)
     hand[0]["points"] = "0,5"
@@ -140,24 +129,20 @@ def test_points_typed_in_are_read_as_a_spreadsheet_saves_them(
     assert totals[hand[0]["key"]]["total"] == "9.5"
 
 
-def test_the_teacher_says_whose_a_work_is_and_a_pair_has_both_its_points(
-    edition, folder, tmp_path, graded_by_points
-):
-    (folder / "whose.csv").write_text("file,id\nstranger.ipynb,al1\nstranger.ipynb,bb2\n")
-    grade(edition, folder, tmp_path)
+def test_the_teacher_says_whose_a_work_is_and_a_pair_has_both_its_points(grade, tmp_path):
+    (tmp_path / "handed" / "whose.csv").write_text("file,id\nstranger.ipynb,al1\nstranger.ipynb,bb2\n")
+    grade()
     rows = rows_of(tmp_path / "a1" / "grades.csv")
     assert "whose.csv" not in {row["file"] for row in rows}  # it is no work
     rows = [row for row in rows if row["file"] == "stranger.ipynb"]
     assert [(row["id"], row["name"]) for row in rows] == [("al1", "Ada Lovelace"), ("bb2", "Bob Bob")]
     assert all("roster" not in row["remarks"] for row in rows)
     assert (tmp_path / "a1" / "feedback" / "bb2.html").is_file()
-    for line, says in (
-        ("stranger.ipynb,zz9", "'zz9'"),
-        ("nobody.ipynb,al1", r"no submission 'nobody\.ipynb'"),
-    ):
-        (folder / "whose.csv").write_text(f"file,id\n{line}\n")
+    nobody = r"no submission 'nobody\.ipynb'"
+    for line, says in (("stranger.ipynb,zz9", "'zz9'"), ("nobody.ipynb,al1", nobody)):
+        (tmp_path / "handed" / "whose.csv").write_text(f"file,id\n{line}\n")
         with pytest.raises(ValueError, match=says):
-            grade(edition, folder, tmp_path)
+            grade()
 
 
 def test_texts_stand_below_the_titles_of_their_questions(edition):
@@ -173,8 +158,8 @@ def test_texts_stand_below_the_titles_of_their_questions(edition):
     ]
 
 
-def test_points_that_cannot_be_are_named(edition, folder, tmp_path, graded_by_points):
-    grade(edition, folder, tmp_path)
+def test_points_that_cannot_be_are_named(grade, tmp_path):
+    grade()
     path = tmp_path / "a1" / "hand.csv"
     hand = rows_of(path)
     hand[0]["points"] = "7"
@@ -228,7 +213,7 @@ def test_a_renamed_copy_is_similar_and_another_answer_is_not(edition):
     assert ("0", "1") in pairs and not any("2" in pair for pair in pairs)
 
 
-def test_two_works_of_one_name_are_not_added_up(edition, folder, tmp_path, graded_by_points):
+def test_two_works_of_one_name_are_not_added_up(edition, tmp_path, graded_by_points):
     """Without a roster it is not known which of them counts; each has a page of its own."""
     work = as_notebook(solution(edition, "Eve"))
     for name in ("one/a1.ipynb", "two/a1.ipynb"):
@@ -290,11 +275,8 @@ def test_no_file_has_the_key_or_the_page_of_a_student_of_the_roster():
 )
 def test_attempts_that_disagree_are_the_teachers_to_decide(of, superseded):
     first, second = attempts(*of)
-    assert (first.superseded_by == "1", first.is_disputed, second.is_disputed) == (
-        superseded,
-        not superseded,
-        not superseded,
-    )
+    assert (first.superseded_by == "1") == superseded
+    assert first.is_disputed == second.is_disputed == (not superseded)
     first, second = attempts(*of, whose=[0])
     assert (first.superseded_by, second.superseded_by) == ("", "0"), "the teacher's word counts"
 

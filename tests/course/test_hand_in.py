@@ -6,14 +6,9 @@ import zipfile
 import pytest
 
 from atbook.exercises import hand_in
-from tests.course.helpers import as_notebook, edition_of, replace, solution
+from tests.course.helpers import as_notebook, replace, solution
 from tools.grades import graded
 from tools.handed import handed_in
-
-
-@pytest.fixture(scope="module")
-def edition(tmp_path_factory):
-    return edition_of(tmp_path_factory.mktemp("edition"), "a1", "a")
 
 
 @pytest.fixture
@@ -24,7 +19,7 @@ def work(edition, tmp_path):
     return tmp_path / "a1" / "a1.ipynb"
 
 
-def test_a_green_check_is_what_the_grader_says_and_one_file_is_made(edition, work, capsys, tmp_path):
+def test_a_green_check_is_what_the_grader_says_and_one_file_is_made(edition, cage, work, capsys, tmp_path):
     from atbook.__main__ import main
 
     handed = replace(solution(edition), "gradient", "def gradient(q, k, v, grad):\n    return q.backward()")
@@ -36,8 +31,7 @@ def test_a_green_check_is_what_the_grader_says_and_one_file_is_made(edition, wor
     (tmp_path / "class").mkdir()
     (work.parent / "a1-model-solution.zip").rename(tmp_path / "class" / "a1.zip")
     (back,) = handed_in(tmp_path / "class", [])
-    with edition.cage() as cage:
-        result = graded(back, edition, cage)
+    result = graded(back, edition, cage)
     assert (result.points("q1"), result.points("q2"), result.points("q3")) == (5, 0, 4)
 
 

@@ -9,20 +9,9 @@ import zipfile
 import pytest
 
 from atbook.exercises import answers
-from tests.course.helpers import as_notebook, edition_of, only, replace, solution
-from tools.grades import grade, graded
+from tests.course.helpers import as_notebook, only, replace, solution
+from tools.grades import graded
 from tools.handed import handed_in
-
-
-@pytest.fixture(scope="module")
-def edition(tmp_path_factory):
-    return edition_of(tmp_path_factory.mktemp("edition"), "a1", "a")
-
-
-@pytest.fixture(scope="module")
-def cage(edition):
-    with edition.cage() as made:
-        yield made
 
 
 def a_zip(files: dict[str, bytes]):
@@ -61,12 +50,11 @@ REFUSED = {
 }
 
 
-def test_what_cannot_be_graded_costs_one_student_one_remark(edition, tmp_path):
+def test_what_cannot_be_graded_costs_one_student_one_remark(edition, cage, tmp_path):
     for name, (content, _) in REFUSED.items():
         content(tmp_path / name) if callable(content) else (tmp_path / name).write_bytes(content)
     (tmp_path / "zz.ipynb").write_bytes(as_notebook(solution(edition)))
-    everybody = handed_in(tmp_path, [])
-    results = {result.file: result for result in grade(only(edition, "q1"), everybody)}
+    results = {one.file: graded(one, only(edition, "q1"), cage) for one in handed_in(tmp_path, [])}
     assert results.pop("zz.ipynb").total == 5
     assert results.keys() == REFUSED.keys()
     for name, (_, says) in REFUSED.items():
@@ -74,64 +62,50 @@ def test_what_cannot_be_graded_costs_one_student_one_remark(edition, tmp_path):
         assert results[name].status == "refused" and says in remark, name
 
 
-def changed(edition, changes: dict[str, str], first: list[str]):
-    """The model solution with other cells, and some before all others."""
-    handed = solution(edition)
-    for name, code in changes.items():
-        replace(handed, name, code)
-    handed.code[:0] = first
-    return handed
-
-
-# {what is odd: (cells in place of others, cells before all, points, a part of the remarks)}.
+# {what is odd: (the answer that it replaces, or "" for a cell before all; code; points; part of a remark)}.
 ODD = {
-    "a name that cannot be compared": ({"STUDENT": 'STUDENT = {["Ada"]}'}, [], 11, "has to be typed in"),
-    "a name of a million letters": ({"STUDENT": f"STUDENT = '{'a' * 10**6}'"}, [], 11, "STUDENT has to be"),
-    "no name": ({"STUDENT": "STUDENT = ..."}, [], 11, "STUDENT is not filled in"),
-    "two names": ({"STUDENT": 'STUDENT = "Bob"\nSTUDENT = "model solution"'}, [], 15, "different values"),
-    "half a letter in an answer": (
-        {"talking": "def talking(q, k, v, mix):\n    '\ud800'"},
-        [],
-        10,
-        "talking",
-    ),
-    "a number of 400 digits": ({"SHARES": f"SHARES = [[{'9' * 400}] * 4] * 4"}, [], 11, "typed in"),
-    "a table with a number of 400 digits": ({"SHARES": f"SHARES = [[{'9' * 400}]]"}, [], 11, ""),
-    "a table that is too deep": ({"SHARES": f"SHARES = {'[' * 80}{']' * 80}"}, [], 11, ""),
-    "a zero byte": ({"talking": "def talking(q):\n    '\0'"}, [], 10, "no Python"),
-    "no Python": ({"talking": "def talking(q) return q"}, ["this is no Python"], 10, "no Python"),
-    "an answer that was deleted": ({"talking": ""}, [], 10, "no cell defines it"),
-    "a starter": ({"talking": "def talking(q, k, v, mix):\n    ..."}, [], 10, "not done"),
+    "a name that cannot be compared": ("STUDENT", 'STUDENT = {["Ada"]}', 11, "has to be typed in"),
+    "a name of a million letters": ("STUDENT", f"STUDENT = '{'a' * 10**6}'", 11, "STUDENT has to be"),
+    "no name": ("STUDENT", "STUDENT = ...", 11, "STUDENT is not filled in"),
+    "two names": ("STUDENT", 'STUDENT = "Bob"\nSTUDENT = "model solution"', 15, "different values"),
+    "half a letter in an answer": ("talking", "def talking(q, k, v, mix):\n    '\ud800'", 10, "talking"),
+    "a number of 400 digits": ("SHARES", f"SHARES = [[{'9' * 400}] * 4] * 4", 11, "typed in"),
+    "a table with a number of 400 digits": ("SHARES", f"SHARES = [[{'9' * 400}]]", 11, ""),
+    "a table that is too deep": ("SHARES", f"SHARES = {'[' * 80}{']' * 80}", 11, ""),
+    "numbers without end": ("SHARES", "SHARES = [[1e999, 1e999, 1e999, 1e999]]", 11, ""),
+    "a zero byte": ("talking", "def talking(q):\n    '\0'", 10, "no Python"),
+    "no Python": ("talking", "def talking(q) return q", 10, "no Python"),
+    "no Python elsewhere": ("", "this is no Python", 15, ""),
+    "an answer that was deleted": ("talking", "", 10, "no cell defines it"),
+    "a starter": ("talking", "def talking(q, k, v, mix):\n    ...", 10, "not done"),
     "nan": (
-        {"talking": "def talking(q, k, *a):\n    return q * float('nan'), q @ k.mT * float('nan')"},
-        [],
+        "talking",
+        "def talking(q, k, *a):\n    return q * float('nan'), q @ k.mT * float('nan')",
         10,
         "",
     ),
-    "more than can be read": (
-        {"talking": "def talking(q, *a):\n    return 'x' * 10**8, q"},
-        [],
-        10,
-        "letters",
-    ),
+    "more than can be read": ("talking", "def talking(q, *a):\n    return 'x' * 10**8, q", 10, "letters"),
     "a nest without end": (
-        {"talking": "def talking(q, *a):\n    x = []\n    x.append(x)\n    return x, q"},
-        [],
+        "talking",
+        "def talking(q, *a):\n    x = []\n    x.append(x)\n    return x, q",
         10,
         "more than can be compared",
     ),
-    "an exit of the cell": ({}, ["exit = None\nimport sys\nsys.exit(0)"], 15, ""),
-    "numbers without end": ({"SHARES": "SHARES = [[1e999, 1e999, 1e999, 1e999]]"}, [], 11, ""),
-    "a loop": ({"talking": "def talking(*a):\n    while True: pass"}, [], 10, ""),
-    "a trial under the answer's name": ({}, ["talking = 3"], 15, ""),
+    "an exit of the cell": ("", "exit = None\nimport sys\nsys.exit(0)", 15, ""),
+    "a trial under the answer's name": ("", "talking = 3", 15, ""),
 }
 
 
 @pytest.mark.parametrize("name", ODD)
 def test_what_is_odd_costs_no_more_than_its_task(edition, cage, name, monkeypatch):
     monkeypatch.setattr("atbook.cage.outside.SECONDS", 3.0)
-    changes, first, points, says = ODD[name]
-    result = graded(changed(edition, changes, first), edition, cage)
+    slot, code, points, says = ODD[name]
+    handed = solution(edition)
+    if slot:
+        replace(handed, slot, code)
+    else:
+        handed.code.insert(0, code)
+    result = graded(handed, edition, cage)
     told = " ".join([*result.remarks, *(test.says for tests in result.tests.values() for test in tests)])
     assert (result.status, result.total) == ("graded", points) and says in told
     told.encode()  # it can be written
@@ -140,12 +114,13 @@ def test_what_is_odd_costs_no_more_than_its_task(edition, cage, name, monkeypatc
 def test_a_loop_costs_one_test_its_time_and_the_others_none(edition, cage, monkeypatch):
     monkeypatch.setattr("atbook.cage.outside.SECONDS", 2.0)
     handed = replace(solution(edition), "talking", "def talking(*a):\n    while True: pass")
-    first, *rest = graded(handed, only(edition, "q1"), cage).tests["q1"]
-    assert "did not end within 2 s" in first.says
+    result = graded(handed, edition, cage)
+    first, *rest = result.tests["q1"]
+    assert "did not end within 2 s" in first.says and result.total == 10
     assert all("used up before" in test.says for test in rest)
 
 
-# --- Right answers in other styles ---
+# --- Right answers in other styles, and honest work that is odd ---
 
 BODY = "p = ((q @ k.mT / q.shape[-1] ** 0.5).transpose(1, 3) @ mix.T).transpose(1, 3).softmax(-1)"
 END = "return (p @ v).transpose(1, 2).flatten(2), p"
@@ -159,7 +134,6 @@ def styled(*lines: str, before: str = "", end: str = END, body: str = BODY, head
 
 STYLES = {
     "a question mark at the end of a cell": styled() + "\ntalking?",
-    "magics and help": "%matplotlib inline\n!nvidia-smi\n?torch.einsum\n" + styled(),
     "everything of torch": styled(before="from torch import *\nimport torch"),
     "a named tuple": styled(
         before="from typing import NamedTuple\nclass Both(NamedTuple):\n    output: object\n"
@@ -187,24 +161,9 @@ STYLES = {
     "a comment in another language": "# día, 日本語, 🙂\n" + styled(),
     "under a condition": "if True:\n" + "\n".join(f"    {line}" for line in styled().splitlines()),
     "Windows lines": styled().replace("\n", "\r\n"),
+    "the same answer twice in a cell": styled(end="return 0, 0") + styled(),
 }
 HELPER = f"def maps_of(q, k, mix):\n    {BODY}\n    return p\n"
-
-
-@pytest.mark.parametrize("name", STYLES)
-def test_a_right_answer_in_another_style_has_its_points(edition, cage, name):
-    handed = replace(solution(edition), "talking", STYLES[name])
-    handed.code.append(HELPER)
-    result = graded(handed, only(edition, "q1"), cage)
-    assert result.total == 5, result
-
-
-# --- Honest work that is odd ---
-
-
-def ending(cell: str) -> str:
-    """The answer, with a cell's own lines before it."""
-    return f"{cell}\n{styled()}"
 
 
 def halved(before: str, half: str) -> list[str]:
@@ -267,16 +226,15 @@ HONEST_CELLS = {
         "down(3000)",
     ),
     "magics, help and commands": [
-        "%load_ext autoreload\n!pip install einops\nfiles = !ls\ntorch.einsum??",
+        "%load_ext autoreload\n!pip install einops\nfiles = !ls\ntorch.einsum??\n?torch.einsum",
         styled(),
     ],
     "a newer Python in a cell of trials": [
         "def shown[T](x: T) -> T:\n    return x\ntype Map = int",
         styled(),
     ],
-    "trials that fail": ["talking(1, 2)\n1 / 0\nopen('nowhere')", ending("assert False, 'my own test'")],
+    "trials that fail": ["talking(1, 2)\n1 / 0\nopen('nowhere')", f"assert False, 'my own test'\n{styled()}"],
     "an older answer left above": [styled(end="return 0, 0"), styled()],
-    "the same answer twice in a cell": [styled(end="return 0, 0") + styled()],
 }
 HONEST_FILES = {
     "a byte order mark.ipynb": lambda content: b"\xef\xbb\xbf" + content,
@@ -308,11 +266,12 @@ HONEST_FILES = {
 }
 
 
-@pytest.mark.parametrize("name", [*HONEST_CELLS, *HONEST_FILES])
+@pytest.mark.parametrize("name", [*STYLES, *HONEST_CELLS, *HONEST_FILES])
 def test_honest_work_that_is_odd_has_its_points(edition, cage, tmp_path, name):
     handed = solution(edition)
-    *before, answer = HONEST_CELLS.get(name, [styled()])
+    *before, answer = HONEST_CELLS.get(name, [STYLES.get(name, styled())])
     replace(handed, "talking", answer).code[1:1] = before
+    handed.code.append(HELPER)
     content, file = as_notebook(handed), name if name in HONEST_FILES else "a1.ipynb"
     (tmp_path / file).write_bytes(HONEST_FILES.get(name, bytes)(content))
     (back,) = handed_in(tmp_path, [])

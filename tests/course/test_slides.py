@@ -6,7 +6,6 @@ from importlib.util import find_spec
 
 import pytest
 
-from tests.browser import chromium
 from tests.helpers import ROOT
 from tools import build_book
 from tools.sentences import guarded, pages
@@ -57,16 +56,9 @@ def test_a_built_week_has_its_slides_and_numbers_and_asks_nobody_for_anything(bu
     assert [number.number for number in guarded(SLIDES / f"{week}.md") if number.number not in plain] == []
     loaded = re.findall(r"<(?:script|link|img|iframe|video)[^>]*?\b(?:src|href)=\"([^\"]+)\"", html)
     assert loaded and not [address for address in loaded if re.match(r"(?:\w+:)?//", address)]
-    assert all(
-        (built / address.split("?")[0]).exists() for address in loaded if not address.startswith("data:")
-    )
+    files = [address.split("?")[0] for address in loaded if not address.startswith("data:")]
+    assert all((built / file).exists() for file in files)
     assert all('alt="' in image for image in re.findall(r"<img[^>]*>", html))
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with chromium() as opened:
-        yield opened
 
 
 @pytest.mark.slow

@@ -26,9 +26,8 @@ def numbers(batch):
 @pytest.mark.parametrize("count, parts", [(2, 5), (8, 3)])
 def test_a_batch_is_split_as_a_tensor(count, parts):
     batch = ObjectBatch(numbered(count))
-    assert [numbers(part) for part in batch.tensor_split(parts)] == [
-        part.tolist() for part in torch.arange(count).tensor_split(parts)
-    ]
+    expected = [part.tolist() for part in torch.arange(count).tensor_split(parts)]
+    assert [numbers(part) for part in batch.tensor_split(parts)] == expected
     assert all(isinstance(part, ObjectBatch) for part in batch.tensor_split(parts))
 
 

@@ -11,118 +11,110 @@ from atbook.exercises import check, find, judge
 from atbook.exercises.judging import Exercise
 
 
-def exercise(right, *cases, **options) -> Exercise:
-    named = {f"case {i}": (lambda case=case: case()) for i, case in enumerate(cases)}
-    return Exercise("99.1", right, named, **{"wrong": {}} | options)
+def exercise(right, case, **options) -> Exercise:
+    return Exercise("99.1", right, {"case 0": case}, **{"wrong": {}} | options)
 
 
 def numbers():
     return (torch.arange(4.0, dtype=torch.float64).reshape(2, 2),)
 
 
-DOUBLE = exercise(lambda x: 2 * x, numbers, wrong={"You took it three times.": lambda x: 3 * x})
-
-
-def test_right_wrong_and_known_wrong():
-    assert judge(DOUBLE, lambda x: x + x).passed
-    known = judge(DOUBLE, lambda x: x + x + x)
-    assert not known.passed and known.mistake == "You took it three times." and "three times" in known.says
-    other = judge(DOUBLE, lambda x: 2 * x**2 + 2 * x)
-    assert not other.passed and other.mistake is None
-    assert "expected 2, got 4 at (0, 1); 3 of 4 entries differ" in other.says and "0 of 1" in other.says
-    assert "the largest difference is 18" in other.says
-
-
-@pytest.mark.parametrize("answer", [lambda x: None, lambda x: ..., lambda x: _raise(NotImplementedError())])
-def test_an_untouched_starter_is_not_done(answer):
-    assert judge(DOUBLE, answer).mistake == "not done"
-
-
 def _raise(error):
     raise error
 
 
-@pytest.mark.parametrize(
-    ("answer", "named"),
-    [
-        (lambda x: _raise(KeyError("mine")), "KeyError: 'mine'"),
-        (lambda x, y: x, "TypeError"),
-        (lambda x: _raise(SystemExit(3)), "SystemExit"),
-        (lambda x: 2 * x[0], r"expected the shape (2, 2), got (2,)"),
-        (lambda x: [2 * x], r"expected the shape (2, 2), got (1, 2, 2)"),
-        (lambda x: ["2x"], "expected a tensor, got a list"),
-        (lambda x: "2x", "got a str"),
-        (lambda x: x * math.nan, "4 of 4 numbers are nan or infinite"),
-        (lambda x: x.mul_(2), "changed its arguments"),
-    ],
-)
-def test_what_is_wrong_is_told(answer, named):
-    verdict = judge(DOUBLE, answer)
-    assert not verdict.passed and verdict.mistake is None and named in verdict.says
+def frozen(a, b):
+    a.requires_grad_(False)
+    return (a * b).sum()
 
 
+DOUBLE = exercise(lambda x: 2 * x, numbers, wrong={"You took it three times.": lambda x: 3 * x})
 ROWS = exercise(lambda p: p.softmax(-1), lambda: (torch.arange(12.0).double().sin().reshape(2, 2, 3),))
 MEAN = exercise(lambda x: x.mean(1), lambda: (torch.arange(1.0, 13).double().reshape(3, 4),))
+SUM = exercise(lambda x: x.sum(), numbers)
+SMALL = exercise(lambda x: x.sum(), numbers, largest=4)
+OF_TEACHER = exercise(
+    lambda a, b: (a.detach() * b).sum(), lambda: (torch.ones(2).double(),) * 2, grads=("a", "b")
+)
+DETACHED = exercise(lambda x: 2 * x.detach(), numbers, grads=("x",), wrong={"Not that.": lambda x: 2 * x})
+GRADIENT = exercise(lambda x: 2 * x, numbers, grads=("x",), gradients_only=True)
+OF_LIST = exercise(lambda x: sum(x), lambda: ([*numbers(), *numbers()],), grads=("x",))
+MIXED = exercise(lambda x: {"sum": x.sum(), "list": [1, "a", True]}, numbers)
+NOISY = exercise(lambda x: x + torch.rand(2, 2), numbers)
+BROKEN = exercise(lambda x: _raise(RuntimeError("mine")), numbers)
 
 
 @pytest.mark.parametrize(
-    ("task", "answer", "said"),
+    ("task", "answer"),
     [
-        (DOUBLE, lambda x: -2 * x, "the sign is turned round"),
-        (DOUBLE, lambda x: 200 * x, "no per cent"),
-        (DOUBLE, lambda x: 2 * x / math.log(2), "not log2"),
-        (DOUBLE, lambda x: 2 * x.mT, "transposed"),
-        (MEAN, lambda x: x.sum(1), "the size of axis 1 of `x`: it is 4 times too large: a sum"),
-        (MEAN, lambda x: x.mean(1) / 4, "it is 1/4 of the right one: a mean"),
-        (ROWS, lambda p: p.exp() * p.softmax(-1), "the rows of your result do not sum to 1"),
+        (DOUBLE, lambda x: x + x),
+        (DOUBLE, lambda x: (2 * x).tolist()),
+        (DOUBLE, lambda x: (2 * x).numpy()),
+        (DOUBLE, lambda x: list(2 * x)),
+        (DOUBLE, lambda x: x @ torch.tensor([[2.0, 0], [0, 2]])),  # in single precision, as in the chapters
+        (SUM, lambda x: x.sum().reshape(1)),
+        (SMALL, lambda x: x.sum()),
+        (OF_TEACHER, frozen),
+        (DETACHED, lambda x: 2 * x.detach()),
+        (GRADIENT, lambda x: 2 * x + 7),
+        (OF_LIST, lambda x: x[0] + x[1]),
+        (MIXED, lambda x: {"list": (1, "a", True), "sum": float(x.sum())}),
+        (NOISY, lambda x: x + torch.rand(2, 2)),
     ],
 )
-def test_how_a_wrong_result_is_related_to_the_right_one_is_told(task, answer, said):
+def test_a_right_result_may_be_written_in_other_ways(task, answer):
+    """The randomness of an answer is the judge's; a student's own is left alone."""
+    expected = torch.rand(1)
+    torch.manual_seed(0)
+    assert judge(task, answer).passed
+    assert torch.equal(torch.rand(1), expected)
+
+
+@pytest.mark.parametrize(
+    ("task", "answer", "mistake", "said"),
+    [
+        (DOUBLE, lambda x: None, "not done", ""),
+        (DOUBLE, lambda x: ..., "not done", ""),
+        (DOUBLE, lambda x: _raise(NotImplementedError()), "not done", ""),
+        (DOUBLE, lambda x: print(2 * x), "not done", "return"),
+        (DOUBLE, lambda x: x + x + x, "You took it three times.", "three times"),
+        (DOUBLE, lambda x: 2 * x**2 + 2 * x, None, "expected 2, got 4 at (0, 1); 3 of 4 entries differ"),
+        (DOUBLE, lambda x: 2 * x**2 + 2 * x, None, "0 of 1"),
+        (DOUBLE, lambda x: 2 * x**2 + 2 * x, None, "the largest difference is 18"),
+        (DOUBLE, lambda x: _raise(KeyError("mine")), None, "KeyError: 'mine'"),
+        (DOUBLE, lambda x, y: x, None, "TypeError"),
+        (DOUBLE, lambda x: _raise(SystemExit(3)), None, "SystemExit"),
+        (DOUBLE, lambda x: 2 * x[0], None, "expected the shape (2, 2), got (2,)"),
+        (DOUBLE, lambda x: [2 * x], None, "expected the shape (2, 2), got (1, 2, 2)"),
+        (DOUBLE, lambda x: ["2x"], None, "expected a tensor, got a list"),
+        (DOUBLE, lambda x: "2x", None, "got a str"),
+        (DOUBLE, lambda x: x * math.nan, None, "4 of 4 numbers are nan or infinite"),
+        (DOUBLE, lambda x: x.mul_(2), None, "changed its arguments"),
+        (DOUBLE, torch.zeros(2), None, "expected a function, got a Tensor"),
+        (BROKEN, lambda x: 2 * x, "the check", "no mistake of yours"),
+        # how a wrong result is related to the right one
+        (DOUBLE, lambda x: -2 * x, None, "the sign is turned round"),
+        (DOUBLE, lambda x: 200 * x, None, "no per cent"),
+        (DOUBLE, lambda x: 2 * x / math.log(2), None, "not log2"),
+        (DOUBLE, lambda x: 2 * x.mT, None, "transposed"),
+        (MEAN, lambda x: x.sum(1), None, "the size of axis 1 of `x`: it is 4 times too large: a sum"),
+        (MEAN, lambda x: x.mean(1) / 4, None, "it is 1/4 of the right one: a mean"),
+        (ROWS, lambda p: p.exp() * p.softmax(-1), None, "the rows of your result do not sum to 1"),
+        # gradients, sizes on the way, and results that are no tensors
+        (DETACHED, lambda x: 2 * x, "Not that.", ""),
+        (GRADIENT, lambda x: 3 * x, None, ""),
+        (OF_LIST, lambda x: x[0] + x[1].detach(), None, "gradient of x: entry 1"),
+        (SMALL, lambda x: x.expand(5, 2, 2).clone().sum() / 5, None, "(5, 2, 2)"),
+        (MIXED, lambda x: {"sum": 6.0}, None, ""),
+        (MIXED, lambda x: {"sum": 6.0, "list": [1, "a"]}, None, ""),
+        (MIXED, lambda x: {"sum": 6.0, "list": [1, "b", True]}, None, ""),
+        (MIXED, lambda x: {"sum": True, "list": [1, "a", True]}, None, ""),
+    ],
+)
+def test_what_is_wrong_is_told(task, answer, mistake, said, capsys):
     verdict = judge(task, answer)
-    assert not verdict.passed and said in verdict.says
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        lambda x: (2 * x).tolist(),
-        lambda x: (2 * x).numpy(),
-        lambda x: list(2 * x),
-        lambda x: x @ torch.tensor([[2.0, 0.0], [0.0, 2.0]]),  # in single precision, as in the chapters
-    ],
-)
-def test_a_right_result_may_be_written_in_other_ways(answer):
-    assert judge(DOUBLE, answer).passed
-
-
-def test_one_number_may_be_a_tensor_of_one_number():
-    assert judge(exercise(lambda x: x.sum(), numbers), lambda x: x.sum().reshape(1)).passed
-
-
-def test_a_teacher_may_be_frozen_by_the_answer():
-    def frozen(a, b):
-        a.requires_grad_(False)
-        return (a * b).sum()
-
-    def inputs():
-        return torch.ones(2).double(), torch.ones(2).double()
-
-    assert judge(exercise(lambda a, b: (a.detach() * b).sum(), inputs, grads=("a", "b")), frozen).passed
-
-
-def test_an_error_of_the_check_is_no_fault_of_the_student():
-    verdict = judge(exercise(lambda x: _raise(RuntimeError("mine")), numbers), lambda x: 2 * x)
-    assert not verdict.passed and verdict.mistake == "the check" and "no mistake of yours" in verdict.says
-
-
-def test_a_value_in_place_of_the_function():
-    verdict = judge(DOUBLE, torch.zeros(2))
-    assert not verdict.passed and "expected a function, got a Tensor" in verdict.says
-
-
-def test_printing_in_place_of_returning(capsys):
-    verdict = judge(DOUBLE, lambda x: print(2 * x))
-    assert not verdict.passed and "return" in verdict.says and capsys.readouterr().out == ""
+    assert not verdict.passed and verdict.mistake == mistake and said in verdict.says
+    assert capsys.readouterr().out == ""
 
 
 def test_an_answer_that_runs_for_ever_is_ended_even_where_it_catches_exceptions(monkeypatch):
@@ -139,56 +131,10 @@ def test_an_answer_that_runs_for_ever_is_ended_even_where_it_catches_exceptions(
     assert time.monotonic() - start < 5
 
 
-def test_gradients_are_judged_where_they_count():
-    known = {"Not that.": lambda x: 2 * x}
-    counted = exercise(lambda x: 2 * x.detach(), numbers, grads=("x",), wrong=known)
-    assert judge(counted, lambda x: 2 * x.detach()).passed
-    assert judge(counted, lambda x: 2 * x).mistake == "Not that."
-    only = exercise(lambda x: 2 * x, numbers, grads=("x",), gradients_only=True)
-    assert judge(only, lambda x: 2 * x + 7).passed and not judge(only, lambda x: 3 * x).passed
-
-
-def test_gradients_of_lists_of_tensors():
-    counted = exercise(lambda x: sum(x), lambda: ([*numbers(), *numbers()],), grads=("x",))
-    assert judge(counted, lambda x: x[0] + x[1]).passed
-    assert "gradient of x: entry 1" in judge(counted, lambda x: x[0] + x[1].detach()).says
-
-
-def test_a_tensor_that_is_too_large_is_told_although_the_numbers_are_right():
-    small = exercise(lambda x: x.sum(), numbers, largest=4)
-    assert judge(small, lambda x: x.sum()).passed
-    verdict = judge(small, lambda x: x.expand(5, 2, 2).clone().sum() / 5)
-    assert not verdict.passed and "(5, 2, 2)" in verdict.says
-
-
-def test_results_that_are_dicts_lists_and_words():
-    mixed = exercise(lambda x: {"sum": x.sum(), "list": [1, "a", True]}, numbers)
-    assert judge(mixed, lambda x: {"list": (1, "a", True), "sum": float(x.sum())}).passed
-    for wrong in (
-        {"sum": 6.0},
-        {"sum": 6.0, "list": [1, "a"]},
-        {"sum": 6.0, "list": [1, "b", True]},
-        {"sum": True, "list": [1, "a", True]},
-    ):
-        assert not judge(mixed, lambda x: wrong).passed
-
-
-def test_randomness_is_the_same_for_every_answer_and_the_students_own_is_untouched():
-    noisy = exercise(lambda x: x + torch.rand(2, 2), numbers)
-    torch.manual_seed(5)
-    expected = torch.rand(1)
-    torch.manual_seed(5)
-    assert judge(noisy, lambda x: x + torch.rand(2, 2)).passed
-    assert torch.equal(torch.rand(1), expected)
-
-
-def test_an_unknown_number_lists_the_close_ones(capsys):
+def test_an_unknown_number_lists_the_close_ones_and_a_verdict_is_printed(capsys):
     with pytest.raises(ValueError, match=r"6\.9"):
         find("6.9")
     check("6.9", print)  # never raises
     assert "'6.1'" in capsys.readouterr().out
-
-
-def test_check_prints_the_verdict(capsys):
     check("6.1", lambda *maps: None)
     assert capsys.readouterr().out.startswith("Exercise 6.1: not done yet")

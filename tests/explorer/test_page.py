@@ -31,9 +31,8 @@ def test_a_state_in_the_address_is_restored(explorer):
 def test_what_the_address_asks_for_and_is_not_here_is_said(explorer):
     page = explorer("#world=find&model=resnet&noise=7&colour=red&seed=3&edits=shape.99.1&paint=0.3.k")
     said = page.inner_text(".explorer-notice")
-    assert all(
-        part in said for part in ("model=resnet", "noise=7", "colour", "edits=shape.99.1", "paint=0.3.k")
-    )
+    parts = ("model=resnet", "noise=7", "colour", "edits=shape.99.1", "paint=0.3.k")
+    assert all(part in said for part in parts)
     assert address(page) == {"world": "find", "model": "scratch", "seed": "3"}
     page.get_by_role("button", name="New scene").click()
     assert page.inner_text(".explorer-notice") == ""

@@ -34,15 +34,14 @@ def test_an_experiment_writes_records_and_prints_a_table(here, capsys, monkeypat
         figures = f"{statistics.mean(scores):.1f} ± {statistics.stdev(scores):.1f}"
         assert line.split() == [method, *figures.split(), "(2", "seeds)"]
     assert lines[-1] == "records: results/transfer/toy.jsonl"
-    assert {path.name for path in (here / "runs" / "transfer" / "toy").iterdir()} == {
-        "transfer",
-        *(f"teacher-seed{seed}.safetensors" for seed in (0, 1, 100)),
-    }
+    teachers = {f"teacher-seed{seed}.safetensors" for seed in (0, 1, 100)}
+    assert {path.name for path in (here / "runs/transfer/toy").iterdir()} == {"transfer", *teachers}
 
     toy.forbid_training(monkeypatch)
     before = toy.files(here)
     assert command.main(asked) == 0 and toy.files(here) == before
     assert capsys.readouterr().out.splitlines() == lines
+    assert command.main(["experiments"]) == 0 and "transfer: " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

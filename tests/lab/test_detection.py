@@ -8,7 +8,7 @@ import pytest
 from atbook.lab import scales as schooling
 from atbook.lab import study as runner
 from atbook.lab.detection import DETECTION
-from atbook.lab.scales import LABELLED_SCENES, PAINTED_SCENES, TUNING_SEED, SceneScale
+from atbook.lab.scales import LABELLED_SCENES, PAINTED_SCENES, TUNING_SEED, scales
 from atbook.lab.study import Place, Sources, make_teacher, run_study, scratch
 from atbook.records import read_file
 from atfamily.detection.detector import Detector
@@ -20,13 +20,11 @@ from tests import toy
 from tests.helpers import randomise, same
 
 SMALL = {"steps": 2, "batch_size": 4}
-TOY = SceneScale(
-    "scenes",
-    Architecture("scenes", {"num_classes": 0}),
-    (),
-    replace(recipes.MAE, **SMALL),
-    replace(recipes.STUDENT, label_smoothing=0.0, **SMALL),
-    {},
+REAL = scales()["scenes"]
+TOY = replace(
+    REAL,
+    pretraining=replace(REAL.pretraining, **SMALL),
+    training=replace(REAL.training, **SMALL),
     labels=8,
     unlabelled=8,
     held_out_sizes={"validation": 4, "test": 6},
@@ -89,9 +87,8 @@ def test_teachers_of_scenes(tmp_path):
     """The auto-encoder's ViT, which has no classifier, with what it left unpainted in its record; and a
     classifier of the largest object."""
     place = place_in(tmp_path)
-    of_labels = replace(LABELLED_SCENES, validation=4)
     make_teacher(place, 0)
-    make_teacher(place, 0, DETECTION, of_labels)
+    make_teacher(place, 0, DETECTION, OF_LABELS)
     painter, classifier = load_vit(place.teacher(0)), load_vit(place.teacher(0, LABELLED_SCENES))
     assert painter.num_classes == 0 and classifier.num_classes == 8
     (of_painter,), (of_classifier,) = (read_file(place.records(name)) for name in ("transfer", "detection"))
@@ -104,19 +101,11 @@ def test_teachers_of_scenes(tmp_path):
 
 
 METHODS = ("fcos, copy from supervised", "segment, frozen")
-STUDY = replace(
-    DETECTION,
-    variants=tuple(
-        replace(
-            variant,
-            changes={},
-            trials=variant.trials[:2],
-            schooling=variant.schooling and replace(variant.schooling, validation=4),
-        )
-        for variant in DETECTION.variants
-        if variant.name in METHODS
-    ),
-)
+SHORT = [
+    replace(variant, changes={}, trials=variant.trials[:2]) for variant in map(DETECTION.variant, METHODS)
+]
+OF_LABELS = replace(LABELLED_SCENES, validation=4)
+STUDY = replace(DETECTION, variants=(replace(SHORT[0], schooling=OF_LABELS), SHORT[1]))
 
 
 @pytest.fixture(scope="module")

@@ -71,13 +71,9 @@ def found(place, name="toy examination"):
 
 def test_models_are_trained_first_and_measured_one_seed_at_a_time(place):
     records = run_examination(EXAMINATION, place, 2)
-    assert [(r.method, r.seed) for r in records] == [
-        (name, seed) for name in ("all together", "copy other", "scratch") for seed in (0, 1)
-    ]
-    assert [(seed, list(models)) for seed, models, _ in MEASURED] == [
-        (0, ["scratch", "copy other"]),
-        (1, ["scratch", "copy other"]),
-    ]
+    names = ("all together", "copy other", "scratch")
+    assert [(r.method, r.seed) for r in records] == [(name, seed) for name in names for seed in (0, 1)]
+    assert [(seed, *models) for seed, models, _ in MEASURED] == [(n, "scratch", "copy other") for n in (0, 1)]
     for seed, models, sources in MEASURED:
         assert (sources.seed, sources.place) == (seed, place) and sources.scale is toy.TOY
         for name, model in models.items():

@@ -25,30 +25,14 @@ from tests.helpers import ROOT, draw_nothing_on_meta
 
 PAPERS = ROOT / "book" / "papers"
 # of a table: what is measured; the other columns, and gains, say of what or follow
-MEASURED = (
-    "top1",
-    "scratch",
-    "fine_tune",
-    "copy",
-    "distill",
-    "millions",
-    "memory_GB",
-    "seconds_per_iteration",
-)
+MEASURED = "top1 scratch fine_tune copy distill millions memory_GB seconds_per_iteration".split()
 LARGE = "vit_large_patch16_224"
+OF_FLIP = {"act_layer": "gelu_tanh", "global_pool": "avg", "fc_norm": False, "pool_include_prefix": True}
 FILES = {
     "moco-v3-vit-large.safetensors": Architecture(LARGE, {"num_classes": 0}),
-    "flip-vit-large.safetensors": Architecture(
-        LARGE,
-        {
-            "num_classes": 0,
-            "act_layer": "gelu_tanh",
-            "global_pool": "avg",
-            "fc_norm": False,
-            "pool_include_prefix": True,
-        },
-    ),
+    "flip-vit-large.safetensors": Architecture(LARGE, {"num_classes": 0, **OF_FLIP}),
 }
+KNOWN = {}  # what was built of shapes, by all tests
 
 
 class Images:
@@ -74,7 +58,7 @@ def configured(tmp_path, monkeypatch):
     done, built = [], set()
 
     def once(place, name, key):  # nothing here changes a student or a teacher, which are of shapes alone
-        seen, plain = {}, getattr(place, name)
+        seen, plain = KNOWN.setdefault(name, {}), getattr(place, name)
 
         def call(one, *more):
             if (known := key(one)) not in seen:
@@ -165,16 +149,14 @@ def test_every_figure_of_the_papers_tables_has_its_command():
 
 def test_every_command_configures_what_it_says(configured, capsys):
     runs = {}
-    for words in dict.fromkeys(
-        [one for repeat in repeats() for one in repeat.commands] + [*FIGURES.values()]
-    ):
+    every = [one for repeat in repeats() for one in repeat.commands]
+    for words in dict.fromkeys([*every, *FIGURES.values()]):
         code, done = configured(words)
         assert code == 0, (words, capsys.readouterr().err)
         asked = shlex.split(words)
         if asked[0] == "evaluate":
-            assert [str(path.parent) for path, _ in done] == [
-                path.partition("/averaged")[0] for path in asked[1:] if path.startswith("runs/")
-            ]
+            of = [path.partition("/averaged")[0] for path in asked[1:] if path.startswith("runs/")]
+            assert [str(path.parent) for path, _ in done] == of
             assert all(name is None or name in SHIFTED for _, name in done)
             assert ("--shifted" in asked) == (done[0][1] is not None)
             assert ("--averaged" in asked) <= (done[0][0].name == "averaged.safetensors")
@@ -189,15 +171,8 @@ def test_every_command_configures_what_it_says(configured, capsys):
                 assert config.recipe.transfer_weight == expected, words
     folders = [words.rpartition("--out ")[2] for words in runs if "--dry-run" not in words]
     assert len(set(folders)) == len(folders), "two runs in one folder"
-    assert {config.method.value for config in runs.values()} == {
-        "scratch",
-        "fine-tune",
-        "copy",
-        "distill",
-        "features",
-        "mean-maps",
-        "mae",
-    }
+    methods = {"scratch", "fine-tune", "copy", "distill", "features", "mean-maps", "mae"}
+    assert {config.method.value for config in runs.values()} == methods
 
 
 def test_the_other_papers_are_listed_whole_and_their_commands_configure(configured, capsys):
@@ -205,11 +180,9 @@ def test_the_other_papers_are_listed_whole_and_their_commands_configure(configur
     makes = {path: one for one in listed() for path in re.findall(r"--out (runs/\S+)", one.command)}
     assert len(makes) == sum("--out" in one.command for one in listed()), "two runs in one folder"
     folders = {path for one in listed() for path in re.findall(r"--teacher (runs/[^/ ]+)", one.command)}
-    ordered = sorted(
-        filter(lambda one: one.command, listed()), key=lambda one: " --teacher runs" in one.command
-    )
     assert folders <= set(makes)
-    for one in ordered:
+    commands = [one for one in listed() if one.command]
+    for one in sorted(commands, key=lambda one: " --teacher runs" in one.command):
         code, _ = configured(one.command)
         assert code == 0, (one, capsys.readouterr().err)
     assert all(one.command or one.note for one in listed())

@@ -33,15 +33,12 @@ def draw(path, split, number, seed, image_size):
     return Images((40 * classes[:, None, None, None] + noise).to(torch.uint8), classes)
 
 
-TOY = PublishedScale(
-    "real-toy",
-    Architecture({**SMALL, "embed_dim": 16}, {"num_classes": 4}),
-    (),
-    None,
-    Recipe(steps=2, batch_size=6),
-    {},
+TOY = replace(
+    scales()["real-cifar10"],
+    name="real-toy",
+    student=Architecture({**SMALL, "embed_dim": 16}, {"num_classes": 4}),
+    training=Recipe(steps=2, batch_size=6),
     labels=8,
-    makes_teachers=False,
     draw=draw,
     far={"sketch": draw},
     image_size=SIDE,

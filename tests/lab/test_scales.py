@@ -13,7 +13,7 @@ from PIL import Image
 
 from atbook.lab import scales as schooling
 from atbook.lab import study
-from atbook.lab.scales import COLOUR, RETRIEVAL, TUNING_SEED, CifarScale, Schooling, TeacherFailed, scales
+from atbook.lab.scales import COLOUR, RETRIEVAL, TUNING_SEED, Schooling, TeacherFailed, scales
 from atbook.lab.study import CENTRAL, Place, run_study
 from atbook.records import read_file, read_records
 from atbook.worlds import glyphs, pretext
@@ -73,16 +73,14 @@ def cifar(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     write_cifar(tmp_path / "train.parquet", 50)
     write_cifar(tmp_path / "test.parquet", 10)
-    methods = ("scratch", "copy")
-    scale = CifarScale(
-        "toy",
-        Architecture("cifar-small", {"depth": 1}),
-        methods,
-        replace(recipe.MAE, **toy.SMALL),
-        replace(recipe.STUDENT, **toy.SMALL),
-        {method: ({},) for method in methods},
+    real = scales(tmp_path)["cifar10-cpu"]
+    scale = replace(
+        real,
+        name="toy",
+        student=Architecture("cifar-small", {"depth": 1}),
+        pretraining=replace(real.pretraining, **toy.SMALL),
+        training=replace(real.training, **toy.SMALL),
         labels=20,
-        path=tmp_path,
         unlabelled=20,
         held_out_sizes={"validation": None, "test": 8},
     )
@@ -131,12 +129,8 @@ def test_a_teacher_must_be_worth_something_before_students_are_compared(
 ):
     """Its students are not really trained: what they would reach is given."""
     methods, taught = ("copy", "scratch", "fine-tune"), []
-    scale = replace(
-        cifar,
-        methods=methods,
-        tuning={method: toy.TRIALS for method in methods},
-        worth=schooling.Worth(0.05, evenness),
-    )
+    tuning, worth = dict.fromkeys(methods, toy.TRIALS), schooling.Worth(0.05, evenness)
+    scale = replace(cifar, methods=methods, tuning=tuning, worth=worth)
     monkeypatch.setattr(study, "scales", lambda data: {"toy": scale})
 
     def teach(student, images, recipe, seed, sets, name, *how):
@@ -157,9 +151,8 @@ def test_a_teacher_must_be_worth_something_before_students_are_compared(
             run_study(CENTRAL, place, 1)
         assert f"{100 * (fine_tuned - 0.4):+.1f} points" in str(failed.value)
     assert set(taught) == ends and len(taught) == 4
-    assert {r.key for r in read_file(place.records("transfer")) if r.kind == "teacher"} == {
-        ("teacher", "teacher", TUNING_SEED, None)
-    }
+    teachers = [r.key for r in read_file(place.records("transfer")) if r.kind == "teacher"]
+    assert teachers == [("teacher", "teacher", TUNING_SEED, None)]
 
 
 # --- PACS: students see photographs only, every other domain is for reporting alone
@@ -173,16 +166,15 @@ def pacs(tmp_path, monkeypatch):
     domains = ["photo"] * 20 + ["art_painting"] * 10 + ["cartoon"] * 10 + ["sketch"] * 10
     write(tmp_path / "data" / "pacs" / "train.parquet", domains)
     write_cifar(tmp_path / "data" / "cifar10" / "train.parquet", 20)
-    made = scales(tmp_path / "data")["pacs"]
+    methods, short = ("scratch", "copy"), replace(recipe.STUDENT, **toy.SMALL)
     made = replace(
-        made,
-        methods=("scratch", "copy"),
-        pretraining=replace(recipe.STUDENT, **toy.SMALL),
-        training=replace(recipe.STUDENT, **toy.SMALL),
-        tuning={method: toy.TRIALS for method in ("scratch", "copy")},
+        scales(tmp_path / "data")["pacs"],
+        methods=methods,
+        pretraining=short,
+        training=short,
+        tuning=dict.fromkeys(methods, toy.TRIALS),
     )
     monkeypatch.setattr(study, "scales", lambda data=None: {"pacs": made})
-    return made
 
 
 def test_a_run_reports_every_domain_and_a_trial_only_validation_photographs(pacs, tmp_path):
@@ -218,12 +210,11 @@ def test_the_central_teacher_is_what_it_always_was(few):
     """Bit for bit: the committed records and weights come from this way of making one."""
     drawn = glyphs.generate("unlabelled", 16, 5)
     clean = torch.tensor(drawn.clean.reshape(16, 192).astype(np.float32)) / 255
-    expected, past = longhand(
-        5,
-        Images(torch.tensor(drawn.images), clean),
-        192,
-        lambda model, images, targets, recipe: torch.nn.functional.mse_loss(model(images), targets),
-    )
+
+    def squared_error(model, images, targets, recipe):
+        return torch.nn.functional.mse_loss(model(images), targets)
+
+    expected, past = longhand(5, Images(torch.tensor(drawn.images), clean), 192, squared_error)
     found, architecture, history = replace(toy.TOY, pretraining=RECIPE).make_teacher(5)
     assert same(found.state_dict(), expected.state_dict())
     assert [{k: v for k, v in entry.items() if k != "unlearned"} for entry in history] == past
@@ -244,16 +235,10 @@ def test_the_colour_teacher_learns_the_hue_and_nothing_about_shapes(few):
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.3])
 def test_colour_loss_by_hand(smoothing):
-    model, images, hues = (
-        create_vit("glyphs", depth=1, num_classes=6),
-        random_images(5, 3, 32, 32),
-        torch.tensor([0, 5, 2, 2, 4]),
-    )
+    model, images = create_vit("glyphs", depth=1, num_classes=6), random_images(5, 3, 32, 32)
+    hues = torch.tensor([0, 5, 2, 2, 4])
     log_p = model(images).log_softmax(1)
-    expected = (
-        -sum((1 - smoothing) * row[hue] + smoothing / 6 * row.sum() for row, hue in zip(log_p, hues)) / 5
-    )
+    expected = -sum((1 - smoothing) * row[hue] + smoothing / 6 * row.sum() for row, hue in zip(log_p, hues))
     smoothed = replace(pretext.RETRIEVAL, label_smoothing=smoothing)
-    assert pretext.colour_loss(model, images, hues, smoothed).item() == pytest.approx(
-        expected.item(), rel=1e-5
-    )
+    loss = pretext.colour_loss(model, images, hues, smoothed)
+    assert loss.item() == pytest.approx(expected.item() / 5, rel=1e-5)

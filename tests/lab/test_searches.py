@@ -13,23 +13,11 @@ KNOWN = {
     ("controls", "match"): {"copy, jigsaw"},
     ("linear", "match"): {"distilled maps, message twin", "scratch"},  # over all 14 rates
     ("locality", "find"): {"local, scratch, 250 labels", "standard, scratch, 250 labels"},
-    ("one-softmax", "match"): {
-        "ResNet, attention",
-        "ResNet, average",
-        "a query for each class",
-        "attention",
-        "average",
-        "row distilled",
-    },
+    ("one-softmax", "match"): {"ResNet, attention", "ResNet, average"}
+    | {"a query for each class", "attention", "average", "row distilled"},
     ("pointing", "find"): {"mark beside its glyph, scratch"},
-    ("pretraining-methods-match", "match"): {
-        "dino, fine-tune",
-        "mae, copy",
-        "mae, distill",
-        "mae, fine-tune",
-        "moco, fine-tune",
-        "scratch",
-    },
+    ("pretraining-methods-match", "match"): {"mae, copy", "mae, distill", "scratch"}
+    | {f"{name}, fine-tune" for name in ("dino", "mae", "moco")},
     # fourteen trials, beyond both ends of what the method itself was searched over
     ("controls", "find"): {"distill, jigsaw", "distill, mean map"},
     ("static-routing", "find"): {"resmlp, read by a token"},

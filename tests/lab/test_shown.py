@@ -1,10 +1,13 @@
-"""What pages show of records: recipes as they were run, accuracies of both worlds, tables."""
+"""What pages show of records: shares, and verdicts by the rule."""
+
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from atbook.lab.findings import cka_to_fine_tuned, shifted_accuracy, verdicts
 from atbook.lab.shown import kept_share
-from atbook.lab.verdicts import Side
+from atbook.lab.verdicts import TOO_SMALL, UNSEEN, Side
 from atbook.records import pack_bits
 from tests.toy import recorded
 from tools.sentences import functions
@@ -25,9 +28,8 @@ def test_a_share_is_that_of_the_seeds_that_all_have(tmp_path):
     share = kept_share("real-cifar10", *sides, results=tmp_path)
     assert share.value == pytest.approx((80 + 85 + 90) / (110 + 100 + 110))
     assert share.low < share.value < share.high
-    assert functions(tmp_path)["share"]("real-cifar10", "copy, blank image") == pytest.approx(
-        100 * share.value
-    )
+    of_sentence = functions(tmp_path)["share"]("real-cifar10", "copy, blank image")
+    assert of_sentence == pytest.approx(100 * share.value)
 
 
 def test_a_share_across_studies_has_the_mean_of_three_scratch_students(tmp_path):
@@ -39,3 +41,22 @@ def test_a_share_across_studies_has_the_mean_of_three_scratch_students(tmp_path)
     scratch = 300 / 3 + 1 / 3  # of seeds 0, 1, 2, on the mean
     expected = 100 * (251 - scratch) / (300 - scratch)
     assert share("find", "copy, blank image", study="blank", other="transfer") == pytest.approx(expected)
+
+
+def test_a_chapter_is_judged_among_all_claims():
+    alone = verdicts("05")
+    assert {answer.claim.chapter for answer in alone} == {"05"}
+    assert alone == [answer for answer in verdicts() if answer.claim.chapter == "05"]
+
+
+def test_no_undecided_claim_has_all_seeds_on_one_side():
+    for answer in verdicts():
+        if answer.verdict in (TOO_SMALL, UNSEEN):
+            assert 0 < answer.seeds_for < answer.estimate.seeds, answer.claim.id
+
+
+def test_what_is_measured_of_a_record():
+    shifted = SimpleNamespace(results={"noise@1": 0.5, "blur@3": 0.7, "test_accuracy": 0.9})
+    assert shifted_accuracy(shifted) == pytest.approx(0.6)
+    compared = SimpleNamespace(results={"cka to fine-tune": [[0.2, 0.9], [0.9, 0.4]]})
+    assert cka_to_fine_tuned(compared) == pytest.approx(0.3)

@@ -6,23 +6,19 @@ import pytest
 import torch
 
 from atbook.lab import study as runner
-from atbook.lab.scales import SentenceScale, Translator
+from atbook.lab.scales import Translator, scales
 from atbook.lab.study import Place, run_study
 from atbook.lab.translation import TRANSLATION, translated
 from atbook.records import read_file, unpack_bits
 from atbook.worlds.phrases import TARGET_WORDS, generate_phrases, phrase_sentences
 from atfamily.seq2seq import BEGIN, END, PAD
-from atlib import recipe as recipes
 
-TOY = SentenceScale(
-    "phrases",
-    Translator("phrases", {"width": 16, "hidden": 16}),
-    (),
-    None,
-    replace(recipes.STUDENT, steps=2, batch_size=4),
-    {},
+REAL = scales()["phrases"]
+TOY = replace(
+    REAL,
+    student=Translator("phrases", {"width": 16, "hidden": 16}),
+    training=replace(REAL.training, steps=2, batch_size=4),
     labels=8,
-    makes_teachers=False,
     unlabelled=12,
     held_out_sizes={"validation": 4, "test": 6},
 )
@@ -72,12 +68,8 @@ METHODS = ("teacher", "cross copied", "oracle of another order copied")
 
 
 def test_a_small_study_leaves_its_records(place, monkeypatch):
-    few = replace(
-        TRANSLATION,
-        variants=tuple(
-            replace(TRANSLATION.variant(name), changes={}, trials=({"lr": 1e-3},)) for name in METHODS
-        ),
-    )
+    variants = [replace(TRANSLATION.variant(name), changes={}, trials=({"lr": 1e-3},)) for name in METHODS]
+    few = replace(TRANSLATION, variants=tuple(variants))
     monkeypatch.setattr("atbook.lab.translation.TRANSLATION", few)
     records = run_study(few, place, 1)
     assert [record.method for record in records] == list(METHODS)

@@ -149,6 +149,5 @@ def test_what_is_kept_is_what_the_allocator_has_not_got_back(how, layers):
     still_there = sum(event.self_cpu_memory_usage for event in profiled.events())
     assert loss.requires_grad
     known = images.nbytes + labels.nbytes
-    assert step_memory(model, images).saved - known == pytest.approx(still_there, abs=32), (
-        "apart from the losses themselves, single numbers"
-    )
+    # apart from the losses themselves, single numbers
+    assert step_memory(model, images).saved - known == pytest.approx(still_there, abs=32)

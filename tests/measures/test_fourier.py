@@ -30,9 +30,8 @@ def test_against_the_sum_written_out(n):
             for map in maps.flatten(0, 1).tolist()
         ]
         logs.append(sum(math.log(abs(one) + 1e-6) for one in sums) / 6)
-    assert profile.log_amplitude.tolist() == pytest.approx(
-        [log - logs[0] for log in logs], rel=1e-9, abs=1e-9
-    )
+    expected = [log - logs[0] for log in logs]
+    assert profile.log_amplitude.tolist() == pytest.approx(expected, rel=1e-9, abs=1e-9)
     assert profile.frequency.tolist() == pytest.approx([2 * k / n for k in range(n // 2 + 1)])
     assert profile.frequency[-1] == (1 if n == 4 else 0.8)
 

@@ -1,10 +1,13 @@
-"""Disagreement, ensembles, calibration and intervals, against loops and closed forms."""
+"""Ensembles, calibration, intervals and BLEU, against loops, closed forms and a count by hand."""
+
+import math
 
 import numpy as np
 import pytest
 import torch
 from scipy.stats import bootstrap
 
+from atfamily.measures.bleu import bleu
 from atfamily.measures.predictions import ensemble_accuracy, expected_calibration_error, paired_bootstrap
 
 
@@ -52,3 +55,14 @@ def test_the_paired_bootstrap_equals_scipys():
     assert interval.mean == pytest.approx((correct_a.sum() - correct_b.sum()).item() / 400)
     assert (interval.low, interval.high) == pytest.approx(tuple(expected.confidence_interval), abs=0.003)
     assert interval.low < interval.mean < interval.high
+
+
+SAID = "the cat sat on the the mat".split()
+MEANT = "the cat sat on the mat and slept".split()
+
+
+def test_bleu_by_hand():
+    """Of seven words all are there but one "the"; of six pairs all but "the the"; of five triples and of four
+    quadruples all but the two across that pair. They are seven words for eight: a penalty of exp(1 - 8/7)."""
+    expected = math.exp(1 - 8 / 7) * (6 / 7 * 5 / 6 * 3 / 5 * 2 / 4) ** (1 / 4)
+    assert bleu([SAID], [MEANT]) == pytest.approx(expected, abs=1e-15)

@@ -1,5 +1,6 @@
 """The built book in a real browser: each page opened once."""
 
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -51,9 +52,26 @@ class Opened:
         """`expression` of every element e that `selector` finds."""
         return self.tab.eval_on_selector_all(selector, f"found => found.map(e => {expression})")
 
+    @contextmanager
+    def of_width(self, width: int):
+        """The page in a window of that width, for a while."""
+        self.tab.set_viewport_size({"width": width, "height": 844})
+        try:
+            yield
+        finally:
+            self.tab.set_viewport_size({"width": 1280, "height": 900})
+
 
 @pytest.fixture(scope="module", params=names())
 def page(request, browser):
     opened = Opened(browser, request.param)
     yield opened
     opened.tab.close()
+
+
+@pytest.fixture
+def tab(browser):
+    """An empty tab."""
+    opened = browser.new_page(viewport={"width": 1280, "height": 900})
+    yield opened
+    opened.close()

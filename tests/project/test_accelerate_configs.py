@@ -64,9 +64,8 @@ def test_fsdp_divides_what_the_student_has(name, launched):
     settings = plugin.fsdp_version, plugin.reshard_after_forward, plugin.activation_checkpointing
     assert settings == (2, True, False)
     policy = plugin.mixed_precision_policy
-    assert (policy.param_dtype, policy.reduce_dtype, policy.output_dtype) == (None, None, None), (
-        "weights and gradients travel as float32"
-    )
+    # weights and gradients travel as float32
+    assert (policy.param_dtype, policy.reduce_dtype, policy.output_dtype) == (None, None, None)
     of_blocks, of_mlps = (
         sum(parameter.numel() for block in vit.blocks for parameter in part(block).parameters())
         for part in (lambda b: b, lambda b: b.mlp)

@@ -1,13 +1,19 @@
-"""The benchmark of transfer steps: its FLOP counts, its memory counts, its dense baseline, its arithmetic,
-and one small run."""
+"""The benchmarks: FLOP counts, memory counts, dense baseline, arithmetic, and one small run of each."""
 
 import json
 from functools import partial
+from pathlib import Path
 
+import data
+import datasets
 import flops
+import linear_attention
 import methods
 import others
+import processes
 import pytest
+import resumed_run
+import throughput
 import torch
 import transfer_step
 from dense_baseline import DenseTransfer, dense_forward
@@ -15,10 +21,15 @@ from memory import peak_allocated
 from torch.nn.functional import cross_entropy
 from torch.utils.flop_counter import FlopCounterMode
 
+from atbook.lab.scales import scales
+from atbook.lab.studies import CENTRAL, STUDIES
+from atbook.lab.study import Place, Sources
 from atbook.records import read_file
 from atlib import AttentionTransfer, Plan, create_vit, walk
 from atlib.attention import Instead, find_projections
-from tests.helpers import random_images, randomise
+from atlib.pair import student_of
+from tests.helpers import in_a_fork, random_images, randomise
+from tests.picture_files import write_parquet
 
 CPU = torch.device("cpu")
 BATCH = 2
@@ -37,6 +48,20 @@ def vit(seed=0):
 @pytest.fixture
 def images():
     return random_images(BATCH, 3, 24, 24)
+
+
+@pytest.fixture
+def one_run(tmp_path):
+    """A function that runs a benchmark once, and returns its record; threads are then as many as before."""
+    out, threads = tmp_path / "records.jsonl", torch.get_num_threads()
+
+    def run(benchmark, words):
+        benchmark.main([*words.split(), "--out", str(out)])
+        (record,) = read_file(out)
+        return record
+
+    yield run
+    torch.set_num_threads(threads)
 
 
 def forward_flops(action):
@@ -148,17 +173,11 @@ def test_memory_of_known_allocations():
 
 
 @pytest.mark.slow
-def test_the_command_prints_a_table_and_writes_a_record(tmp_path, capsys, monkeypatch):
+def test_a_transfer_step(one_run, capsys, monkeypatch):
     """With ViTs of four layers."""
     monkeypatch.setattr(methods, "create_vit", partial(create_vit, depth=4))
-    out = tmp_path / "records.jsonl"
-    threads = torch.get_num_threads()
-    try:
-        small = "--model tiny --batch 1 --memory-batches 2 --repetitions 1 --threads 1"
-        transfer_step.main([*small.split(), "--out", str(out)])
-    finally:
-        torch.set_num_threads(threads)
-    (record,), printed = read_file(out), capsys.readouterr().out
+    record = one_run(transfer_step, "--model tiny --batch 1 --memory-batches 2 --repetitions 1 --threads 1")
+    printed = capsys.readouterr().out
     assert (record.experiment, record.method) == ("benchmarks", "transfer_step-tiny-197-cpu")
     assert record.config["model"] == "tiny" and record.config["batch"] == 1 and "out" not in record.config
     by_method = record.results["methods"]
@@ -188,17 +207,146 @@ def test_the_command_prints_a_table_and_writes_a_record(tmp_path, capsys, monkey
 
 
 @pytest.mark.slow
-def test_a_step_beside_other_libraries(tmp_path, monkeypatch):
+def test_a_step_beside_other_libraries(one_run, monkeypatch):
     """With ViTs of four layers."""
     monkeypatch.setattr(others, "create_vit", partial(create_vit, depth=4))
-    out, threads = tmp_path / "records.jsonl", torch.get_num_threads()
-    try:
-        others.main(["--batch", "1", "--repetitions", "1", "--threads", "1", "--out", str(out)])
-    finally:
-        torch.set_num_threads(threads)
-    (record,) = read_file(out)
+    record = one_run(others, "--batch 1 --repetitions 1 --threads 1")
     (seconds,), measured = record.history, record.results["methods"]
     assert list(measured)[:4] == ["scratch", "atlib, Distill", "timm, features", "timm, logits"]
     for name, row in measured.items():
         assert row["seconds"] == seconds[name] > 0
         assert row["ratio"] == pytest.approx(seconds[name] / seconds["scratch"])
+
+
+# --- Throughput: its networks are those of the studies ---
+
+SIZES = throughput.Sizes.of(create_vit("glyphs"))
+# What the page of costs puts on one point with a network.
+RECORDED = {
+    "vit": (CENTRAL, "scratch"),
+    "cait": (STUDIES["class-attention"], "cait, scratch"),
+    "resmlp": (STUDIES["static-routing"], "resmlp"),
+    "patch-conv": (STUDIES["one-softmax"], "attention"),
+    "local": (STUDIES["locality"], "local, scratch, 1000 labels"),
+    "binary": (STUDIES["bits"], "nothing, one-bit maps"),
+}
+
+
+def shapes(model):
+    return {name: tuple(weight.shape) for name, weight in student_of(model).state_dict().items()}
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_a_network_is_the_one_whose_accuracy_is_recorded(name):
+    study, method = RECORDED[name]
+    place = Place("find", None, Path("results"), Path("work"))
+    trained = study.variant(method).build(Sources(place, scales()["find"], 0))
+    measured = throughput.NETWORKS[name].build(SIZES)
+    assert type(measured) is type(trained) and shapes(measured) == shapes(trained)
+
+
+@pytest.mark.slow
+def test_throughput(one_run, capsys):
+    record = one_run(throughput, "--batch 2 --passes 1 --repetitions 2")
+    printed = capsys.readouterr().out
+    assert (record.experiment, record.method) == ("benchmarks", "throughput-glyphs-cpu")
+    assert record.config["threads"] == 1 and "out" not in record.config
+    assert list(record.results["networks"]) == list(throughput.NETWORKS)
+    for name, one in record.results["networks"].items():
+        assert one["title"] in printed
+        assert one["images_per_second"] == pytest.approx(2 / one["seconds"])
+        ratios = [timed["vit"] / timed[name] for timed in record.history]
+        assert one["ratio"] == pytest.approx(sum(ratios) / 2), "the median of two is their mean"
+    assert record.results["networks"]["vit"]["ratio"] == 1
+
+
+# --- Processes: what is computed, against a ring played through ---
+
+
+def ring(pieces, rounds):
+    """Bytes that every process sends when in each round each passes one of its `pieces` on to its
+    neighbour."""
+    sent = [0] * len(pieces)
+    for turn in range(rounds):
+        for rank in range(len(pieces)):
+            sent[rank] += pieces[(rank - turn) % len(pieces)]
+    return sent
+
+
+@pytest.mark.parametrize("gpus", [2, 5, 8])
+def test_bytes_of_an_all_reduce(gpus):
+    """A ring: n - 1 rounds in which pieces are summed up, n - 1 in which the sums go round."""
+    weights = 11 * 2 * 5 * 8
+    pieces = [4 * weights // gpus] * gpus
+    sent = [one + other for one, other in zip(ring(pieces, gpus - 1), ring(pieces, gpus - 1))]
+    assert sent == [processes.all_reduced(weights, gpus)] * gpus
+
+
+def test_what_is_computed_for_vit_large():
+    """Against numbers of the paper and of ViT-L by hand: 2,735 GPU-hours, 626 steps an epoch of 2,048 of
+    1,281,167 images."""
+    large = processes.large(link=50.0)
+    assert large["weights"] == 304_326_632
+    assert large["weights_in_mlps"] == 24 * (2 * 4 * 1024 * 1024 + 5 * 1024)
+    assert large["gpu_seconds_per_step"] == pytest.approx(2735 * 3600 / (100 * 626))
+    row = large["gpus"]["64"]
+    assert row["images_per_gpu"] == 32 and row["compute_seconds"] == pytest.approx(2.4575, abs=1e-3)
+    assert row["all_reduce_seconds"] == pytest.approx(2 * 63 / 64 * 304_326_632 * 4 / 50e9)
+
+
+@pytest.mark.slow
+def test_processes(tmp_path):
+    path = tmp_path / "processes.jsonl"
+    words = "--batch 16 --steps 2 --repetitions 1".split()
+    done = in_a_fork(tmp_path, processes.main, [*words, "--out", str(path)], seconds=300)
+    assert done.code == 0, done.said
+    (record,) = read_file(path)
+    results = record.results
+    one, both = (results["measured"][name] for name in "12")
+    assert results["speed_up"]["ratio"] == pytest.approx(one["seconds"] / both["seconds"])
+    assert both["steps_per_second"] > 0 and set(results["large"]["gpus"]) == {"8", "16", "32", "64"}
+
+
+# --- Others ---
+
+
+def test_loading(one_run, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setattr(data, "GLYPHS", 128)
+    images = write_parquet(tmp_path / "set", "train", range(6))
+    small = "--count 4 --batch 2 --step-batch 1 --model glyphs --workers 0 --repetitions 2 --threads 1"
+    record = one_run(data, f"--images {images} --label-column label {small}")
+    assert record.config["images"] == 4 and record.results["file"]["pixels"] == 16 * 12
+    assert len(record.history) == 2
+    for pair, one in record.results["ratios"].items():
+        above, below = pair.split(" / ")
+        by_hand = [turn[above] / turn[below] for turn in record.history]
+        assert [one["ratio_low"], one["ratio_high"]] == pytest.approx([min(by_hand), max(by_hand)])
+    assert "Photos, 0 workers / decoding alone" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        data.parse(["--count", "0"])
+    assert "--count" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_both_softmax_ways_compute_the_same_and_linear_attention_another():
+    actions = linear_attention.make_actions(17, CPU)
+    found = {name: action() for name, action in actions.items()}
+    assert found["fused"].shape == (1, 3, 17, 64)
+    assert torch.allclose(found["fused"], found["dense"], atol=1e-6)
+    assert not torch.allclose(found["fused"], found["linear"], atol=1e-2)
+
+
+def test_memory_grows_with_the_tokens_and_not_with_their_square():
+    small, large = (linear_attention.measure(tokens, CPU, 1) for tokens in (128, 512))
+    growth = {
+        name: large[name]["peak_memory_mb"] / small[name]["peak_memory_mb"] for name in ("dense", "linear")
+    }
+    assert growth["linear"] == pytest.approx(4, rel=0.15) and growth["dense"] > 6
+    assert large["dense / linear"]["ratio"] > 0
+
+
+@pytest.mark.slow
+def test_a_run_that_is_stopped_and_taken_up_again_ends_with_the_same_bits(one_run):
+    results = one_run(resumed_run, "--model glyphs --steps 4 --batch 8").results
+    assert results["final_loss"] == results["final_loss_resumed"] and results["weights_apart"] == 0
+    assert 0 < results["resumed_at"] < results["steps"] == 4 and results["images_per_second"] > 0

@@ -2,15 +2,14 @@
 
 import re
 import tomllib
-from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from tests.helpers import ROOT
 from tools import lock
 
-ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 LOCK = (ROOT / "requirements.lock").read_text(encoding="utf-8")
 ENVIRONMENT = (ROOT / "environment.yml").read_text(encoding="utf-8")
@@ -36,9 +35,7 @@ def locked(lines: list[str]) -> dict[str, list[Requirement]]:
 def version(requirement: Requirement) -> Version:
     """The one version of a pin `name==version`."""
     (specifier,) = requirement.specifier
-    assert specifier.operator == "==" and "*" not in specifier.version, (
-        f"{requirement} is not an exact version"
-    )
+    assert specifier.operator == "==" and "*" not in specifier.version, requirement
     return Version(specifier.version)
 
 
@@ -46,13 +43,10 @@ def test_every_dependency_is_locked_within_its_range():
     pins = locked(lock.locked_lines(LOCK))
     for requirement in wanted():
         locked_pins = pins.get(canonicalize_name(requirement.name))
-        assert locked_pins, (
-            f"{requirement.name} is in pyproject.toml and not in requirements.lock: run `make lock`"
-        )
+        assert locked_pins, f"{requirement.name} is not in requirements.lock: run `make lock`"
         for pin in locked_pins:
-            assert requirement.specifier.contains(version(pin), prereleases=True), (
-                f"{pin} is outside {requirement}: run `make lock`"
-            )
+            inside = requirement.specifier.contains(version(pin), prereleases=True)
+            assert inside, f"{pin} is outside {requirement}: run `make lock`"
 
 
 def test_every_locked_file_has_its_sum_and_every_action_its_commit():
@@ -66,10 +60,13 @@ def test_every_locked_file_has_its_sum_and_every_action_its_commit():
 def test_every_locked_version_is_exact_and_markers_keep_several_apart():
     for name, pins in locked(lock.locked_lines(LOCK)).items():
         assert all(version(pin) for pin in pins)
-        assert len(pins) == 1 or all(pin.marker for pin in pins), (
-            f"{name} is locked to several versions at once"
-        )
+        assert len(pins) == 1 or all(pin.marker for pin in pins), name
 
 
 def test_conda_environment_has_the_same_versions():
     assert ENVIRONMENT == lock.environment(LOCK, lock.lower_bound()), "run `make lock`"
+
+
+def test_it_is_flat_and_no_more_than_30_files():
+    files = list((ROOT / "atlib").rglob("*.py"))
+    assert {file.parent.name for file in files} == {"atlib"} and len(files) <= 30

@@ -39,12 +39,7 @@ vit.load_state_dict(torch.load("student.pt"))
 """
 
 
-def sets(**values) -> list[str]:
-    """The options that make a run small."""
-    return [text for name, value in values.items() for text in (f"--{name}", str(value))]
-
-
-SMALL = sets(steps=3, batch_size=8, data_size=20, save_every=1)
+SMALL = "--steps 3 --batch_size 8 --data_size 20 --save_every 1"
 TEACHER = "teacher/teacher.safetensors"
 
 
@@ -107,15 +102,14 @@ def used(installed, tmp_path_factory):
 
 
 def use(installed, folder):
-    parts = {name: folder / name for name in ("README", "experiments", "run")}
+    parts = {name: folder / name for name in ("README", "run")}
     for part in parts.values():
         part.mkdir()
     (parts["README"] / "example.py").write_text(example_of_the_readme())
-    teach = ["teacher", "find", "--out", TEACHER, *sets(steps=3, images=20)]
-    request = f"train --recipe find-distill --data atbook.worlds:marked_glyphs --teacher {TEACHER}".split()
-    request += SMALL
+    teach = f"teacher find --out {TEACHER} --steps 3 --images 20"
+    request = f"train --recipe find-distill --data atbook.worlds:marked_glyphs --teacher {TEACHER} {SMALL}"
     program = shutil.copy(ROOT / "tests" / "installed.py", folder)  # from where the clone is out of reach
-    arguments = (json.dumps(parts, default=str), json.dumps(teach), json.dumps(request))
+    arguments = (json.dumps(parts, default=str), json.dumps(teach.split()), json.dumps(request.split()))
     answer = json.loads(run(installed / "python", program, *arguments, cwd=folder).splitlines()[-1])
     return answer["where"], {name: (parts[name], *answer["parts"][name].values()) for name in parts}
 

@@ -35,9 +35,8 @@ def test_the_place_is_asked_for_beside_the_pixels():
     """The named cell lies one to the right of the mark, and both targets are of it."""
     drawn = glyphs.generate("unlabelled", 6, world=glyphs.World(pointer=1))
     images, model = placed_images(drawn), create_vit("glyphs", num_classes=208)
-    assert images.targets.shape == (6, 208) and torch.equal(
-        images.targets[:, :192], retrieval_images(drawn).targets
-    )
+    assert images.targets.shape == (6, 208)
+    assert torch.equal(images.targets[:, :192], retrieval_images(drawn).targets)
     assert images.targets[:, 192:].argmax(1).tolist() == drawn.cell.tolist()
     assert torch.equal(images.targets[:, 192:].sum(1), torch.ones(6))
     pixels = images.take(range(6))[0]

@@ -25,17 +25,15 @@ def test_the_same_scenes_under_every_severity(name):
     plain = generate("test", SIZE, 3)
     for severity in (1, 5):
         drawn = shifted(name, severity, size=SIZE, seed=3)
-        assert all(
-            np.array_equal(getattr(drawn, part), getattr(plain, part)) for part in ("shape", "hue", "cell")
-        )
+        for part in ("shape", "hue", "cell"):
+            assert np.array_equal(getattr(drawn, part), getattr(plain, part))
         if name != "rendering":  # an inverted glyph is its own scene's opposite; that test is below
             flat = [
                 (images - images.mean((1, 2, 3), keepdims=True)).reshape(SIZE, -1)
                 for images in (drawn.images / 255, plain.images / 255)
             ]
-            assert ((flat[0] @ flat[1].T).argmax(1) == np.arange(SIZE)).mean() > 0.9, (
-                "a shifted image is most like its own scene"
-            )
+            # a shifted image is most like its own scene
+            assert ((flat[0] @ flat[1].T).argmax(1) == np.arange(SIZE)).mean() > 0.9
 
 
 def test_rendering_is_a_share_of_the_images():
