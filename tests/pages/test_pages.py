@@ -23,7 +23,6 @@ def test_panels_of_the_front_page_stand_side_by_side_and_below_each_other_on_a_p
                 assert (other["y"] >= one["y"] + one["height"]) == below
 
 
-<<<<<<< HEAD
 def test_scenes_of_the_front_page_are_drawn_without_scripts_too(browser):
     tab = browser.new_page(java_script_enabled=False)
     tab.goto((HTML / "book" / "index.html").as_uri())
@@ -31,13 +30,8 @@ def test_scenes_of_the_front_page_are_drawn_without_scripts_too(browser):
     tab.close()
 
 
-def test_old_addresses_lead_on(browser):
-    tab = browser.new_page()
-    for old, new in MOVED.items():
-=======
 def test_the_front_door_and_old_addresses_lead_on(tab):
     for old, new in {"index": "book/index", **MOVED}.items():
->>>>>>> h-rest
         tab.goto((HTML / f"{old}.html").as_uri())
         tab.wait_for_url(f"**/{new}.html")
 
