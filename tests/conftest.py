@@ -11,7 +11,7 @@ import torch
 from atbook.worlds import glyph_images
 from atbook.worlds.glyphs import generate
 from atlib import create_vit
-from tests.helpers import SMALL_VIT, draw_nothing_on_meta, randomise
+from tests.helpers import SMALL_VIT, randomise
 
 BROWSERS = [
     *("chromium", "google-chrome", "google-chrome-stable", "chromium-browser"),
@@ -30,13 +30,6 @@ def pytest_collection_finish():
 
 def pytest_unconfigure():
     gc.unfreeze()
-
-
-@pytest.fixture(autouse=True, scope="session")
-def nothing_is_drawn_on_meta():
-    with pytest.MonkeyPatch.context() as patch:
-        draw_nothing_on_meta(patch)
-        yield
 
 
 @pytest.fixture(autouse=True)

@@ -39,7 +39,6 @@ from atrun.checkpoint_manager import CheckpointManager
 from atrun.data.coco import CocoObjects
 from tests.detection.coco_folder import coco_folder
 from tests.detection.knows import Knows
-from tests.helpers import draw_nothing_on_meta
 from tests.launching import surroundings
 from tests.stopped_runs import HELD_OUT, asked, at_step
 
@@ -236,7 +235,6 @@ def unless_aborted(made: Path | None, start, *arguments, **options) -> list[int]
 
 def main(folder: Path) -> dict[str, list[int]]:
     """How the two processes of every start ended, by the start's name."""
-    draw_nothing_on_meta(pytest.MonkeyPatch())
     large = surroundings("fsdp2_vit_large")
     blocks = large | {"FSDP_TRANSFORMER_CLS_TO_WRAP": "Block"}
     whole, divided, wrapped = (folder / name for name in ("whole", "divided", "blocks"))

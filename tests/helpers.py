@@ -13,7 +13,6 @@ import timm
 import torch
 from filelock import FileLock
 from packaging.version import Version
-from timm.layers import weight_init
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from atlib import create_vit, walk
@@ -44,17 +43,6 @@ def tiny(seed=0, **options):
     """A ViT for the built-in world that trains in no time, freshly initialised."""
     torch.manual_seed(seed)
     return create_vit("glyphs", **({"depth": 2, "embed_dim": 16, "num_heads": 2} | options))
-
-
-def draw_nothing_on_meta(patch):
-    """timm draws a model's weights also where it has none, on the meta device, and this is most of the time
-    that describing a run takes."""
-    plain = weight_init._trunc_normal_
-
-    def draw(tensor, *arguments):
-        return tensor if tensor.is_meta else plain(tensor, *arguments)
-
-    patch.setattr(weight_init, "_trunc_normal_", draw)
 
 
 def random_images(*shape, seed=0, dtype=torch.float32):

@@ -16,7 +16,6 @@ from atbook.worlds import glyphs
 from atrun import __main__ as command
 from atrun import runner
 from atrun.configure import configure
-from tests.helpers import draw_nothing_on_meta
 
 # three steps a pass, the last of four images
 SMALL = {"steps": 5, "batch_size": 8, "data_size": 20, "save_every": 2}
@@ -81,7 +80,6 @@ def at_step(step: int, what, patch) -> None:
 def main(folder: Path) -> dict[str, list[int]]:
     """How each command ended, in order."""
     glyphs.SIZES |= HELD_OUT
-    draw_nothing_on_meta(pytest.MonkeyPatch())
     configure("find-scratch", "atbook.worlds:marked_glyphs")  # what torch imports for it, the forks have then
     ended: dict[str, list[int]] = {}
 

@@ -14,14 +14,14 @@ from atbook.lab.paper_commands import FIGURES, TITLES, elsewhere, repeats
 from atbook.lab.papers import quoted
 from atlib import compatibility
 from atlib.baselines import StoredMaps
-from atlib.vit import Architecture
+from atlib.vit import Architecture, without_weights
 from atrun import __main__ as command
 from atrun import build as building
 from atrun import commands, measure
 from atrun.config import read_config, write_config
 from atrun.data.natural_shifts import SHIFTED
 from atrun.teachers.build import Teacher
-from tests.helpers import ROOT, draw_nothing_on_meta
+from tests.helpers import ROOT
 
 PAPERS = ROOT / "book" / "papers"
 # of a table: what is measured; the other columns, and gains, say of what or follow
@@ -54,7 +54,6 @@ def configured(tmp_path, monkeypatch):
     (tmp_path / "weights").mkdir()
     for name in FILES:
         save_file({"nothing": torch.zeros(1)}, tmp_path / "weights" / name)
-    draw_nothing_on_meta(monkeypatch)
     done, built = [], set()
 
     def once(place, name, key):  # nothing here changes a student or a teacher, which are of shapes alone
@@ -62,7 +61,7 @@ def configured(tmp_path, monkeypatch):
 
         def call(one, *more):
             if (known := key(one)) not in seen:
-                with torch.device("meta"):
+                with without_weights():
                     seen[known] = plain(one, *more)
             return seen[known]
 
@@ -85,7 +84,7 @@ def configured(tmp_path, monkeypatch):
         others = "recipe_name data recipe augmentation seed".split()
         shapes = [value for name, value in vars(config).items() if name not in others]
         if (key := str(shapes)) not in built:
-            with torch.device("meta"):
+            with without_weights():
                 building.build(config, 80 if config.data == "coco" else 1000)
             built.add(key)
         write_config(folder, config)
