@@ -7,6 +7,7 @@ context variables; there the compiler drops what nobody uses.
 """
 
 import copy
+import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -17,7 +18,11 @@ import torch
 import torch.nn.functional as F
 import torch.utils.checkpoint as checkpointing
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.utils._pytree import tree_leaves
+
+from atlib._util import in_eval_mode
 
 SDPA, LINEAR = F.scaled_dot_product_attention, F.linear  # torch's own
 
@@ -262,7 +267,38 @@ def rows_of(layer: Seen, products: Sequence[tuple[nn.Linear, Tensor]]) -> dict[s
         height = projection.out_features
         if height == 3 * (stop - start):  # nothing but q, k and v
             rows["qk"] = projection, tuple(span for span in ((0, start), (stop, height)) if span[0] < span[1])
-    return rows
+    spans = [(name, part.weight, *span) for name, (part, ranges) in rows.items() for span in ranges]
+    shared = {
+        name
+        for name, weight, start, stop in spans
+        for other, others_weight, from_, to in spans
+        if name != other and weight is others_weight and start < to and from_ < stop
+    }
+    return {name: of_part for name, of_part in rows.items() if name not in shared}
+
+
+def read_elsewhere(model: nn.Module, images: Tensor, layers: Sequence[Seen], rows: Projections) -> bool:
+    """Whether anything but its layer's attention reads such rows: a gate, say, or a later layer. They are
+    made NaN in a second forward, in which attention computes with what its `layers` saw in the first."""
+    watch = _Watch({})
+    watch.look_at(model)
+    watch.first, watch.filling = layers, math.nan
+    watch.unread = {index: [*of_layer.values()] for index, of_layer in enumerate(rows)}
+    try:
+        with in_eval_mode(model), _watching(watch):
+            output = outputs(model, images)
+    except Exception:  # of a model that refuses NaN
+        return True
+
+    def is_nan(x: Any) -> bool:
+        return any(leaf.isnan().any() for leaf in tree_leaves(x) if isinstance(leaf, Tensor))
+
+    strays = (
+        getattr(seen, name)
+        for seen, of_layer in zip(watch.layers, rows)
+        for name in {*"qkv"} - {*"".join(of_layer)}
+    )
+    return is_nan(output) or is_nan([*strays])
 
 
 def unread_of(new: Instead | None, rows: Mapping[str, Rows], stops: bool) -> list[Rows]:
@@ -325,6 +361,8 @@ def _added(attn_mask: Tensor | None, is_causal: bool, q: Tensor) -> tuple[Tensor
         attn_mask = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool, device=q.device).tril()
     if attn_mask is None:
         return None, None
+    if attn_mask.shape[-2:] != (q.shape[2], q.shape[2]):  # of padding: one row for all queries
+        attn_mask = attn_mask.expand(*attn_mask.shape[:-2], q.shape[2], q.shape[2])
     while attn_mask.ndim > 2 and (
         attn_mask.shape[0] == 1 or attn_mask.ndim == 4 and attn_mask.stride(0) == 0
     ):
@@ -335,9 +373,10 @@ def _added(attn_mask: Tensor | None, is_causal: bool, q: Tensor) -> tuple[Tensor
     if attn_mask.requires_grad or attn_mask.is_meta or torch.compiler.is_compiling():
         return attn_mask, None
     low = attn_mask <= LOW
-    if low.any() and (low | (attn_mask == 0)).all():
-        return None, attn_mask.to(exact).clamp(min=FORBIDDEN)
-    return attn_mask, None
+    if not low.any():
+        return attn_mask, None
+    bias = attn_mask.masked_fill(low, 0.0)
+    return bias if bias.any() else None, attn_mask.masked_fill(~low, 0.0).to(exact).clamp(min=FORBIDDEN)
 
 
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -356,7 +395,7 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
         rows = slice(at, start)
         read.append((LINEAR(input, weight[rows], None if bias is None else bias[rows]), stop - start))
         at = stop
-    return torch.cat([F.pad(output, (0, zeros)) for output, zeros in read], -1)
+    return torch.cat([F.pad(output, (0, zeros), value=watch.filling) for output, zeros in read], -1)
 
 
 # --- A walk ---
@@ -372,6 +411,8 @@ class _Watch:
     def __init__(self, replace: Mapping[int, Instead], masks: Sequence[DropPathMasks] | None = None):
         self.replace, self.masks = replace, masks
         self.unread: Mapping[int, Sequence[Rows]] = {}  # rows that nobody reads, by layer
+        self.filling = 0.0  # what stands in their place
+        self.first: Sequence[Seen] | None = None  # what layers saw in a first forward, and use again
         self.batch: int | None = None
         self.stop_after: int | None = None
         self.head = self.stops = True
@@ -428,6 +469,9 @@ class _Watch:
         if self.products is not None:
             self.rows.append(rows_of(layer, self.products))
             self.products.clear()
+        if self.first is not None:
+            self.layers.append(layer)
+            return self.first[index]
         if index in self.replace:
             if self.unread.get(index):
                 layer = layer._replace(v=layer.v.clone())  # without the rows of zeros beside it
@@ -528,12 +572,17 @@ def check_walkable(model: nn.Module) -> None:
 
 
 @torch.no_grad()
-def find_projections(model: nn.Module, images: Tensor) -> tuple[Walk, Projections]:
+def find_projections(model: nn.Module, images: Tensor) -> tuple[Walk, Projections | None]:
     """A walk in the mode that the model is in, and where each layer's q, k and v come from: rows of a linear
-    projection, found by where their numbers lie in memory, never by name."""
+    projection, found by where their numbers lie in memory, never by name. None where these rows are read
+    elsewhere too."""
     watch = _Watch({})
     watch.products = []
-    return _walk(watch, model, images, True), tuple(watch.rows)
+    seen, rows = _walk(watch, model, images, True), tuple(watch.rows)
+    without_numbers = seen.layers[0].q.is_meta or isinstance(seen.layers[0].q, FakeTensor)
+    if without_numbers or not any(rows):
+        return seen, rows
+    return seen, None if read_elsewhere(model, images, seen.layers, rows) else rows
 
 
 def sample_drop_path(model: nn.Module, images: Tensor) -> list[DropPathMasks]:
@@ -564,6 +613,11 @@ def outputs(model: nn.Module, images: Tensor) -> Any:
         patches = (config.image_size // config.patch_size) ** 2
         order = torch.arange(patches, device=images.device, dtype=torch.float32)
         output = model(images, noise=order.expand(len(images), -1))
+    return output_tensor(output)
+
+
+def output_tensor(output: Any) -> Any:
+    """Of what transformers' models return, the logits, embeddings or last hidden state; else all of it."""
     if not isinstance(output, Tensor):
         for name in ("logits", "image_embeds", "last_hidden_state"):
             if (value := getattr(output, name, None)) is not None:
@@ -604,7 +658,7 @@ def _check_layers(watch: _Watch, model: nn.Module) -> None:
     if not depth or whole and seen < len(alike):
         expected = len(alike) or sum("attention" in type(part).__name__.lower() for part in model.modules())
         raise Unwalkable(
-            f"a {kind}: {seen} of {expected} layers call F.scaled_dot_product_attention, which is seen"
+            f"a {kind}: {seen} of {expected} layers call F.scaled_dot_product_attention, so and uncompiled"
         )
     asked = {*watch.replace} if whole else {watch.stop_after, *(i for i in watch.replace if i < 0)}
     if wrong := asked - {*range(depth)}:

@@ -46,11 +46,14 @@ def example_of(model: nn.Module, beside: nn.Module | None = None) -> Tensor:
     return noise.to(weight.device, weight.dtype)
 
 
-def examine(model: nn.Module, beside: nn.Module | None = None) -> tuple[Sizes, Projections]:
+def examine(model: nn.Module, beside: nn.Module | None = None) -> tuple[Sizes, Projections | None]:
     """What one forward in eval mode, of noise, shows of a model: its sizes, and where q, k and v come from.
     Raises `Unwalkable` where its attention cannot be seen, or its layers have other shapes each."""
     kind = type(model).__name__
     check_walkable(model)
+    for inner in ("module", "_orig_mod"):  # of DataParallel, DistributedDataParallel and torch.compile
+        if isinstance(getattr(model, inner, None), nn.Module) and len([*model.children()]) == 1:
+            raise Unwalkable(f"a {kind} hides what it wraps: give model.{inner}")
     example = example_of(model, beside)
     image = tuple(example.shape[2:]) if example.ndim == 4 else None
     try:
@@ -173,6 +176,8 @@ def _check_fit(teacher: Sizes, student: Sizes, components: dict[str, tuple], pla
     resampled = plan.unequal_grid is not None and 1 not in (*teacher.grid, *student.grid)
     if teacher.grid != student.grid and not resampled:
         way = "unequal_grid='resample'" if maps else "what='map'"
+        if 1 in (teacher.grid[0], student.grid[0]):
+            way = "of one the patches are not known: set model.patch_size"
         refuse("patch grid", teacher.grid, student.grid, way)
     # a copied map says where each of the student's tokens looks
     dropped = plan.unequal_prefix == "drop" and not (lost and plan.how == "copy")

@@ -1,12 +1,14 @@
 """What a step makes small: the task's loss and the transfer loss, on images that may be mixed."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from timm.data import Mixup
 from torch import Tensor, nn
 
+from atlib.attention import output_tensor
 from atlib.attention_transfer import Transferred
 from atlib.data import UNLABELLED
 from atlib.loading import rng_put_back
@@ -23,9 +25,12 @@ def outputs(model: nn.Module, images: Tensor) -> Transferred:
     return as_transferred(model(images))
 
 
-def as_transferred(output: Tensor | Transferred) -> Transferred:
+def as_transferred(output: Any) -> Transferred:
     """What a model returned, in that form: a plain classifier has a transfer loss of 0."""
-    return output if isinstance(output, Transferred) else Transferred(output, output.new_zeros(()))
+    if isinstance(output, Transferred):
+        return output
+    logits = output_tensor(output)
+    return Transferred(logits, logits.new_zeros(()))
 
 
 def student_loss(model: nn.Module, images: Tensor, labels: Tensor, recipe: Recipe) -> Tensor:

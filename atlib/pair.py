@@ -196,7 +196,7 @@ class Pair(nn.Module, ABC):
         if any(teacher is student for teacher in teachers):
             raise ValueError("teacher and student are the same object: build a second ViT")
         self.normalisation = stated(normalisation, teachers)
-        self._assumed = normalisation is None and self.normalisation is not None  # it was not given
+        self.assumed = normalisation is None and self.normalisation is not None  # it was not given
         #: What each teacher sees of the images.
         self.views = tuple(View.of(teacher, student) for teacher in teachers)
         self.student = student
@@ -289,7 +289,7 @@ def check_normalisation(model: nn.Module, images: object) -> None:
         told = part.normalisation if isinstance(part, Pair) else None
         if None not in (now, told) and now != told:
             raise ValueError(f"the images have {now}, and the pair was built with normalisation= of {told}")
-        if now is None and isinstance(part, Pair) and part._assumed:
+        if now is None and isinstance(part, Pair) and part.assumed:
             warnings.warn(
                 "neither images nor pair say how images are normalised: ImageNet's is taken; give the pair"
                 " normalisation=, or the data set an attribute `normalisation`",

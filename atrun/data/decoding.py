@@ -1,6 +1,7 @@
 """From image files to tensors."""
 
 import errno
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -106,7 +107,13 @@ def in_eight_bits(image: Image.Image) -> Image.Image:
         raise ValueError(f"values from {low:g} to {high:g} (mode {image.mode}) say no brightness: scale them")
     if image.mode == "F":
         return Image.fromarray((values * 255).round().astype(np.uint8)) if high <= 1 else image
-    return image if image.mode == "I" and high <= 255 else Image.fromarray((values >> 8).astype(np.uint8))
+    if image.mode == "I" and high <= 255:
+        return image
+    if high < 4096:
+        warnings.warn(
+            f"a picture of 16 bits has values up to {high} and gets dark: scale 12 bits by 16", stacklevel=2
+        )
+    return Image.fromarray((values >> 8).astype(np.uint8))
 
 
 def make(wanted: Iterable[Wanted], transform: Transform) -> Made:

@@ -4,6 +4,7 @@ The class is the first folder below the split, as in torchvision's `ImageFolder`
 """
 
 import os
+import re
 import unicodedata
 import warnings
 from collections import Counter
@@ -16,6 +17,7 @@ from PIL import Image, ImageFile
 from atrun.data.decoding import DataError
 from atrun.data.splits import SPLIT_NAMES
 
+LIKE_SPLITS = {name for names in SPLIT_NAMES.values() for name in names}
 WAY_OUT = (
     "each class needs a folder, such as FOLDER/train/cat/1.jpg and FOLDER/train/dog/2.jpg;"
     " `python -m atlib pretrain` learns without labels"
@@ -177,6 +179,14 @@ def _splits(path: Path) -> dict[str, Path]:
     if len(set(called.values())) < 2 and len(called) < len(folders):
         called = {each: split for each, split in called.items() if _visible_folders(each)}
     if not called:
+        inside = {one.name for each in folders for one in _visible_folders(each)}
+        odd = [each.name for each in folders if re.split(r"[_\-. ]", each.name.lower())[0] in LIKE_SPLITS]
+        if odd := odd or sorted(name for name in inside if name.lower() in LIKE_SPLITS):
+            warnings.warn(
+                f"{path}: {', '.join(odd[:5])} are read as classes or as parts of them: splits are folders"
+                " called train, validation and test, with the classes in them",
+                stacklevel=2,
+            )
         return {"train": path}
     others = [each for each in sorted(path.iterdir()) if each not in called and not _hidden(each.name)]
     if pictures := [each.name for each in others if _holds_pictures(each)]:

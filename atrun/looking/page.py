@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from atlib._util import write_atomically
 from atlib.compatibility import sizes_of
-from atlib.pair import check_images, student_of
+from atlib.pair import Pair, check_images, student_of
 from atrun.looking.preparation import Preparation, Prepared, preparation_of, prepare
 from atrun.looking.rows import Rows, read_rows
 
@@ -172,6 +172,9 @@ def look(
         vit = student_of(model)
         sizes_of(vit)  # refuses what cannot be walked
         own = preparation[name] if isinstance(preparation, Mapping) else preparation
+        of_pair = model.normalisation if isinstance(model, Pair) and not model.assumed else None
+        if own is None and of_pair is not None:
+            own = preparation_of(vit, mean=of_pair.mean, std=of_pair.std, source="as the pair was told")
         own = preparation_of(vit) if own is None else own
         check_images(vit, torch.empty(1, 3, *own.size))
         for picture, image in pictures.items():

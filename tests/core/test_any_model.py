@@ -257,6 +257,18 @@ def test_masks_of_any_form_are_masks_and_numbers_are_a_bias():
     added = bias
     seen = walk(Own(4, 4), random_images(3, 5, 4)).layers[0]
     assert seen.bias is bias and seen.mask is None
+    padding = allowed[:3, None, None, :] | (torch.arange(5) == 0)
+    for added in (padding, torch.zeros(3, 1, 1, 5).masked_fill(~padding, -torch.inf)):
+        seen = walk(Own(4, 4), random_images(3, 5, 4)).layers[0]
+        assert seen.bias is None and added.shape == padding.shape
+        assert torch.equal(seen.map > 0, padding.expand(3, 1, 5, 5))
+    added = bias.detach().masked_fill(
+        ~allowed, -torch.inf
+    )  # as where distances are a bias, and the future none
+    seen = walk(Own(4, 4), random_images(3, 5, 4)).layers[0]
+    assert torch.equal(seen.bias, bias.detach().masked_fill(~allowed, 0)) and seen.scores.isfinite().all()
+    scores = seen.scale * seen.q @ seen.k.mT + added
+    torch.testing.assert_close(seen.map, scores.softmax(-1))
 
 
 def vits(**options):

@@ -39,6 +39,14 @@ REFUSED = {
 }
 
 
+@pytest.mark.parametrize("wrapped", [torch.nn.DataParallel, torch.compile])
+def test_a_pair_takes_no_wrapped_model(wrapped):
+    teacher, student = (create_vit(SMALL) for _ in range(2))
+    for of_pair in ((wrapped(teacher), student), (teacher, wrapped(student))):
+        with pytest.raises(Unwalkable, match="give model."):
+            AttentionTransfer(*of_pair, Plan(how="copy"))
+
+
 @pytest.mark.parametrize("kind", REFUSED)
 def test_what_is_not_seen_is_refused(kind):
     model = REFUSED[kind]().eval()

@@ -37,6 +37,11 @@ def test_every_way_to_store_sixteen_bits_is_read():
         assert reds(in_eight_bits(picture).convert("RGB")).tolist() == [0, 0, 1, 255], mode
 
 
+def test_twelve_bits_in_sixteen_are_named():
+    with pytest.warns(UserWarning, match="up to 4095"):
+        in_eight_bits(Image.fromarray(np.array([[0, 4095]], np.uint16)))
+
+
 def test_values_that_fit_eight_bits_stay_as_they_are():
     low = np.array([[0, 7, 255]])
     for kind in (np.int32, np.float32, np.uint8):

@@ -35,6 +35,14 @@ def cats_and_dogs(tmp_path):
     return tmp_path / "photos"
 
 
+@pytest.mark.parametrize("names", [["train_images/cat", "val_images/cat"], ["cat/train", "cat/val", "dog/train"]])
+def test_splits_that_are_read_as_classes_are_named(tmp_path, names):
+    for name in names:
+        fill(tmp_path / name)
+    with pytest.warns(UserWarning, match="splits are folders called"):
+        opened(tmp_path, split="train")
+
+
 @pytest.mark.parametrize("below", ["a/b/c", "train"])
 def test_the_class_is_the_first_folder_below_the_split(tmp_path, below):
     for split in ("train", "validation"):

@@ -7,8 +7,8 @@ import pytest
 import timm
 import torch
 
-from atlib import AttentionTransfer, Plan, Unwalkable, look, walk
-from atrun.looking.preparation import prepare
+from atlib import AttentionTransfer, Normalisation, Plan, Unwalkable, look, walk
+from atrun.looking.preparation import preparation_of, prepare
 from atrun.looking.rows import quantise
 from tests.looking.reading import AS_IT_IS, bound, content_of, picture, rows_of
 
@@ -91,8 +91,8 @@ def assert_heads(found, maps, layers):
             assert (np.abs(row - expected) <= bound(expected) + 1e-6).all()
 
 
-def rows_of_one(model):
-    return rows_of(content_of(look({"it": model}, picture(), preparation=AS_IT_IS).html())["models"][0])
+def rows_of_one(model, preparation=AS_IT_IS):
+    return rows_of(content_of(look({"it": model}, picture(), preparation=preparation).html())["models"][0])
 
 
 def test_half_precision_and_the_mode_a_model_was_in(small_vit):
@@ -108,6 +108,14 @@ def test_a_copying_pair_shows_its_teachers_maps(small_vit):
     assert_heads(found, shares(teacher), (0, 2))
     alone = shares(student)[1][0][0]
     assert np.abs(found[1, 0, 0] - alone).max() > 0.01, "a copied layer 0 changes what layer 1 sees"
+
+
+def test_a_pair_is_given_images_as_it_was_told(small_vit):
+    told = Normalisation((0.1,) * 3, (0.9,) * 3)
+    pair = AttentionTransfer(small_vit(1), small_vit(2), Plan(how="copy"), normalisation=told)
+    asked = preparation_of(pair.student, mean=told.mean, std=told.std)
+    by_itself, as_asked = (rows_of_one(pair, preparation) for preparation in (None, asked))
+    assert all(np.array_equal(by_itself[key], row) for key, row in as_asked.items())
 
 
 def test_fewer_layers_and_heads_and_mean_and_rollout_stay_whole(small_vit):
