@@ -35,7 +35,9 @@ def cats_and_dogs(tmp_path):
     return tmp_path / "photos"
 
 
-@pytest.mark.parametrize("names", [["train_images/cat", "val_images/cat"], ["cat/train", "cat/val", "dog/train"]])
+@pytest.mark.parametrize(
+    "names", [["train_images/cat", "val_images/cat"], ["cat/train", "cat/val", "dog/train"]]
+)
 def test_splits_that_are_read_as_classes_are_named(tmp_path, names):
     for name in names:
         fill(tmp_path / name)
