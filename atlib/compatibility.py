@@ -97,7 +97,7 @@ def _tokens(
         return (1, tokens), (0, 0, 0)
     prefix = tokens - grid[0] * grid[1]
     names = [name.rpartition(".")[2] for name, _ in model.named_parameters()]
-    has_class = any(name in ("cls_token", "class_token", "class_embedding", "class_embed") for name in names)
+    has_class = any(name == "cls" or name.startswith(("cls_", "class_")) for name in names)
     distilled = any(name in ("dist_token", "distillation_token") for name in names)
     of_class = min(prefix, int(has_class or not any("reg" in name for name in names)))
     of_distillation = min(prefix - of_class, int(distilled))

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from atlib import AttentionTransfer, Plan
-from atlib.compatibility import pair_up
+from atlib.compatibility import pair_up, sizes_of
 from tests.helpers import random_images
 
 AVERAGE = {"global_pool": "avg"}
@@ -96,3 +96,23 @@ def test_what_a_pairing_says(small_vit):
     assert found.components == {"registers": (2, 0)}
     assert found.common_prefix == 1
     assert found.teacher_tokens == (0, *range(3, 67)) and found.student_tokens is None
+
+
+@pytest.mark.parametrize("name", ["cls_token", "cls", "class_embedding"])
+def test_a_class_token_is_known_by_its_name(small_vit, name):
+    vit = small_vit(reg_tokens=2)
+
+    class Own(torch.nn.Module):
+        image_size = (32, 32)
+
+        def __init__(self):
+            super().__init__()
+            self.body, self.registers = vit, torch.nn.Parameter(vit.reg_token.detach())
+            setattr(self, name, torch.nn.Parameter(vit.cls_token.detach()))
+            del self.body.reg_token, self.body.cls_token
+
+        def forward(self, images):
+            self.body.cls_token, self.body.reg_token = 1 * getattr(self, name), 1 * self.registers
+            return self.body(images)
+
+    assert sizes_of(Own()).prefix_kinds == (1, 0, 2)
