@@ -21,6 +21,13 @@ def classes_of(path: str | Path) -> tuple[str, ...] | None:
     return tuple(map(str, said)) if isinstance(said, list) and said else None
 
 
+def require_classes(path: str | Path, images) -> None:
+    """Raise `ValueError` where a file's model has other classes than images, or in another order."""
+    classes, data = classes_of(path), tuple(map(str, images.classes))
+    if classes is not None and data and classes != data:
+        raise ValueError(f"{path} has classes {_some(classes)}, the data {_some(data)}")
+
+
 def class_names(path: Path) -> tuple[str, ...]:
     """The names of the classes of a file of weights: as it says, else as its run's training images do."""
     said = classes_of(path)

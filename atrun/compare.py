@@ -11,6 +11,7 @@ from torch import Tensor
 from atfamily.measures.predictions import Interval, paired_bootstrap
 from atlib.evaluate import predict, score
 from atrun.build import held_out
+from atrun.classes import require_classes
 from atrun.config import TRUST_DATA, read_config
 from atrun.measure import decoded, same_images
 from atrun.runner import load_result, weights_of
@@ -53,6 +54,8 @@ def compare_runs(
         raise ValueError(f"{first} and {second} are evaluated on different images: name one --split")
     if tuple(sets[0].classes) != tuple(sets[1].classes) or not torch.equal(sets[0].targets, sets[1].targets):
         raise ValueError(f"the runs read different labels from {configs[0].data}: look at --label_column")
+    for path, images in zip(weights, sets):
+        require_classes(path, images)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     logits = [predict(load_result(path).to(device), images) for path, images in zip(weights, sets)]
     return compared(*logits, sets[0].targets[decoded(sets[0])])

@@ -8,6 +8,7 @@ import torch
 from atfamily.measures.controls import controls, controls_table, switched
 from atlib.pair import Pair
 from atrun.build import build, held_out, outputs_for, training_images
+from atrun.classes import require_classes
 from atrun.config import read_config
 from atrun.runner import load_result, weights_of
 
@@ -37,6 +38,7 @@ def controls_command(arguments: argparse.Namespace) -> int:
     images, tested_on = training_images(config), held_out(config)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if not arguments.train:
+        require_classes(weights_of(arguments.folder), tested_on)
         pair = load_result(weights_of(arguments.folder))
         if not isinstance(pair, Pair):
             raise ValueError(f"{arguments.folder} keeps no teacher: give --train")

@@ -90,6 +90,8 @@ def evaluate_command(arguments: argparse.Namespace) -> int:
             text = _on_coco(path, config, arguments, reading)
         else:
             tests.append(_test_of(path, config, arguments, reading))
+    if len({classes_of(path) for path, _ in files} - {None}) > 1:
+        raise ValueError("no ensemble: these models have other classes, or in another order")
     text = text or "\n".join(measured_lines(tests))
     if is_main_process():
         print(text)
@@ -121,7 +123,7 @@ def _test_of(
         require_use(reading, config.method, config.data)
         name, split = config.data, arguments.split or config.evaluation_split
         images = held_out(replace(config, **reading), split)
-        note = "" if reading else _tested_anew(path, config, split, images)
+        note = "" if reading else tested_anew(path, config, split, images)
     else:
         name = arguments.data
         data = data_name(name, reading.get("data_path"))
@@ -136,11 +138,11 @@ def _test_of(
     return ModelOnTest(path, model, images, labels, f"{name}, {split}", note=matched + note)
 
 
-def _tested_anew(path: Path, config: RunConfig, split: str, images) -> str:
+def tested_anew(path: Path, config: RunConfig, split: str, images) -> str:
     """What is to be said where a split holds other images than when the run was tested on it; else ""."""
     before = read_header(path).get("tested_on")
     now = tested_as(replace(config, evaluation_split=split), images)["tested_on"]
-    if before is None or before["split"] != split or before == now:
+    if before is None or before["split"] != split or before == {name: now.get(name) for name in before}:
         return ""
     return (
         f"\n{config.data}, {split}: other images than when the run ended ({before['images']:,} then,"

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from atfamily.measures.predictions import Interval, paired_bootstrap
 from atlib._util import write_atomically
-from atlib.checkpoint import save_vit
+from atlib.checkpoint import read_header, save_vit
 from atlib.compatibility import sizes_of
 from atlib.evaluate import predict
 from atlib.pair import Normalisation, config_of
@@ -22,16 +22,18 @@ from atlib.student import built_with
 from atlib.vit import Architecture
 from atrun import generic
 from atrun.build import held_out, image_size, says_classes, teacher_of, training_images
+from atrun.checkpoint_manager import digest
+from atrun.classes import require_classes
 from atrun.commands import dry_run, settings_of, summary, until_stopped
 from atrun.config import RunConfig, read_config
 from atrun.configure import configured, data_name, teacher_name
 from atrun.data.folders import pictures_below
 from atrun.data.splits import SPLIT_NAMES
-from atrun.measure import decoded
+from atrun.measure import decoded, tested_anew
 from atrun.method import DERIVED, Method, method_of_run
 from atrun.record import Record
 from atrun.report import Asked, run_report, table_report
-from atrun.runner import load_result, note, resume, start, weights_of
+from atrun.runner import TEACHER_SHA, is_finished, load_result, note, resume, start, weights_of
 from atrun.untrained import UNTRAINED
 
 METHODS = tuple(name.value for name in DERIVED if not name.is_unlabelled)
@@ -238,7 +240,10 @@ def _carried_out(asked: Asked, config: RunConfig, rules: str, folder: Path) -> T
     elif read_config(folder, trust_data=True).fingerprint() != config.on(len(images)).fingerprint():
         raise ValueError(f"{folder} holds another run: choose another --out")
     else:
+        before = is_finished(folder, config)
         record = resume(folder, trust_data=True)
+        if before:
+            _require_unchanged(folder, config)
     student, text, tested_on, right = load_result(weights_of(folder)), "", None, None
     if record is not None:
         if not config.method.pretrains:
@@ -254,6 +259,19 @@ def _carried_out(asked: Asked, config: RunConfig, rules: str, folder: Path) -> T
         page = run_report(folder, asked, rules, student.cpu(), record, tested_on, right, beside)
         text = f"{summary(folder, record)}\nreport: {page}"
     return Trained(student, record, text, folder, right)
+
+
+def _require_unchanged(folder: Path, config: RunConfig) -> None:
+    """Raise `ValueError` where a finished run had another teacher, classes or test images than there are."""
+    weights = weights_of(folder)
+    taught_by = read_header(weights).get(TEACHER_SHA)
+    if taught_by is not None and taught_by != digest(Path(config.teacher)):
+        raise ValueError(f"{config.teacher} has changed since {folder} ended: choose another --out")
+    if config.classifies:
+        tested_on = held_out(config)
+        require_classes(weights, tested_on)
+        if tested_anew(weights, config, config.evaluation_split, tested_on):
+            raise ValueError(f"the test images of {folder} have changed since it ended: choose another --out")
 
 
 def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:

@@ -24,7 +24,7 @@ from atlib.pair import student_of
 from atlib.processes import require_together
 from atlib.train import train
 from atrun.build import Built, build, held_out, loss_of, outputs_for, result_of, training_images, with_student
-from atrun.checkpoint_manager import CheckpointManager, digest, digest_of_tensors
+from atrun.checkpoint_manager import CheckpointManager, digest, digest_of_tensors, identity_of
 from atrun.config import FREE, RunConfig, read_config, require_use, write_config
 from atrun.estimate import free_memory
 from atrun.log import RunLog, require_tracker
@@ -34,6 +34,8 @@ from atrun.teachers.load import is_file
 from atrun.untrained import UNTRAINED
 
 WEIGHTS = tuple(f"{name}.safetensors" for name in ("student", "teacher", "averaged", "detector"))
+TEACHER_SHA = "teacher's sha256"  # of the file that a run's teacher was read from
+FILES = "names of files", "sizes of files"  # of what `identity_of` says, what a copy of a folder has too
 LEFT_BEHIND = ("checkpoints/step-*", "record.json", *WEIGHTS, "log.jsonl")  # by a run, besides its config
 
 
@@ -224,6 +226,7 @@ def _carry_out(
         weights = getattr(config, name)
         if weights not in (None, UNTRAINED) and is_file(weights):
             same[f"{name}'s sha256"] = digest(Path(weights))
+    prepared |= {name: value for name, value in same.items() if name == TEACHER_SHA}
     best = f"{split}_{'box_AP' if detects else 'accuracy'}"
     free = (*FREE, *may_differ)
     keeper = CheckpointManager(folder / "checkpoints", config.save_every, config.keep, same, best, free)
@@ -364,7 +367,8 @@ def tested_as(config: RunConfig, images) -> dict[str, Any]:
     if not config.classifies:
         return {}
     labels = hashlib.sha256(images.targets.long().cpu().numpy().tobytes()).hexdigest()
-    return {"tested_on": {"split": config.evaluation_split, "images": len(images), "labels": labels}}
+    files = {name: value for name, value in identity_of(images).items() if name in FILES}
+    return {"tested_on": {"split": config.evaluation_split, "images": len(images), "labels": labels, **files}}
 
 
 def _save(

@@ -115,6 +115,10 @@ def test_runs_on_one_folder_and_its_copy_are_compared_and_on_another_refused(run
         (run / "config.json").write_text(json.dumps(config | {"data": str(tmp_path / name)}))
     found = compare_runs(runs / "read", tmp_path / "run-copy")
     assert found.only_first == found.only_second == 0
+    for one in (tmp_path / "copy").glob("*/*"):  # classes of other names
+        one.rename(one.with_name(f"a-{one.name}"))
+    code, _, wrong = said(capsys, "compare", tmp_path / "run-copy", tmp_path / "run-copy")
+    assert code == 2 and "has classes" in wrong
     code, _, wrong = said(capsys, "compare", runs / "read", tmp_path / "run-other")
     assert code == 2 and "different images" in wrong
 

@@ -48,6 +48,28 @@ def test_a_run_goes_on_and_is_not_mixed_with_another(tmp_path, photographs):
     assert again.record.results == found.record.results and found.student.embed_dim == 32
     with pytest.raises(ValueError, match="another run"):
         transfer(teacher, photographs, "half", "features", **asked)
+    with pytest.raises(ValueError, match="has changed since"):
+        transfer(create_vit("glyphs", depth=2), photographs, "half", **asked)
+
+
+@pytest.mark.parametrize("what", ["a class", "a picture"])
+def test_a_finished_run_is_not_shown_for_other_images(tmp_path, photographs, what):
+    data = Path(photographs)
+    teacher, asked = (
+        teacher_file(tmp_path / "teacher.safetensors"),
+        {"out": tmp_path / "run", "settings": FEW},
+    )
+    found = transfer(teacher, data, "half", **asked)
+    assert transfer(teacher, data, "half", **asked).record == found.record
+    (tested, *_) = sorted((data / "validation").rglob("*.png"))
+    name = tested.parent.name
+    for split in ("train", "validation"):
+        if what == "a class":
+            (data / split / name).rename(data / split / f"{name}-as-well")
+    if what == "a picture":
+        tested.rename(tested.with_name("another.png"))
+    with pytest.raises(ValueError):
+        transfer(teacher, data, "half", **asked)
 
 
 def test_the_table_of_methods(tmp_path, photographs, capsys, monkeypatch):
