@@ -212,9 +212,11 @@ def mean_maps(
         counts = counts + in_each
         with in_eval_mode(vit):
             maps = [seen.map for seen in walk(vit, view.show(some, normalisation), head=False).layers]
-        sums = sums or [p.new_zeros(number, *p.shape[1:]) for p in maps]
+        # a sum in half precision would stop growing after some hundred images
+        exact = torch.promote_types(maps[0].dtype, torch.float32)
+        sums = sums or [p.new_zeros(number, *p.shape[1:], dtype=exact) for p in maps]
         for total, p in zip(sums, maps):
-            total.index_add_(0, groups.to(p.device), p)
+            total.index_add_(0, groups.to(p.device), p.to(total.dtype))
     if (counts == 0).any():
         raise ValueError(f"every group needs an image; images per group: {counts.tolist()}")
     return [(total / counts.to(total.device)[:, None, None, None]).clone() for total in sums]

@@ -141,8 +141,9 @@ class Images(Dataset):
         return self._but(pixels=pixels)
 
     def select(self, indices: Sequence[int]) -> "Images":
-        """The images at `indices`, in that order."""
-        index = torch.as_tensor(indices, dtype=torch.long)
+        """The images at `indices`, in that order, or where a mask (n,) of bool is True."""
+        index = torch.as_tensor(indices)
+        index = index if index.dtype == torch.bool else index.long()
         return self._but(pixels=self.pixels[index], targets=self.targets[index])
 
     def _but(self, **changed) -> "Images":

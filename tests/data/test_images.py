@@ -82,3 +82,9 @@ def test_images_are_augmented_where_they_are():
         assert batch.images.shape == (len(indices), 2, 3, 8, 8) and batch.images.dtype == torch.float32
         assert batch.indices == indices
     assert torch.equal(data.to("cpu").take([3])[0], data.take([3])[0])
+
+
+def test_a_mask_selects_where_it_is_true():
+    images = Images(torch.arange(48, dtype=torch.uint8).reshape(4, 3, 2, 2), torch.tensor([0, 1, 0, 2]))
+    of_mask, of_indices = images.select(images.targets == 0), images.select([0, 2])
+    assert torch.equal(of_mask.pixels, of_indices.pixels) and of_mask.targets.tolist() == [0, 0]

@@ -61,3 +61,11 @@ def test_stored_maps_say_what_images_they_are_for(small_vit, tmp_path):
     model = MeanMapCopy(vit.build(), vit.build(), random_images(4, 3, 32, 32), normalisation=told)
     path = save_stored_maps(tmp_path / "maps.safetensors", model, vit)
     assert load_stored_maps(path).normalisation == told
+
+
+def test_many_maps_in_half_precision_have_the_mean_of_few(small_vit):
+    vit = small_vit().bfloat16()
+    image = random_images(1, 3, 32, 32).bfloat16()
+    one, many = (mean_maps(vit, image.expand(count, -1, -1, -1)) for count in (1, 700))
+    for p, of_many in zip(one, many):
+        torch.testing.assert_close(of_many, p, rtol=1e-3, atol=1e-3)
