@@ -290,15 +290,13 @@ def read_elsewhere(model: nn.Module, images: Tensor, layers: Sequence[Seen], row
     except Exception:  # of a model that refuses NaN
         return True
 
-    def is_nan(x: Any) -> bool:
-        return any(leaf.isnan().any() for leaf in tree_leaves(x) if isinstance(leaf, Tensor))
-
-    strays = (
+    answers = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    strays = [
         getattr(seen, name)
         for seen, of_layer in zip(watch.layers, rows)
         for name in {*"qkv"} - {*"".join(of_layer)}
-    )
-    return is_nan(output) or is_nan([*strays])
+    ]
+    return not answers or any(x.isnan().any() for x in answers + strays)
 
 
 def unread_of(new: Instead | None, rows: Mapping[str, Rows], stops: bool) -> list[Rows]:

@@ -4,10 +4,10 @@ process or many."""
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from accelerate.utils import broadcast_object_list, gather_object, set_seed
@@ -27,9 +27,6 @@ from atlib.pair import Pair, check_normalisation, student_of
 from atlib.plan import Plan
 from atlib.processes import accelerate_as_it_was, agree, divide, start_processes, to_train, whole_weights
 from atlib.recipe import Recipe
-
-if TYPE_CHECKING:
-    from atrun.checkpoint_manager import CheckpointManager
 
 
 class NonFiniteLoss(RuntimeError):
@@ -55,6 +52,21 @@ class Preempted(RuntimeError):
         return f"stopped; everything up to here is kept in {self.checkpoint}"
 
 
+class Keeper(Protocol):
+    """What keeps a run along the way, called by every process: `atrun.checkpoint_manager.CheckpointManager`
+    is one. `resume` brings a run to where it was kept last and says where that is; `due` says whether to keep
+    it after a step with these metrics; `keep` does so, and says where; within `stop_noticed` signals to stop
+    are only noted in the list."""
+
+    def resume(self, run: "Training") -> Path | None: ...
+
+    def due(self, step: int, metrics: dict) -> bool: ...
+
+    def keep(self, run: "Training", metrics: dict) -> Path: ...
+
+    def stop_noticed(self) -> AbstractContextManager[list]: ...
+
+
 @accelerate_as_it_was()
 def train(
     model: nn.Module,
@@ -68,7 +80,7 @@ def train(
     after_pass: Callable[[nn.Module, dict], None] | None = None,
     progress: str | None = "training",
     cpu: bool = False,
-    keeper: "CheckpointManager | None" = None,
+    keeper: Keeper | None = None,
     log: Callable[[dict], None] | None = None,
     workers: int = 0,
     stop_at: int | None = None,
@@ -84,8 +96,7 @@ def train(
     evaluate: adds its metrics after the last pass and every `evaluate_every`-th, those of the averaged
     weights with ``average_`` before their names. after_pass: is called with the model and the history's new
     entry. log: gets {"event": "step" or "epoch", ...} with the loss and its parts (`atlib.losses.noted`), of
-    a pass the means over its steps. keeper: keeps the run
-    (`atrun.checkpoint_manager.CheckpointManager`), which goes on where it was kept last. stop_at:
+    a pass the means over its steps. keeper: keeps the run, which goes on where it was kept last. stop_at:
     ends after so many of the recipe's steps. average_into: a model like the student, for the averaged
     weights.
 

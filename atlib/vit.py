@@ -38,6 +38,10 @@ PRESETS: dict[str, dict] = {
 VITS = (VisionTransformer, Eva, Beit, VisionTransformerRelPos, NaFlexVit)
 
 
+# What first weights are drawn with, in place.
+DRAWING = frozenset("add_ clamp_ div_ erfinv_ fill_ mul_ normal_ sub_ trunc_normal_ uniform_ zero_".split())
+
+
 @contextmanager
 def without_weights() -> Iterator[None]:
     """Within it models are built on the meta device, which has shapes and no numbers. First weights are not
@@ -53,10 +57,6 @@ class _NothingDrawn(TorchFunctionMode):
             if tensor.is_meta:
                 return tensor
         return function(*args, **(kwargs or {}))
-
-
-# What first weights are drawn with, in place.
-DRAWING = frozenset("add_ clamp_ div_ erfinv_ fill_ mul_ normal_ sub_ trunc_normal_ uniform_ zero_".split())
 
 
 # What a file may say of a model: constructor arguments of timm's classifiers that are plain values. Nothing

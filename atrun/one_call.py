@@ -234,20 +234,20 @@ def _asked(
 
 def _carried_out(asked: Asked, config: RunConfig, rules: str, folder: Path) -> Trained:
     """The run in its folder, begun, gone on with, or only read, where it is finished; and its page."""
-    images = training_images(config)
+    images, finished = training_images(config), False
     if not (folder / "config.json").exists():
         record = start(config, folder, images)
     elif read_config(folder, trust_data=True).fingerprint() != config.on(len(images)).fingerprint():
         raise ValueError(f"{folder} holds another run: choose another --out")
     else:
-        before = is_finished(folder, config)
+        finished = is_finished(folder, config)
         record = resume(folder, trust_data=True)
-        if before:
-            _require_unchanged(folder, config)
     student, text, tested_on, right = load_result(weights_of(folder)), "", None, None
     if record is not None:
         if not config.method.pretrains:
             tested_on = held_out(read_config(folder, trust_data=True))
+            if finished:
+                _require_unchanged(folder, config, tested_on)
             device = "cuda" if torch.cuda.is_available() else "cpu"
             said = predict(student.to(device), tested_on).argmax(1)
             if len(said) < len(tested_on):  # some cannot be decoded
@@ -261,14 +261,13 @@ def _carried_out(asked: Asked, config: RunConfig, rules: str, folder: Path) -> T
     return Trained(student, record, text, folder, right)
 
 
-def _require_unchanged(folder: Path, config: RunConfig) -> None:
+def _require_unchanged(folder: Path, config: RunConfig, tested_on) -> None:
     """Raise `ValueError` where a finished run had another teacher, classes or test images than there are."""
     weights = weights_of(folder)
     taught_by = read_header(weights).get(TEACHER_SHA)
     if taught_by is not None and taught_by != digest(Path(config.teacher)):
         raise ValueError(f"{config.teacher} has changed since {folder} ended: choose another --out")
     if config.classifies:
-        tested_on = held_out(config)
         require_classes(weights, tested_on)
         if tested_anew(weights, config, config.evaluation_split, tested_on):
             raise ValueError(f"the test images of {folder} have changed since it ended: choose another --out")

@@ -226,7 +226,8 @@ def _carry_out(
         weights = getattr(config, name)
         if weights not in (None, UNTRAINED) and is_file(weights):
             same[f"{name}'s sha256"] = digest(Path(weights))
-    prepared |= {name: value for name, value in same.items() if name == TEACHER_SHA}
+            if name == "teacher":
+                prepared |= {TEACHER_SHA: same[TEACHER_SHA]}
     best = f"{split}_{'box_AP' if detects else 'accuracy'}"
     free = (*FREE, *may_differ)
     keeper = CheckpointManager(folder / "checkpoints", config.save_every, config.keep, same, best, free)

@@ -110,9 +110,7 @@ def in_eight_bits(image: Image.Image) -> Image.Image:
     if image.mode == "I" and high <= 255:
         return image
     if high < 4096:
-        warnings.warn(
-            f"a picture of 16 bits has values up to {high} and gets dark: scale 12 bits by 16", stacklevel=2
-        )
+        warnings.warn("16-bit pictures use 12 bits at most, and get dark: scale them by 16", stacklevel=2)
     return Image.fromarray((values >> 8).astype(np.uint8))
 
 

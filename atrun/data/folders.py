@@ -17,7 +17,6 @@ from PIL import Image, ImageFile
 from atrun.data.decoding import DataError
 from atrun.data.splits import SPLIT_NAMES
 
-LIKE_SPLITS = {name for names in SPLIT_NAMES.values() for name in names}
 WAY_OUT = (
     "each class needs a folder, such as FOLDER/train/cat/1.jpg and FOLDER/train/dog/2.jpg;"
     " `python -m atlib pretrain` learns without labels"
@@ -179,12 +178,14 @@ def _splits(path: Path) -> dict[str, Path]:
     if len(set(called.values())) < 2 and len(called) < len(folders):
         called = {each: split for each, split in called.items() if _visible_folders(each)}
     if not called:
-        inside = {one.name for each in folders for one in _visible_folders(each)}
-        odd = [each.name for each in folders if re.split(r"[_\-. ]", each.name.lower())[0] in LIKE_SPLITS]
-        if odd := odd or sorted(name for name in inside if name.lower() in LIKE_SPLITS):
+        names = {each.name for each in folders} | {
+            one.name for each in folders for one in _visible_folders(each)
+        }
+        first_words = {re.split(r"[_\-. ]", name.lower())[0] for name in names}
+        if sum(not first_words.isdisjoint(called) for called in SPLIT_NAMES.values()) > 1:
             warnings.warn(
-                f"{path}: {', '.join(odd[:5])} are read as classes or as parts of them: splits are folders"
-                " called train, validation and test, with the classes in them",
+                f"{path}: {', '.join(sorted(names)[:5])} are read as classes or as parts of them: splits are"
+                " folders called train, validation and test, with the classes in them",
                 stacklevel=2,
             )
         return {"train": path}

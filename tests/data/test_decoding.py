@@ -38,8 +38,9 @@ def test_every_way_to_store_sixteen_bits_is_read():
 
 
 def test_twelve_bits_in_sixteen_are_named():
-    with pytest.warns(UserWarning, match="up to 4095"):
-        in_eight_bits(Image.fromarray(np.array([[0, 4095]], np.uint16)))
+    with pytest.warns(UserWarning, match="12 bits"):
+        read = in_eight_bits(Image.fromarray(np.array([[0, 4095]], np.uint16)))
+    assert np.asarray(read).tolist() == [[0, 15]], "as sixteen bits"
 
 
 def test_values_that_fit_eight_bits_stay_as_they_are():

@@ -42,7 +42,8 @@ def test_splits_that_are_read_as_classes_are_named(tmp_path, names):
     for name in names:
         fill(tmp_path / name)
     with pytest.warns(UserWarning, match="splits are folders called"):
-        opened(tmp_path, split="train")
+        images = opened(tmp_path, split="train")
+    assert list(images.classes) == sorted({name.split("/")[0] for name in names})
 
 
 @pytest.mark.parametrize("below", ["a/b/c", "train"])

@@ -34,6 +34,7 @@ def test_the_front_door_and_old_addresses_lead_on(tab):
     for old, new in {"index": "book/index", **MOVED}.items():
         tab.goto((HTML / f"{old}.html").as_uri())
         tab.wait_for_url(f"**/{new}.html")
+        assert tab.url == (HTML / f"{new}.html").as_uri()
 
 
 def test_page_loads_without_complaints(page):

@@ -52,6 +52,12 @@ def test_a_run_goes_on_and_is_not_mixed_with_another(tmp_path, photographs):
         transfer(create_vit("glyphs", depth=2), photographs, "half", **asked)
 
 
+def test_a_finished_run_of_an_untrained_teacher_is_read_again(tmp_path, photographs):
+    asked = {"out": tmp_path / "run", "settings": FEW | {"model": "glyphs", "model.depth": "2"}}
+    first, again = (transfer("untrained", photographs, None, "copy", **asked) for _ in range(2))
+    assert first.record == again.record
+
+
 @pytest.mark.parametrize("what", ["a class", "a picture"])
 def test_a_finished_run_is_not_shown_for_other_images(tmp_path, photographs, what):
     data = Path(photographs)
