@@ -246,8 +246,9 @@ def _carried_out(asked: Asked, config: RunConfig, rules: str, folder: Path) -> T
     if record is not None:
         if not config.method.pretrains:
             tested_on = held_out(read_config(folder, trust_data=True))
-            if finished:
-                _require_unchanged(folder, config, tested_on)
+        if finished:
+            _require_unchanged(folder, config, tested_on)
+        if tested_on is not None:
             device = "cuda" if torch.cuda.is_available() else "cpu"
             said = predict(student.to(device), tested_on).argmax(1)
             if len(said) < len(tested_on):  # some cannot be decoded
