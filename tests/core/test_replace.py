@@ -35,6 +35,14 @@ def test_other_parts_equal_the_longhand(small_vit, part, heads):
     assert stopped.layers[2].v is None
 
 
+def test_some_heads_take_queries_and_keys_of_another_scale(small_vit):
+    vit, images = small_vit().double(), random_images(2, 3, 32, 32, dtype=torch.float64)
+    q, k = torch.randn(2, 2, 2, 17, 8, dtype=torch.float64)
+    found = walk(vit, images, replace={1: Instead(q=q, k=k, scale=0.2, heads=[2, 0])}).layers[1].map
+    assert close(found[:, [2, 0]], (0.2 * q @ k.mT).softmax(-1))
+    assert close(found[:, 1], walk(vit, images).layers[1].map[:, 1])
+
+
 def test_a_projection_that_is_more_than_linear_is_called_and_not_read(small_vit):
     """An adapter keeps the base weight under the name weight; reading it would leave the adapter out."""
     vit, images = small_vit(), random_images(2, 3, 32, 32)
