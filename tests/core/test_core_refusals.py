@@ -182,6 +182,7 @@ ONE, OTHER_SHAPE = layer(2, 3, 4, 4), layer(2, 1, 4, 4)
         lambda: attention_cross_entropy([ONE], [ONE, ONE]),
         lambda: map_cross_entropy(ONE.map.log(), OTHER_SHAPE.map),
         lambda: projection_mse([ONE], [OTHER_SHAPE], "q"),
+        lambda: projection_mse([ONE], [ONE, ONE], "q"),
         lambda: feature_mse([torch.zeros(2, 5, 6)], [torch.zeros(2, 5, 1)]),
         lambda: soft_distillation(torch.zeros(2, 3), torch.zeros(2, 1), 3.0),
         lambda: hard_distillation(torch.zeros(2, 3), torch.zeros(2, 1)),
