@@ -2,8 +2,10 @@
 on."""
 
 import gc
+import os
 import shutil
 import socket
+from tempfile import TemporaryDirectory
 
 import pytest
 import torch
@@ -20,6 +22,9 @@ BROWSERS = [
 # --no-sandbox: containers have no user namespaces. The others keep the browser itself from calling home.
 ARGUMENTS = "headless no-sandbox disable-gpu disable-quic no-first-run disable-background-networking"
 ARGUMENTS += " disable-component-update disable-sync"
+# Of `datasets`, which is imported later: nothing is left in the user's cache, and nothing found there.
+CACHE = TemporaryDirectory()
+os.environ |= {"HF_DATASETS_CACHE": CACHE.name, "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
 
 
 def pytest_collection_finish():
@@ -30,6 +35,7 @@ def pytest_collection_finish():
 
 def pytest_unconfigure():
     gc.unfreeze()
+    CACHE.cleanup()
 
 
 @pytest.fixture(autouse=True)

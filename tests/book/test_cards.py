@@ -94,13 +94,10 @@ def test_a_copied_row_leaves_the_students_share_to_its_distillation_token():
 # --- F5 Class attention ---
 
 
-def small_cait():
-    return randomise(Cait(**SMALL_VIT, depth_token_only=2), 3).eval()
-
-
 @torch.no_grad()
 def test_class_attention_by_hand_is_timms_and_its_row_what_is_walked():
-    cait, images = small_cait(), torch.randn(2, 3, 32, 32)
+    cait = randomise(Cait(**SMALL_VIT, depth_token_only=2), 3).eval()
+    images = torch.randn(2, 3, 32, 32)
     walked = walk_cait(cait, images)
     patches = cait.patch_embed(images) + cait.pos_embed
     for block in cait.blocks:

@@ -176,6 +176,13 @@ def rewritten(change):
     return lambda content: json.dumps(change(json.loads(content))).encode()
 
 
+def in_version_3(book):
+    for cell in book["cells"]:
+        if cell["cell_type"] == "code":
+            cell["input"] = cell.pop("source")
+    return {"nbformat": 3, "worksheets": [{"cells": book["cells"]}]}
+
+
 def zipped(name: str, **others: bytes):
     """A function that puts a notebook into a zip, beside others."""
 
@@ -241,19 +248,7 @@ HONEST_FILES = {
     "sources as lists.ipynb": rewritten(
         lambda book: book | {"cells": [c | {"source": c["source"].splitlines(True)} for c in book["cells"]]}
     ),
-    "an older notebook.ipynb": rewritten(
-        lambda book: {
-            "nbformat": 3,
-            "worksheets": [
-                {
-                    "cells": [
-                        c | {"input": c.pop("source")} if c["cell_type"] == "code" else c
-                        for c in book["cells"]
-                    ]
-                }
-            ],
-        }
-    ),
+    "an older notebook.ipynb": rewritten(in_version_3),
     "in reverse.ipynb": rewritten(lambda book: book | {"cells": book["cells"][::-1]}),
     "backslashes.zip": zipped("Ada\\a1.ipynb"),
     "beside a Mac's files.zip": zipped(

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from tests.helpers import ROOT
+from tests.helpers import ROOT, made_once
 from tools import build_book
 from tools.sentences import guarded, pages
 
@@ -40,11 +40,13 @@ def built(tmp_path_factory):
     for module in ("sphinx_revealjs", "myst_nb"):
         if not find_spec(module):
             pytest.skip(f"{module} is not installed (the extras `course` and `book`)")
-    folder = tmp_path_factory.mktemp("slides")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build_book, "OUTPUTS", folder / "outputs")
-        assert build_book.build_slides(folder / "slides")
-    return folder / "slides"
+
+    def build(folder):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(build_book, "OUTPUTS", folder / "outputs")
+            assert build_book.build_slides(folder / "slides")
+
+    return made_once(tmp_path_factory, "slides", build)[0] / "slides"
 
 
 @pytest.mark.slow

@@ -86,11 +86,8 @@ def cached(here, change):
 
 def cifar100(here):
     columns = {"image_column": "image", "label_column": "label"}
-    return open_photos("cifar100", path=written_to(here), split="test", train=False, **columns)
-
-
-def written_to(here):
-    return write_parquet(here, "test", [0, 1])
+    path = write_parquet(here, "test", [0, 1])
+    return open_photos("cifar100", path=path, split="test", train=False, **columns)
 
 
 def arrow(here, **options):

@@ -21,7 +21,6 @@ pytest.importorskip("pycocotools", reason="needs pycocotools, the extra 'detecti
 
 SCENES = 20
 EMPTY, CROWDED = 3, 5  # the image without objects, and the one whose first object is a crowd
-NOT_SQUARE = 40, 60  # height, width of the other data set
 
 
 @pytest.fixture(scope="module")
@@ -40,11 +39,6 @@ def scenes():
 def files(scenes, tmp_path_factory):
     """The folder of images and the file of annotations."""
     return export_coco(scenes, tmp_path_factory.mktemp("scenes"))
-
-
-@pytest.fixture(scope="module")
-def coco(files):
-    return CocoObjects(*files, size=64)
 
 
 def without_objects(height, width):
@@ -80,7 +74,8 @@ def changed(files, tmp_path, change):
 # --- written and read ---
 
 
-def test_what_is_written_is_read(scenes, coco):
+def test_what_is_written_is_read(scenes, files):
+    coco = CocoObjects(*files, size=64)
     assert len(coco) == SCENES and coco.classes == SHAPES
     images, objects = coco.take(range(SCENES))
     for number, (mine, image) in enumerate(zip(scenes.objects, images)):
@@ -215,10 +210,9 @@ def test_an_object_that_is_cut_keeps_what_is_seen_of_it():
     assert len(nothing.boxes) == len(nothing.labels) == len(nothing.masks) == len(nothing.crowd) == 0
 
 
-@pytest.fixture(scope="module")
-def wide(tmp_path_factory):
-    """Images that are wider than high."""
-    height, width = NOT_SQUARE
+def test_what_is_found_is_carried_back_to_the_image(tmp_path):
+    """Of images that are wider than high."""
+    height, width = 40, 60
     pixels = torch.zeros(2, 3, height, width, dtype=torch.uint8)
     objects = []
     for number in range(2):
@@ -226,18 +220,15 @@ def wide(tmp_path_factory):
         mask[8:24, 20 + number : 50] = True
         pixels[number][:, mask] = 200
         objects.append(one_object(mask, number))
-    return CocoObjects(*export_coco(ObjectImages(pixels, objects), tmp_path_factory.mktemp("wide")), size=30)
-
-
-def test_what_is_found_is_carried_back_to_the_image(wide):
+    wide = CocoObjects(*export_coco(ObjectImages(pixels, objects), tmp_path), size=30)
     assert [len(batch) for batch, _ in wide.loader(1)] == [1, 1]
     _, objects = wide.take([0])
     (true,) = objects
     carried = wide.back(0, Found(true.boxes, true.labels, torch.ones(1), true.masks))
-    assert carried.boxes.tolist() == [[20, 8, 50, 24]] and carried.masks.shape == (1, *NOT_SQUARE)
+    assert carried.boxes.tolist() == [[20, 8, 50, 24]] and carried.masks.shape == (1, height, width)
     assert (carried.masks != wide.original(0).masks).sum() <= 2 * (30 + 16), "but for a pixel around it"
     none = Found(torch.zeros(0, 4), true.labels[:0], torch.zeros(0), true.masks[:0])
-    assert wide.back(0, none).masks.shape == (0, *NOT_SQUARE)
+    assert wide.back(0, none).masks.shape == (0, height, width)
     beyond = wide.back(0, Found(torch.tensor([[0.0, 0, 30, 30]]), true.labels, torch.ones(1)))
     assert beyond.boxes.tolist() == [[0, 0, 60, 40]] and beyond.masks is None
 

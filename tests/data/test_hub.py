@@ -7,14 +7,7 @@ from PIL import Image
 
 from atrun.data import load
 from atrun.data.hub import open_labelled
-from tests.picture_files import index_of, rows
-
-
-def write(folder, split, indices, name=None, **options):
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / (name or f"{split}.parquet")
-    rows(indices, **options).to_parquet(path)
-    return path
+from tests.picture_files import index_of, rows, write_parquet
 
 
 def indices_in(images):
@@ -23,11 +16,9 @@ def indices_in(images):
 
 @pytest.fixture
 def folder(tmp_path):
-    """100 training and 12 test images, as the hub's parquet files are named."""
-    write(tmp_path / "set" / "data", "train", range(60), "train-00000-of-00002.parquet")
-    write(tmp_path / "set" / "data", "train", range(60, 100), "train-00001-of-00002.parquet")
-    write(tmp_path / "set" / "data", "test", range(300, 312), "test-00000-of-00001.parquet")
-    return tmp_path / "set"
+    """100 training and 12 test images."""
+    write_parquet(tmp_path / "set" / "data", "train", range(100), parts=2)
+    return write_parquet(tmp_path / "set" / "data", "test", range(300, 312)).parent
 
 
 def test_a_tenth_of_train_is_held_out_as_validation(folder):
@@ -53,8 +44,7 @@ def test_a_size_chooses_by_seed(folder):
 @pytest.mark.parametrize("name", ["validation.parquet", "data/val-00000-of-00001.parquet"])
 def test_a_published_validation_split_is_used_as_it_is(folder, name):
     """Unread, its place was taken by a tenth of the training images, without a word."""
-    (folder / "data").mkdir(exist_ok=True)
-    write(folder, "val", range(200, 205), name)
+    rows(range(200, 205)).to_parquet(folder / name)
     assert indices_in(load("parquet", folder, split="validation")) == list(range(200, 205))
     assert len(load("parquet", folder, split="train")) == 100
 

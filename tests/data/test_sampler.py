@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, RandomSampler
 
+from atfamily.sentences import Sentences
 from atlib.data import Images
 from atlib.loading import ShardSpec, epoch_order, my_batches, my_repeats, steps_per_epoch
 
@@ -78,3 +79,14 @@ def test_images_hand_out_their_epochs_in_the_order_of_their_loader():
     for epoch in range(3):
         batches = list(data.epoch(ShardSpec(9, epoch, 4), workers=3))
         assert [batch.targets.tolist() for batch in batches] == [targets.tolist() for _, targets in loader]
+
+
+def test_sentences_are_handed_out_in_the_order_of_all_data():
+    sources, targets = torch.arange(28).view(7, 4), torch.arange(35).view(7, 5)
+    data, part = Sentences(sources, targets), ShardSpec(seed=3, epoch=1, batch_size=3)
+    batches = list(data.epoch(part))
+    assert [(batch.indices, batch.weight) for batch in batches] == my_batches(7, part)
+    for batch in batches:
+        assert torch.equal(batch.images, sources[batch.indices])
+        assert torch.equal(batch.targets, targets[batch.indices])
+    assert torch.equal(torch.cat([source for source, _ in data.loader(3)]), sources) and len(data) == 7

@@ -3,14 +3,13 @@ middle, and with gaps."""
 
 import json
 
-import datasets
 import pytest
 
 from atlib.recipe import Recipe
 from atlib.train import train
 from atrun.checkpoint_manager import CheckpointManager
 from atrun.data.stream import open_stream
-from tests.picture_files import CLASSES, PLAIN, SMALL, all_batches, pictures_in, write_arrow, write_parquet
+from tests.picture_files import PLAIN, SMALL, all_batches, pictures_in, write_arrow
 
 
 @pytest.fixture
@@ -59,11 +58,3 @@ def test_corrupt_images_are_counted_over_a_pass_that_was_interrupted(stream, sma
     trained("stopped", stop_at=5)
     assert corrupt_so_far("stopped") == [], "the pass is over"
     assert trained("stopped") == whole
-
-
-def test_parquet_files_are_streamed_too(tmp_path, monkeypatch):
-    monkeypatch.setattr(datasets.iterable_dataset.time, "sleep", lambda seconds: None)  # it sleeps 5 seconds
-    write_parquet(tmp_path / "data", "test", range(7))
-    photos = open_stream(tmp_path, split="test", augmentation=PLAIN, train=False)
-    assert sorted(pictures_in(all_batches(photos))) == list(range(7)) == list(range(len(photos)))
-    assert photos.classes == tuple(CLASSES)

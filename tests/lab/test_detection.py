@@ -108,17 +108,9 @@ OF_LABELS = replace(LABELLED_SCENES, validation=4)
 STUDY = replace(DETECTION, variants=(replace(SHORT[0], schooling=OF_LABELS), SHORT[1]))
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    place = place_in(tmp_path_factory.mktemp("study"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runner, "scales", lambda data=None: {"scenes": TOY})
-        patch.setattr(schooling, "PAINTED_SCENES", replace(PAINTED_SCENES, validation=4))
-        return place, run_study(STUDY, place, 1)
-
-
-def test_every_run_and_trial_leaves_a_record_with_its_figures(finished):
-    place, records = finished
+def test_every_run_and_trial_leaves_a_record_with_its_figures(tmp_path):
+    place = place_in(tmp_path)
+    records = run_study(STUDY, place, 1)
     assert [record.method for record in records] == list(METHODS)
     boxes = {f"test_{name}" for name in ("ap", "ap50", "ap75", "small", "medium", "large")}
     sizes = {name for name in boxes if name.endswith(("small", "medium", "large"))}  # some have no object

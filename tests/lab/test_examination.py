@@ -1,7 +1,5 @@
 """Examinations: trained models, one seed at a time, measured once, with records of what was found."""
 
-import shutil
-
 import pytest
 from safetensors.torch import load_file
 
@@ -23,12 +21,11 @@ STUDY = Study(
         Variant("copy", by(), "fine-tune"),
     ),
 )
-MEASURED = []
+MEASURED = []  # what `losses` was given
 
 
 def losses(models, sources):
-    """What is measured here: every model's loss, and how many models there were; it remembers what it was
-    given."""
+    """What is measured here: every model's loss, and how many models there were."""
     MEASURED.append((sources.seed, dict(models), sources))
     test = sources.scale.held_out("test")
     found = {name: {"test_loss": evaluate(model, test).loss} for name, model in models.items()}
@@ -40,37 +37,13 @@ EXAMINATION = Examination(
 )
 
 
-@pytest.fixture(autouse=True)
-def toy_scales(monkeypatch):
+def test_models_are_trained_first_and_measured_one_seed_at_a_time(tmp_path, monkeypatch):
     monkeypatch.setattr(study, "scales", toy.known)
     toy.few_held_out(monkeypatch)
-    MEASURED.clear()
-
-
-@pytest.fixture(scope="module")
-def central(tmp_path_factory):
-    """A central experiment with fine-tuned teachers of seeds 0 and 1."""
-    folder = tmp_path_factory.mktemp("central")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(study, "scales", toy.known)
-        toy.few_held_out(patch)
-        run_study(CENTRAL, toy.place(folder), 2, ["fine-tune"])
-    return folder
-
-
-@pytest.fixture
-def place(central, tmp_path):
-    """A copy of it to work with, in `tmp_path`."""
-    shutil.copytree(central, tmp_path, dirs_exist_ok=True)
-    return toy.place(tmp_path)
-
-
-def found(place, name="toy examination"):
-    return {(record.method, record.seed): record for record in read_file(place.records(name))}
-
-
-def test_models_are_trained_first_and_measured_one_seed_at_a_time(place):
+    place = toy.place(tmp_path)
+    run_study(CENTRAL, place, 2, ["fine-tune"])
     records = run_examination(EXAMINATION, place, 2)
+    found = {(one.method, one.seed): one for one in read_file(place.records("toy examination"))}
     names = ("all together", "copy other", "scratch")
     assert [(r.method, r.seed) for r in records] == [(name, seed) for name in names for seed in (0, 1)]
     assert [(seed, *models) for seed, models, _ in MEASURED] == [(n, "scratch", "copy other") for n in (0, 1)]
@@ -78,9 +51,10 @@ def test_models_are_trained_first_and_measured_one_seed_at_a_time(place):
         assert (sources.seed, sources.place) == (seed, place) and sources.scale is toy.TOY
         for name, model in models.items():
             assert not model.training
-            measured, run = found(place)[name, seed], Run(STUDY, place, name, seed)
+            measured, run = found[name, seed], Run(STUDY, place, name, seed)
             loss = pytest.approx(run.record().results["test_loss"], rel=1e-6)
             assert (measured.experiment, measured.results) == ("toy examination", {"test_loss": loss})
             assert same(load_file(run.weights), dict(getattr(model, "student", model).state_dict()))
-    assert found(place)["all together", 0].results == {"models": 2}
-    assert ("copy", 0) not in found(place, "toy study"), "the third variant was not asked for"
+    assert found["all together", 0].results == {"models": 2}
+    of_study = {record.method for record in read_file(place.records("toy study"))}
+    assert "copy" not in of_study, "the third variant was not asked for"

@@ -42,7 +42,6 @@ def test_a_share_by_hand():
     "scale, methods, studies",
     [
         ("real-pacs", ("copy", BLANK, "scratch"), ("real",)),
-        ("real-pacs", ("copy", "scratch", BLANK), ("real",)),
         ("match", ("copy", "copy-routing-twin", BLANK), ("transfer", "transfer", "blank")),
     ],
 )

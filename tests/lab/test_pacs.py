@@ -27,11 +27,6 @@ def write(path, domains):
     return path
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-
-
 @pytest.fixture
 def mixed(tmp_path):
     """100 rows, the domains mixed; the domain of every row."""

@@ -157,22 +157,14 @@ def test_a_reader_reads_what_it_is_said_to(place, small_teacher, of):
     assert results.keys() >= {"test_accuracy", "test_sketch_accuracy"}
 
 
-def noted(method, asked):
-    """A method of a scale that also notes which split it was asked for."""
-
-    def asks(self, split, twin=None):
-        asked.append(split)
-        return method(self, split, twin)
-
-    return asks
-
-
 def test_tuning_sees_no_test_image(place, monkeypatch):
     variant = REAL.variant("copy")
     few = replace(variant, trials=({"lr": 1e-3}, {"lr": 2e-3}), changes={"steps": 1})
     asked = []
     for name in ("held_out", "elsewhere"):
-        monkeypatch.setattr(PublishedScale, name, noted(getattr(PublishedScale, name), asked))
+        plain = getattr(PublishedScale, name)
+        noted = lambda self, split, twin=None, plain=plain: asked.append(split) or plain(self, split, twin)  # noqa: E731
+        monkeypatch.setattr(PublishedScale, name, noted)
     trained(Run(replace(REAL, variants=(few,)), place, "copy", TUNING_SEED, 1))
     assert set(asked) == {"validation"}
     (record,) = read_file(place.records("real"))

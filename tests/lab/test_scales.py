@@ -70,7 +70,6 @@ def write_cifar(path, size):
 @pytest.fixture
 def cifar(tmp_path, monkeypatch):
     """A CIFAR-10 of 60 images, and a scale without tuning on it."""
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     write_cifar(tmp_path / "train.parquet", 50)
     write_cifar(tmp_path / "test.parquet", 10)
     real = scales(tmp_path)["cifar10-cpu"]
@@ -158,11 +157,7 @@ def test_a_teacher_must_be_worth_something_before_students_are_compared(
 # --- PACS: students see photographs only, every other domain is for reporting alone
 
 
-@pytest.fixture
-def pacs(tmp_path, monkeypatch):
-    """A small PACS and a small CIFAR-10 in a folder, and the scale that reads them."""
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    datasets.disable_progress_bars()
+def test_a_run_reports_every_domain_and_a_trial_only_validation_photographs(tmp_path, monkeypatch):
     domains = ["photo"] * 20 + ["art_painting"] * 10 + ["cartoon"] * 10 + ["sketch"] * 10
     write(tmp_path / "data" / "pacs" / "train.parquet", domains)
     write_cifar(tmp_path / "data" / "cifar10" / "train.parquet", 20)
@@ -175,9 +170,6 @@ def pacs(tmp_path, monkeypatch):
         tuning=dict.fromkeys(methods, toy.TRIALS),
     )
     monkeypatch.setattr(study, "scales", lambda data=None: {"pacs": made})
-
-
-def test_a_run_reports_every_domain_and_a_trial_only_validation_photographs(pacs, tmp_path):
     place = Place("pacs", tmp_path / "data", tmp_path / "results", tmp_path / "work")
     for record in run_study(CENTRAL, place, 1):
         accuracies = {name for name in record.results if name.endswith("accuracy")}

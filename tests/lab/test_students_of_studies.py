@@ -21,13 +21,9 @@ from tests.helpers import randomise
 from tests.toy import sources as sources  # a fixture
 
 
-def built(name, sources):
-    return CONTROLS.variant(name).build(sources)
-
-
 @pytest.mark.parametrize("split, size", [("train", 16), ("test", 40)])
 def test_the_oracle_reads_the_named_glyph_and_every_patch_itself(sources, split, size):
-    pair = built("oracle", sources)
+    pair = CONTROLS.variant("oracle").build(sources)
     drawn = glyphs.generate(split, size, 0, sources.scale.world)
     images, _ = glyphs.glyph_images(drawn).take(range(size))
     for p in (seen.map for seen in pair.eval().walk(images).layers):
@@ -40,7 +36,7 @@ def test_the_oracle_reads_the_named_glyph_and_every_patch_itself(sources, split,
 
 @pytest.mark.parametrize("how", ["copy", "distill"])
 def test_a_jigsaw_moves_the_patches_of_the_teachers_maps_and_nothing_else(sources, how):
-    pair = built(f"{how}, jigsaw", sources)
+    pair = CONTROLS.variant(f"{how}, jigsaw").build(sources)
     assert (pair.plan.what, pair.plan.how) == ("map", how)
     images, _ = sources.scale.labelled(0).take(range(6))
     plain = maps_of(sources.teacher())(images)

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import pytest
 import torch
 
 from atbook.lab import study as runner
@@ -24,17 +23,7 @@ TOY = replace(
 )
 
 
-@pytest.fixture(autouse=True)
-def toy_scale(monkeypatch):
-    monkeypatch.setattr(runner, "scales", lambda data=None: {"phrases": TOY})
-
-
-@pytest.fixture
-def place(tmp_path):
-    return Place("phrases", None, tmp_path / "results", tmp_path / "work")
-
-
-def test_a_model_that_knows_everything_is_right(monkeypatch):
+def test_a_model_that_knows_everything_is_right():
     """And one that is wrong in one word of half of the sentences is right in the others."""
     drawn = generate_phrases("test", 40)
     sentences = phrase_sentences(drawn)
@@ -67,7 +56,9 @@ def test_a_model_that_knows_everything_is_right(monkeypatch):
 METHODS = ("teacher", "cross copied", "oracle of another order copied")
 
 
-def test_a_small_study_leaves_its_records(place, monkeypatch):
+def test_a_small_study_leaves_its_records(tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "scales", lambda data=None: {"phrases": TOY})
+    place = Place("phrases", None, tmp_path / "results", tmp_path / "work")
     variants = [replace(TRANSLATION.variant(name), changes={}, trials=({"lr": 1e-3},)) for name in METHODS]
     few = replace(TRANSLATION, variants=tuple(variants))
     monkeypatch.setattr("atbook.lab.translation.TRANSLATION", few)

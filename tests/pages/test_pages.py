@@ -32,8 +32,8 @@ def test_scenes_of_the_front_page_are_drawn_without_scripts_too(browser):
 
 def test_the_front_door_and_old_addresses_lead_on(tab):
     for old, new in {"index": "book/index", **MOVED}.items():
-        tab.goto((HTML / f"{old}.html").as_uri())
-        tab.wait_for_url(f"**/{new}.html")
+        tab.goto((HTML / f"{old}.html").as_uri(), wait_until="commit")
+        tab.wait_for_url(f"**/{new}.html", wait_until="commit")
         assert tab.url == (HTML / f"{new}.html").as_uri()
 
 

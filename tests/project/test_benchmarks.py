@@ -5,7 +5,6 @@ from functools import partial
 from pathlib import Path
 
 import data
-import datasets
 import flops
 import linear_attention
 import methods
@@ -311,7 +310,6 @@ def test_processes(tmp_path):
 
 
 def test_loading(one_run, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     monkeypatch.setattr(data, "GLYPHS", 128)
     images = write_parquet(tmp_path / "set", "train", range(6))
     small = "--count 4 --batch 2 --step-batch 1 --model glyphs --workers 0 --repetitions 2 --threads 1"

@@ -61,13 +61,6 @@ def venv(tmp_path, monkeypatch):
     return folder
 
 
-@pytest.fixture
-def finished(venv, calls):
-    """The same, finished."""
-    (venv / "installed.stamp").write_text(bootstrap.stamp_of("python"))
-    return venv
-
-
 def test_an_interrupted_set_up_starts_over(venv, calls):
     (venv / "half").write_text("")
     bootstrap.main(str(venv))
@@ -78,12 +71,13 @@ def test_an_interrupted_set_up_starts_over(venv, calls):
 
 
 @pytest.mark.parametrize("step", ["pip install", LOCK, "uv pip check", LIBRARY])
-def test_what_fails_is_named_and_leaves_no_stamp(finished, calls, fails, step):
-    (finished.parent / "requirements.lock").write_text("uv==0.14.0\n")
+def test_what_fails_is_named_and_leaves_no_stamp(venv, calls, fails, step):
+    (venv / "installed.stamp").write_text(bootstrap.stamp_of("python"))  # it was finished
+    (venv.parent / "requirements.lock").write_text("uv==0.14.0\n")
     fails.add(f"^{step}")
     with pytest.raises(SystemExit, match=step):
-        bootstrap.main(str(finished))
-    assert not (finished / "installed.stamp").exists()
+        bootstrap.main(str(venv))
+    assert not (venv / "installed.stamp").exists()
 
 
 def test_a_folder_that_is_no_environment_of_this_project_is_never_emptied(tmp_path, calls, venv):

@@ -165,12 +165,6 @@ DISTILL = ("--recipe", "distill-vit-large", "--model.num_heads", "2", "--plan.la
 SCRATCH = ("--recipe", "mae-scratch-vit-base", "--model.num_heads", "2")
 
 
-def nan_file(path):
-    model = vit(num_classes=0)
-    torch.nn.init.constant_(model.blocks[0].norm1.bias, float("nan"))
-    return save_vit(path, model, Architecture({**TINY, "num_classes": 0}))
-
-
 # what is asked for, in a folder with data and files, and what the answer names
 ON_THE_COMMAND_LINE = {
     "one class": (SCRATCH, {"data": "one"}, ["needs a folder", "pretrain"]),
@@ -192,18 +186,17 @@ def place(tmp_path):
     folder(tmp_path / "one", "train", "cat")
     folder(tmp_path, "flat", "")
     (both(tmp_path / "broken", "cat", "dog") / "train" / "cat" / "0.png").write_bytes(b"no picture")
-    save_vit(tmp_path / "t.safetensors", vit(num_classes=0), Architecture({**TINY, "num_classes": 0}))
-    nan_file(tmp_path / "nan.safetensors")
+    model, architecture = vit(num_classes=0), Architecture({**TINY, "num_classes": 0})
+    save_vit(tmp_path / "t.safetensors", model, architecture)
+    torch.nn.init.constant_(model.blocks[0].norm1.bias, float("nan"))
+    save_vit(tmp_path / "nan.safetensors", model, architecture)
     return tmp_path
 
 
 def run(place, words, data="good", teacher=None, *more):
-    words = [*words, *(() if teacher is None else ("--teacher", str(place / f"{teacher}.safetensors")))]
-    if "--data" not in words:
-        words += ["--data", str(place / data)]
-    return command.main(
-        ["train", *words, "--out", str(place / "out"), *(f"--{each}" for each in SMALL), *more]
-    )
+    teach = () if teacher is None else ("--teacher", str(place / f"{teacher}.safetensors"))
+    where = ("--data", str(place / data), "--out", str(place / "out"))
+    return command.main(["train", *words, *teach, *where, *(f"--{each}" for each in SMALL), *more])
 
 
 @pytest.mark.parametrize("case", ON_THE_COMMAND_LINE)

@@ -176,11 +176,6 @@ def test_what_a_config_does_not_say_is_compared_too(glyphs64, begun, named, chan
     assert said == [named]
 
 
-def test_the_same_run_goes_on(glyphs64, begun, tmp_path):
-    history = distilled(glyphs64, shutil.copytree(begun, tmp_path / "begun"))
-    assert history[-1]["step"] == 10
-
-
 def test_a_digest_of_a_model_sees_what_its_weights_do_not_show():
     digest, weights = digest_of_model(tiny(1)), digest_of_tensors(tiny(1).state_dict())
     assert digest == digest_of_model(tiny(1)) and digest != digest_of_model(tiny(1, num_heads=1))

@@ -8,7 +8,6 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-import datasets
 import numpy as np
 import pytest
 import torch
@@ -41,14 +40,11 @@ def runs(tmp_path_factory):
     """Three runs: distill and scratch on the world Find, and scratch on photographs."""
 
     def make(folder):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(datasets.config, "HF_DATASETS_CACHE", folder / "cache")
-            datasets.disable_progress_bars()
-            data = write_folders(folder / "photographs", "train", range(12))
-            write_folders(data, "validation", range(12, 21))
-            assert command.main(asked("find-distill", folder / "distill", "--teacher", TEACHER)) == 0
-            assert command.main(asked("find-scratch", folder / "scratch")) == 0
-            assert command.main(asked_for_photographs(data, folder / "read", *SCALED, "ema=0.5")) == 0
+        data = write_folders(folder / "photographs", "train", range(12))
+        write_folders(data, "validation", range(12, 21))
+        assert command.main(asked("find-distill", folder / "distill", "--teacher", TEACHER)) == 0
+        assert command.main(asked("find-scratch", folder / "scratch")) == 0
+        assert command.main(asked_for_photographs(data, folder / "read", *SCALED, "ema=0.5")) == 0
 
     return made_once(tmp_path_factory, "finished-runs", make)[0]
 

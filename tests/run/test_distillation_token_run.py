@@ -1,6 +1,5 @@
 """The distillation token from the command line: its loss by hand, resumed, evaluated, exported."""
 
-import datasets
 import pytest
 import timm
 import torch
@@ -17,10 +16,9 @@ from tests.helpers import SMALL_VIT, randomise, same
 from tests.picture_files import CLASSES, write_folders
 
 
-def test_a_run_with_a_token(tmp_path, monkeypatch):
+def test_a_run_with_a_token(tmp_path):
     """Its first loss is 1/2 CE of the class head + 1/2 CE of the token's with the teacher's choice, on all
     images at once; it goes on where it was stopped, is evaluated and exported."""
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     photographs = write_folders(write_folders(tmp_path / "data", "train", range(16)), "validation", range(4))
     architecture = Architecture("glyphs", {**SMALL_VIT, "num_classes": 3})
     teacher = save_vit(

@@ -124,13 +124,7 @@ def test_flops_are_counted_for_what_is_transferred():
     distilled = replace(GLYPHS, method="distill", plan=Plan(how="distill", layers=range(2)), teacher="glyphs")
     assert flops_of(distilled, skeleton) == scratch + embed + block + 2 * projection + mixing
     assert flops_of(replace(distilled, plan=Plan(what="q", how="distill")), skeleton) is None
-    eva = RunConfig(
-        recipe_name="mine",
-        method="scratch",
-        model=Architecture("eva02_tiny_patch14_224"),
-        data="imagenet-1k",
-        recipe=Recipe(),
-    )
+    eva = replace(GLYPHS, model=Architecture("eva02_tiny_patch14_224"), data="imagenet-1k")
     assert flops_of(eva, eva.skeleton(8)) is None
 
 

@@ -22,10 +22,6 @@ from tests.run import photographs
 PREPARED = ("augmentation.mean=[0.3,0.4,0.5]", "augmentation.crop_pct=1")
 
 
-def sets(*changes):
-    return [f"--{each}" for each in changes]
-
-
 def trained(data, out, *changes):
     assert command.main(photographs.asked(data, out, *PREPARED, *changes)) == 0
     return out
@@ -75,7 +71,9 @@ def test_a_folder_that_has_grown_since_holds_other_images_out(tmp_path, capsys):
     assert "other images than when the run ended (2 then, 4 now)" in grown[4]
     (run / "record.json").unlink()
     assert command.main(["resume", str(run)]) == 2
-    assert "images was 18 and is 32" in capsys.readouterr().err
+    refused = capsys.readouterr().err
+    assert "images was 18 and is 32" in refused and "data." in refused, "their number, and what is in them"
+    assert not (run / "record.json").exists()
 
 
 def test_data_are_read_as_asked(tmp_path, capsys):
@@ -83,18 +81,16 @@ def test_data_are_read_as_asked(tmp_path, capsys):
     data = write_parquet(
         tmp_path / "images", "validation", range(9), image_column="pix", label_column="y", corrupt=(2, 5)
     )
-    columns = sets("image_column=pix", "label_column=y")
+    columns = "--image_column=pix", "--label_column=y"
     code, *_, text = said(capsys, weights, "--data", data)
     assert code == 2 and "--image_column NAME" in text
-    code, *_, text = said(capsys, weights, "--data", data, *sets("image_column=y", "label_column=pix"))
+    code, *_, text = said(capsys, weights, "--data", data, "--image_column=y", "--label_column=pix")
     assert code == 2 and "['pix', 'y']" in text
     asked = weights, "--data", data, *columns
-    code, *_, text = said(capsys, *asked, *sets("on_corrupt=raise"))
+    code, *_, text = said(capsys, *asked, "--on_corrupt=raise")
     assert code == 2 and "image 2 " in text and "--on-corrupt skip" in text
     assert said(capsys, *asked)[2] == "7", "left out, and counted"
-    code, accuracy, count, loss, text = said(
-        capsys, weights, "--data", data, *columns, *sets("on_corrupt=skip", "workers=1")
-    )
+    code, accuracy, count, loss, text = said(capsys, *asked, "--on_corrupt=skip", "--workers=1")
     assert "image 2 " in text and "image 5 " in text
     options = {"train": False, "augmentation": Augmentation(16), "image_column": "pix", "label_column": "y"}
     with pytest.warns(UserWarning):

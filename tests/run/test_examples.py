@@ -1,6 +1,5 @@
 """The loops of `examples/`: each trains the student of a pair, leaves the teacher as it was, and is short."""
 
-import copy
 from importlib import import_module
 
 import pytest
@@ -12,25 +11,17 @@ from tests.helpers import same, state_of
 LOOPS = {"plain_loop": "torch", "with_trainer": "transformers", "with_lightning": "lightning"}
 
 
-@pytest.fixture
-def pairs(monkeypatch):
-    """Every pair that an example builds, with its weights, and its teacher's, as they were at first."""
-    built = []
+@pytest.mark.parametrize("name, library", LOOPS.items())
+@pytest.mark.filterwarnings("ignore")  # of the frameworks, about workers and deprecations
+def test_a_loop_trains_the_student_alone(name, library, monkeypatch, tmp_path):
+    pytest.importorskip(library)
+    example, built = import_module(f"examples.{name}"), []
 
     def build(*arguments, **options):
         pair = AttentionTransfer(*arguments, **options)
-        built.append((pair, copy.deepcopy(pair.student.state_dict()), state_of(pair.teacher)))
+        built.append((pair, state_of(pair.student), state_of(pair.teacher)))
         return pair
 
-    return built, build
-
-
-@pytest.mark.parametrize("name, library", LOOPS.items())
-@pytest.mark.filterwarnings("ignore")  # of the frameworks, about workers and deprecations
-def test_a_loop_trains_the_student_alone(name, library, pairs, monkeypatch, tmp_path):
-    pytest.importorskip(library)
-    example = import_module(f"examples.{name}")
-    built, build = pairs
     monkeypatch.setattr(example, "AttentionTransfer", build)
     monkeypatch.chdir(tmp_path)
     student = example.main(epochs=1)

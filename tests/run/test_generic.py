@@ -6,7 +6,6 @@ these cost nothing.
 
 from pathlib import Path
 
-import datasets
 import pytest
 import torch
 from torchvision.transforms.functional import to_pil_image
@@ -39,10 +38,8 @@ def teacher_file(path, normalisation=None, classes=None, **other):
 
 
 @pytest.fixture
-def photographs(tmp_path, monkeypatch):
+def photographs(tmp_path):
     """24 pictures of 16 x 12 pixels to train on, 6 to look at."""
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    datasets.disable_progress_bars()
     folder = tmp_path / "photographs"
     return str(write_folders(write_folders(folder, "train", range(24)), "validation", range(24, 30)))
 
@@ -157,10 +154,8 @@ def test_an_untrained_teacher_is_built_like_the_model():
     assert run.augmentation.normalisation == IMAGENET
 
 
-def test_a_broken_image_does_not_stop_the_look_at_sizes(tmp_path, monkeypatch):
+def test_a_broken_image_does_not_stop_the_look_at_sizes(tmp_path):
     """It stopped a run that was to leave such images out."""
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    datasets.disable_progress_bars()
     write_folders(tmp_path / "photographs", "train", range(6))
     whole = generic._material(str(tmp_path / "photographs"), {}, 0)
     files = sorted((tmp_path / "photographs" / "train").rglob("*.png"))

@@ -1,6 +1,7 @@
 """One call from a teacher and photographs to a student, and the table of several methods."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -58,24 +59,20 @@ def test_a_finished_run_of_an_untrained_teacher_is_read_again(tmp_path, photogra
     assert first.record == again.record
 
 
-@pytest.mark.parametrize("what", ["a class", "a picture"])
-def test_a_finished_run_is_not_shown_for_other_images(tmp_path, photographs, what):
-    data = Path(photographs)
-    teacher, asked = (
-        teacher_file(tmp_path / "teacher.safetensors"),
-        {"out": tmp_path / "run", "settings": FEW},
-    )
-    found = transfer(teacher, data, "half", **asked)
-    assert transfer(teacher, data, "half", **asked).record == found.record
+def test_a_finished_run_is_not_shown_for_other_images(tmp_path, photographs):
+    data, teacher = Path(photographs), teacher_file(tmp_path / "teacher.safetensors")
+    again = partial(transfer, teacher, data, "half", out=tmp_path / "run", settings=FEW)
+    found = again()
     (tested, *_) = sorted((data / "validation").rglob("*.png"))
-    name = tested.parent.name
-    for split in ("train", "validation"):
-        if what == "a class":
-            (data / split / name).rename(data / split / f"{name}-as-well")
-    if what == "a picture":
-        tested.rename(tested.with_name("another.png"))
+    other = tested.rename(tested.with_name("another.png"))
     with pytest.raises(ValueError):
-        transfer(teacher, data, "half", **asked)
+        again()
+    other.rename(tested)
+    assert again().record == found.record
+    for split in ("train", "validation"):
+        (data / split / "dog").rename(data / split / "dog-as-well")
+    with pytest.raises(ValueError):
+        again()
 
 
 def test_the_table_of_methods(tmp_path, photographs, capsys, monkeypatch):

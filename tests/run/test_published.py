@@ -111,15 +111,9 @@ def test_parameter_groups(name):
     for parameter_name, _ in model.named_parameters():
         kind = parameter_name.rsplit(".", 1)[-1]
         free = kind in ("bias", "gamma", "cls_token", "pos_embed") or "norm" in parameter_name
-        factor = (
-            1.0
-            if each.recipe.layer_decay is None
-            else factor_by_mae(parameter_name, 3, each.recipe.layer_decay)
-        )
-        assert found[parameter_name] == (
-            pytest.approx(recipe.lr * factor),
-            0.0 if free else each.recipe.weight_decay,
-        ), parameter_name
+        rate = recipe.lr * factor_by_mae(parameter_name, 3, each.recipe.layer_decay or 1.0)
+        expected = pytest.approx(rate), 0.0 if free else each.recipe.weight_decay
+        assert found[parameter_name] == expected, parameter_name
 
 
 @pytest.mark.parametrize("paired", [False, True])
@@ -227,9 +221,8 @@ def test_ours_are_what_the_tuning_chose_and_what_was_run(method):
     # What these records are too old to say is off.
     off = Recipe().describe()
     assert found == json.loads(json.dumps(off)) | best["config"]["recipe"] | run["config"]["recipe"]
-    assert {"name": each.model, "overrides": each.options} == run["config"][
-        "student"
-    ] and each.method == method
+    assert {"name": each.model, "overrides": each.options} == run["config"]["student"]
+    assert each.method == method
 
 
 @pytest.mark.parametrize("method", METHODS)
