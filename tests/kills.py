@@ -1,16 +1,11 @@
-"""Kills a small run again and again with `kill -9` and prints, as JSON, what became of it: python -m
-tests.kills FOLDER KILLS.
-
-torch takes seconds to import, so one process imports it and forks the runs, which are then killed. Nothing is
-computed before the fork.
-"""
+"""Kills a small run again and again with `kill -9`: `killed`, in a process that has computed nothing, as it
+forks the runs."""
 
 import hashlib
 import json
 import os
 import random
 import signal
-import sys
 import time
 import warnings
 from pathlib import Path
@@ -25,7 +20,7 @@ from atlib.recipe import Recipe
 from atlib.train import train
 from atrun.checkpoint_manager import CheckpointManager
 
-RECIPE = Recipe(steps=40, batch_size=12, accumulate=2, ema=0.9, mixup=0.8, cutmix=1.0)
+RECIPE = Recipe(steps=20, batch_size=12, accumulate=2, ema=0.9, mixup=0.8, cutmix=1.0)
 
 
 def run(folder: Path) -> None:
@@ -83,6 +78,7 @@ def killed(folder: Path, kills: int, seed: int = 0) -> dict:
     """
     draw = random.Random(seed)
     tally = {"kills": 0, "while saving": 0, "damaged": 0}
+    (folder / "whole").mkdir(parents=True)
     began = time.perf_counter()
     assert os.waitpid(child(folder / "whole"), 0)[1] == 0, "the run that is left alone failed"
     seconds = time.perf_counter() - began
@@ -121,10 +117,3 @@ def killed(folder: Path, kills: int, seed: int = 0) -> dict:
         "same": digests[0] == digests[1],
         "left": sorted(path.name for path in checkpoints.iterdir()),
     }
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    place = Path(sys.argv[1])
-    (place / "whole").mkdir(parents=True)
-    print(json.dumps(killed(place, int(sys.argv[2]))))
