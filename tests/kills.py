@@ -14,11 +14,11 @@ import torch
 
 from atbook.worlds import glyph_images
 from atbook.worlds.glyphs import generate
-from atlib import AttentionTransfer, Plan, create_vit
 from atlib.data import crop_and_flip
 from atlib.recipe import Recipe
 from atlib.train import train
 from atrun.checkpoint_manager import CheckpointManager
+from tests.divided import small_pair
 
 RECIPE = Recipe(steps=20, batch_size=12, accumulate=2, ema=0.9, mixup=0.8, cutmix=1.0)
 
@@ -26,17 +26,11 @@ RECIPE = Recipe(steps=20, batch_size=12, accumulate=2, ema=0.9, mixup=0.8, cutmi
 def run(folder: Path) -> None:
     """The whole run, or what is left of it; the digest of its weights, averaged weights and history goes into
     folder/digest."""
-    torch.manual_seed(1)
-    options = {"depth": 2, "embed_dim": 16, "num_heads": 2}
-    teacher, student, average = (
-        create_vit("glyphs", **options),
-        create_vit("glyphs", drop_path_rate=0.3, **options),
-        create_vit("glyphs", **options),
-    )
+    pair, average = small_pair(), small_pair().student
     data = glyph_images(generate("train", 64)).with_augment(crop_and_flip())
     torch.manual_seed(os.getpid())  # a restarted process has drawn something else before
     history = train(
-        AttentionTransfer(teacher, student, Plan(how="distill")),
+        pair,
         data,
         RECIPE,
         progress=None,
@@ -46,7 +40,9 @@ def run(folder: Path) -> None:
     )
     # what was logged of the loss and its parts is among the bits
     logged = json.dumps(history).encode()
-    weights = [value for module in (student, average) for _, value in sorted(module.state_dict().items())]
+    weights = [
+        value for module in (pair.student, average) for _, value in sorted(module.state_dict().items())
+    ]
     (folder / "digest").write_text(
         hashlib.sha256(b"".join([logged, *(value.numpy().tobytes() for value in weights)])).hexdigest()
     )
