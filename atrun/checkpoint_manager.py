@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import torch
@@ -126,8 +127,9 @@ class CheckpointManager:
         accelerator, newest = run.accelerator, None
         self.config = self.config | what_is_trained(run)
         if accelerator.is_main_process:
-            try:  # not after hours
-                write_atomically(self.folder / ".written", b"").unlink()
+            try:  # not after hours; nor is a file left of a run that is killed meanwhile
+                self.folder.mkdir(parents=True, exist_ok=True)
+                TemporaryFile(dir=self.folder).close()
                 self._clear()
             except OSError as error:
                 raise CheckpointError(f"checkpoints cannot be written to {self.folder} ({error})") from error

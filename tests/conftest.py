@@ -12,8 +12,7 @@ import torch
 
 from atbook.worlds import glyph_images
 from atbook.worlds.glyphs import generate
-from atlib import create_vit
-from tests.helpers import SMALL_VIT, randomise
+from tests import helpers
 
 BROWSERS = [
     *("chromium", "google-chrome", "google-chrome-stable", "chromium-browser"),
@@ -97,17 +96,7 @@ def no_network(monkeypatch):
 
 @pytest.fixture
 def small_vit():
-    """A function that builds the same small ViT whenever it is called: 16 patches, depth 3, 3 heads of width
-    8, 5 classes.
-
-    All weights are random and of a size at which every part matters; `seed` chooses them, the rest goes to
-    timm.
-    """
-
-    def build(seed=0, **changes):
-        return randomise(create_vit(SMALL_VIT | changes), seed).eval()
-
-    return build
+    return helpers.small_vit
 
 
 @pytest.fixture(scope="session")

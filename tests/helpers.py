@@ -39,6 +39,12 @@ def randomise(model, seed=0):
     return model
 
 
+def small_vit(seed=0, **changes):
+    """The same small ViT whenever it is called: 16 patches, depth 3, 3 heads of width 8, 5 classes; all
+    weights are random, `seed` chooses them, and the rest goes to timm."""
+    return randomise(create_vit(SMALL_VIT | changes), seed).eval()
+
+
 def tiny(seed=0, **options):
     """A ViT for the built-in world that trains in no time, freshly initialised."""
     torch.manual_seed(seed)

@@ -1,16 +1,11 @@
-"""Kills a small run again and again with `kill -9` and prints, as JSON, what became of it: python -m
-tests.kills FOLDER KILLS.
-
-torch takes seconds to import, so one process imports it and forks the runs, which are then killed. Nothing is
-computed before the fork.
-"""
+"""Kills a small run again and again with `kill -9`: `killed`, in a process that has computed nothing, as it
+forks the runs."""
 
 import hashlib
 import json
 import os
 import random
 import signal
-import sys
 import time
 import warnings
 from pathlib import Path
@@ -19,29 +14,23 @@ import torch
 
 from atbook.worlds import glyph_images
 from atbook.worlds.glyphs import generate
-from atlib import AttentionTransfer, Plan, create_vit
 from atlib.data import crop_and_flip
 from atlib.recipe import Recipe
 from atlib.train import train
 from atrun.checkpoint_manager import CheckpointManager
+from tests.divided import small_pair
 
-RECIPE = Recipe(steps=40, batch_size=12, accumulate=2, ema=0.9, mixup=0.8, cutmix=1.0)
+RECIPE = Recipe(steps=20, batch_size=12, accumulate=2, ema=0.9, mixup=0.8, cutmix=1.0)
 
 
 def run(folder: Path) -> None:
     """The whole run, or what is left of it; the digest of its weights, averaged weights and history goes into
     folder/digest."""
-    torch.manual_seed(1)
-    options = {"depth": 2, "embed_dim": 16, "num_heads": 2}
-    teacher, student, average = (
-        create_vit("glyphs", **options),
-        create_vit("glyphs", drop_path_rate=0.3, **options),
-        create_vit("glyphs", **options),
-    )
+    pair, average = small_pair(), small_pair().student
     data = glyph_images(generate("train", 64)).with_augment(crop_and_flip())
     torch.manual_seed(os.getpid())  # a restarted process has drawn something else before
     history = train(
-        AttentionTransfer(teacher, student, Plan(how="distill")),
+        pair,
         data,
         RECIPE,
         progress=None,
@@ -51,7 +40,9 @@ def run(folder: Path) -> None:
     )
     # what was logged of the loss and its parts is among the bits
     logged = json.dumps(history).encode()
-    weights = [value for module in (student, average) for _, value in sorted(module.state_dict().items())]
+    weights = [
+        value for module in (pair.student, average) for _, value in sorted(module.state_dict().items())
+    ]
     (folder / "digest").write_text(
         hashlib.sha256(b"".join([logged, *(value.numpy().tobytes() for value in weights)])).hexdigest()
     )
@@ -83,6 +74,7 @@ def killed(folder: Path, kills: int, seed: int = 0) -> dict:
     """
     draw = random.Random(seed)
     tally = {"kills": 0, "while saving": 0, "damaged": 0}
+    (folder / "whole").mkdir(parents=True)
     began = time.perf_counter()
     assert os.waitpid(child(folder / "whole"), 0)[1] == 0, "the run that is left alone failed"
     seconds = time.perf_counter() - began
@@ -121,10 +113,3 @@ def killed(folder: Path, kills: int, seed: int = 0) -> dict:
         "same": digests[0] == digests[1],
         "left": sorted(path.name for path in checkpoints.iterdir()),
     }
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    place = Path(sys.argv[1])
-    (place / "whole").mkdir(parents=True)
-    print(json.dumps(killed(place, int(sys.argv[2]))))

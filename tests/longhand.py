@@ -188,16 +188,29 @@ def partly(p, own, rows, extra):
     return torch.stack(whole, 1)
 
 
+def cubic(x, a):
+    x = abs(x)
+    if x <= 1:
+        return (a + 2) * x**3 - (a + 3) * x**2 + 1
+    return a * x**3 - 5 * a * x**2 + 8 * a * x - 4 * a if x < 2 else 0.0
+
+
 def cubic_weights(before, after):
-    """What each of `after` pixels takes from each of `before` (no fewer than half): Keys' cubic kernel, a =
-    -3/4, the border repeated."""
-    table = torch.zeros(after, before, dtype=torch.float64)
+    """What each of `after` pixels takes from each of `before`: Keys' cubic kernel, pixels as areas, the
+    border repeated.
+
+    Where a side shrinks more than twofold: the kernel stretched over all pixels that a new one covers, and
+    cut at the border.
+    """
+    table, step = torch.zeros(after, before, dtype=torch.float64), before / after
     for new in range(after):
-        centre = (new + 0.5) * before / after - 0.5
-        for old in range(math.floor(centre) - 1, math.floor(centre) + 3):
-            x = abs(old - centre)
-            weight = 1.25 * x**3 - 2.25 * x**2 + 1 if x <= 1 else -0.75 * (x**3 - 5 * x**2 + 8 * x - 4)
-            table[new, min(max(old, 0), before - 1)] += weight
+        centre = (new + 0.5) * step - 0.5
+        if step > 2:
+            row = [cubic((old - centre) / step, -0.5) for old in range(before)]
+            table[new] = torch.tensor(row, dtype=torch.float64) / sum(row)
+        else:
+            for old in range(math.floor(centre) - 1, math.floor(centre) + 3):
+                table[new, min(max(old, 0), before - 1)] += cubic(old - centre, -0.75)
     return table
 
 

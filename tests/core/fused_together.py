@@ -1,15 +1,10 @@
-"""A pair that trains with the interpreted kernel, on one process and on two, all forked from this one, which
-has imported everything and computed nothing; FOLDER gets what came out, by number of processes.
-`test_fused.py` starts it, with TRITON_INTERPRET set."""
+"""A pair that trains with the interpreted kernel, on one process and on two, all forked from the one that
+calls `learn_together`, which has imported everything and computed nothing; `interpreted_fused.py` does."""
 
 import json
 import multiprocessing
 import os
-import sys
 from dataclasses import replace
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 import torch.distributed as dist
@@ -35,7 +30,7 @@ def in_float32(student, teacher, value=True):
 
 
 def learn(folder, environment):
-    os.environ |= environment
+    os.environ |= {"ACCELERATE_USE_CPU": "true"} | environment
     torch.set_num_threads(1)
     losses.map_free_cross_entropy = in_float32
     two.generate = lambda split, _: generate(split, 23)
@@ -51,7 +46,8 @@ def learn(folder, environment):
         dist.destroy_process_group()
 
 
-if __name__ == "__main__":
+def learn_together(folder):
+    """How the three processes ended; the folder gets what came out, by number of processes."""
     # as torchrun does: the launcher has the store at which processes meet
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "WORLD_SIZE": "2"}
@@ -59,11 +55,11 @@ if __name__ == "__main__":
     ranks = ({"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in (0, 1))
     context = multiprocessing.get_context("fork")
     processes = [
-        context.Process(target=learn, args=(Path(sys.argv[1]), environment))
+        context.Process(target=learn, args=(folder, environment))
         for environment in ({}, *(meeting | rank for rank in ranks))
     ]
     for process in processes:
         process.start()
     for process in processes:
         process.join()
-    sys.exit(any(process.exitcode for process in processes))
+    return [process.exitcode for process in processes]

@@ -1,10 +1,13 @@
 """The Triton kernels of `atlib.fused`, interpreted on a CPU: `test_fused.py` starts this file in a process of
 its own, as TRITON_INTERPRET has to be set before Triton is imported."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 from torch.library import opcheck
 from torch.utils.flop_counter import FlopCounterMode
 from triton import language as tl
@@ -15,10 +18,24 @@ from atlib.attention import FORBIDDEN, Seen
 from atlib.fused import by_kernel
 from atlib.map_free import by_blocks
 from tests.core import test_map_free
+from tests.core.fused_together import BUILD, learn_together
 from tests.core.test_map_free import SCALES, dense, stepped
 from tests.helpers import SMALL_VIT, Seer, random_images, randomise
 
 KERNELS = {"short": True, "long": False}
+
+
+def test_two_processes_learn_with_the_kernel_what_one_does(tmp_path):
+    """The first test, because they are forked. DDP on gloo: the losses, and the sum of the gradients, to
+    float32's last digits, which the kernel is in."""
+    assert learn_together(tmp_path) == [0, 0, 0]
+    one, two = (json.loads((tmp_path / f"{world}.json").read_text()) for world in (1, 2))
+    assert one["calls"] == two["calls"] == 6, "2 layers, 3 steps"
+    assert two["steps"] == pytest.approx(one["steps"], rel=1e-6)
+    first = BUILD().state_dict()
+    alone, together = (load_file(tmp_path / f"{world}.safetensors") for world in (1, 2))
+    way = max((alone[name] - first[name]).abs().max() for name in alone)
+    assert way > 1e-2 and max((alone[name] - together[name]).abs().max() for name in alone) < 1e-6 * way
 
 
 @pytest.fixture(autouse=True)
@@ -165,11 +182,11 @@ def test_a_teacher_in_another_precision(kernel):
 def test_sharp_scores_stay_finite_and_keep_their_digits(kernel):
     """Scores in the thousands: probabilities underflow to 0, the loss does not; where student and teacher
     agree on one key it is as small as it should be."""
-    tensors = random_qk(N=70, size=30.0)
+    tensors = random_qk(1, N=70, size=30.0)
     computed, expected = stepped(by_kernel, tensors), in_float64(tensors)
     assert expected[0] > 1000 and abs(computed[0] - expected[0]) <= 1e-5 * expected[0]
     assert all(x.isfinite().all() for x in computed)
-    agreed = [40 * F.normalize(x, dim=-1) for x in random_qk(N=70)]
+    agreed = [40 * F.normalize(x, dim=-1) for x in random_qk(1, N=70)]
     agreed[1:] = [agreed[0], *agreed[:1] * 2]
     computed, expected = stepped(by_kernel, agreed), in_float64(agreed)
     assert expected[0] < 1 and abs(computed[0] - expected[0]) <= 1e-4
@@ -177,7 +194,7 @@ def test_sharp_scores_stay_finite_and_keep_their_digits(kernel):
 
 def test_scores_far_below_zero(kernel):
     """What lies beyond the last token has the score 0, and must not outweigh them."""
-    tensors, low = random_qk(N=33), torch.full((33, 33), -300.0)
+    tensors, low = random_qk(1, 1, 33), torch.full((33, 33), -300.0)
     expected = in_float64(tensors)
     for of_teacher in ({}, {"bias": low}):
         assert_close(
@@ -262,7 +279,7 @@ def test_what_waits_for_the_backward_pass_is_no_map(kernel):
 
 def test_registered_as_pytorch_asks():
     checks = "test_schema", "test_autograd_registration"
-    tensors = [x.requires_grad_(n < 2) for n, x in enumerate(random_qk(1, 2, 17, 4, 4))]
+    tensors = [x.requires_grad_(n < 2) for n, x in enumerate(random_qk(1, 1, 5, 4, 4))]
     arguments = *tensors, None, None, *SCALES
     assert opcheck(fused.map_free_short, (*arguments, True), test_utils=checks)
     assert opcheck(fused.map_free_long, arguments, test_utils=checks)

@@ -1,7 +1,6 @@
 """The Triton kernels of the map-free loss where there is no GPU: interpreted (in a process of its own),
 compiled for two architectures, and traced into one graph."""
 
-import json
 import os
 import re
 import subprocess
@@ -10,7 +9,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from atlib import map_free
@@ -24,42 +22,20 @@ fused = pytest.importorskip("atlib.fused")
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
-from tests.core.fused_together import BUILD  # noqa: E402
 
-
-def interpreted(*arguments, **environment):
-    """A Python that interprets Triton's kernels, with what it said."""
-    return subprocess.run(
-        [sys.executable, *arguments],
-        env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"} | environment,
+def test_interpreted():
+    """The kernels' numbers, and two processes: `interpreted_fused.py`, started anew, because Triton asks once
+    whether to interpret."""
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "tests/core/interpreted_fused.py"],
+        env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         timeout=600,
     )
-
-
-def test_interpreted():
-    """The kernels' numbers: `interpreted_fused.py`, started anew, because Triton asks once whether to
-    interpret."""
-    ran = interpreted("-m", "pytest", "-p", "no:cacheprovider", "tests/core/interpreted_fused.py")
     assert ran.returncode == 0, ran.stdout[-5000:]
-
-
-@pytest.mark.slow
-def test_two_processes_learn_with_the_kernel_what_one_does(tmp_path):
-    """DDP on gloo: the losses, and the sum of the gradients, to float32's last digits, which the kernel is
-    in."""
-    ran = interpreted("tests/core/fused_together.py", tmp_path, ACCELERATE_USE_CPU="true")
-    assert ran.returncode == 0, ran.stdout[-5000:]
-    one, two = (json.loads((tmp_path / f"{world}.json").read_text()) for world in (1, 2))
-    assert one["calls"] == two["calls"] == 6, "2 layers, 3 steps"
-    assert two["steps"] == pytest.approx(one["steps"], rel=1e-6)
-    first = BUILD().state_dict()
-    alone, together = (load_file(tmp_path / f"{world}.safetensors") for world in (1, 2))
-    way = max((alone[name] - first[name]).abs().max() for name in alone)
-    assert way > 1e-2 and max((alone[name] - together[name]).abs().max() for name in alone) < 1e-6 * way
 
 
 # --- compiled, without a GPU

@@ -1,8 +1,6 @@
 """Every operation on maps against loops over plain numbers, and what must hold for any map: rows sum to 1,
 nothing is lost."""
 
-import math
-
 import numpy as np
 import pytest
 import torch
@@ -21,42 +19,13 @@ from atlib.maps import (
     resample_class_attention,
 )
 from tests.helpers import random_images, random_maps
+from tests.longhand import cubic_weights
 
 GRIDS = [((4, 4), (2, 2)), ((3, 4), (5, 2)), ((5, 4), (2, 1)), ((1, 3), (2, 7))]
 
 
 def sums_to_one(map):
     return (map >= 0).all() and torch.allclose(map.sum(-1), torch.ones_like(map.sum(-1)), rtol=0, atol=1e-12)
-
-
-def cubic(x, a):
-    x = abs(x)
-    if x <= 1:
-        return (a + 2) * x**3 - (a + 3) * x**2 + 1
-    return a * x**3 - 5 * a * x**2 + 8 * a * x - 4 * a if x < 2 else 0.0
-
-
-def weights(before, after):
-    """What each of `after` pixels takes from each of `before`: Keys' cubic kernel, pixels as areas, the
-    border repeated.
-
-    Where a side shrinks more than twofold: the kernel stretched over all pixels that a new one covers, and
-    cut at the border.
-    """
-    table, step = np.zeros((after, before)), before / after
-    for new in range(after):
-        centre = (new + 0.5) * step - 0.5
-        if step > 2:
-            table[new] = [cubic((old - centre) / step, -0.5) for old in range(before)]
-            table[new] /= table[new].sum()
-        else:
-            for old in range(math.floor(centre) - 1, math.floor(centre) + 3):
-                table[new, min(max(old, 0), before - 1)] += cubic(old - centre, -0.75)
-    return table
-
-
-def in_plane(grid_from, grid_to):
-    return np.kron(weights(grid_from[0], grid_to[0]), weights(grid_from[1], grid_to[1]))
 
 
 def with_sum(values, total):
@@ -70,7 +39,8 @@ def resampled_row(row, table, n):
 
 def resampled(map, grid_from, grid_to, n):
     """`resample`, one row at a time."""
-    table = in_plane(grid_from, grid_to)
+    sides = (cubic_weights(*side) for side in zip(grid_from, grid_to))
+    table = torch.kron(*sides).numpy()
     B, H, N, _ = map.shape
     M = n + grid_to[0] * grid_to[1]
     out = np.zeros((B, H, M, M))

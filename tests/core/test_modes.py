@@ -83,33 +83,25 @@ def straight(layers):
 # --- the eight modes
 
 
-@all_modes
-@pytest.mark.parametrize("layers, options", [(None, CLASS_TOKEN), ([0], AVERAGE)], ids=str)
-def test_all_eight_modes(small_vit, what, how, layers, options):
-    pair = pair_of(small_vit, Plan(what=what, how=how, layers=layers), **options)
-    assert_equal(pair, straight(range(3) if layers is None else layers))
-    assert pair.path == "map-free"
-
-
-@all_modes
-@pytest.mark.parametrize("pairs", [{0: 3, 2: 0}, {0: 1, 1: 1, 2: 4}], ids=str)
-def test_layers_paired_between_different_depths(small_vit, what, how, pairs):
-    assert_equal(pair_of(small_vit, Plan(what=what, how=how, layers=pairs), teacher={"depth": 5}), pairs)
-
-
-HEADS = {
-    "a list": ([0, 2], {layer: [0, 2] for layer in range(3)}),
-    "per layer": ({0: [1], 2: [2, 0]}, {0: [1], 2: [0, 2]}),
+# What the plan says besides, the teacher's own options, those of both; the pairs of layers, and the heads of
+# each, where they are not all.
+KINDS = {
+    "all layers": ({}, {}, CLASS_TOKEN, straight(range(3)), None),
+    "one layer": ({"layers": [0]}, {}, AVERAGE, straight([0]), None),
+    "another depth": ({"layers": {0: 3, 2: 0}}, {"depth": 5}, {}, {0: 3, 2: 0}, None),
+    "a layer twice": ({"layers": {0: 1, 1: 1, 2: 4}}, {"depth": 5}, {}, {0: 1, 1: 1, 2: 4}, None),
+    "heads": ({"heads": [0, 2]}, {}, {}, straight(range(3)), {layer: [0, 2] for layer in range(3)}),
+    "heads of layers": ({"heads": {0: [1], 2: [2, 0]}}, {}, {}, straight(range(3)), {0: [1], 2: [0, 2]}),
 }
 
 
 @all_modes
-@pytest.mark.parametrize("kind", HEADS)
-def test_some_heads(small_vit, what, how, kind):
-    """In layers that a mapping does not name, all heads are transferred."""
-    heads, chosen = HEADS[kind]
-    pair = pair_of(small_vit, Plan(what=what, how=how, heads=heads))
-    assert_equal(pair, straight(range(3)), chosen=chosen)
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_eight_modes(small_vit, what, how, kind):
+    """In layers that a mapping of heads does not name, all heads are transferred."""
+    plan, teacher, options, pairs, chosen = KINDS[kind]
+    pair = pair_of(small_vit, Plan(what=what, how=how, **plan), teacher=teacher, **options)
+    assert_equal(pair, pairs, chosen=chosen)
     assert pair.path == "map-free"
 
 

@@ -1,11 +1,9 @@
-"""Precision of a detector on images in COCO's form: detectors whose answers are known, and two processes."""
-
-from types import SimpleNamespace
+"""Precision of a detector on images in COCO's form: detectors whose answers are known; two processes
+are in `tests/train/test_divided_weights.py`."""
 
 import pytest
 import torch
 
-from atfamily.detection import evaluate
 from atfamily.detection.evaluate import evaluate_detector
 from atfamily.detection.precision import coco_precision
 from atrun.data.coco import CocoObjects
@@ -42,25 +40,3 @@ def test_a_little_off_it_is_what_the_images_own_pixels_say(images):
     assert 0 < expected.ap < 1
     assert figures["box_AP"] == pytest.approx(expected.ap, abs=1e-9)
     assert figures["box_AP50"] == pytest.approx(expected.ap50, abs=1e-9)
-
-
-def test_two_processes_look_at_each_image_once(images, monkeypatch):
-    model, whole = Knows(images, moved=6), evaluate_detector(Knows(images, moved=6), images, batch_size=2)
-    shares, results = [], []
-
-    def gather(own):
-        shares.append(own)
-        return [prediction for share in shares for prediction in share]
-
-    monkeypatch.setattr(evaluate, "gather_object", gather)
-    for rank in (1, 0):  # the first has all that the others have sent
-        here = SimpleNamespace(
-            is_available=lambda: True,
-            is_initialized=lambda: True,
-            get_rank=lambda rank=rank: rank,
-            get_world_size=lambda: 2,
-        )
-        monkeypatch.setattr(evaluate, "dist", here)
-        results.append(evaluate_detector(model, images, batch_size=2))
-    assert [[prediction[0] for prediction in share] for share in shares] == [[2, 3], [0, 1, 4]]
-    assert results == [{}, whole]

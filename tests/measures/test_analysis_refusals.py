@@ -20,7 +20,7 @@ from atfamily.measures.probes import knn_accuracy
 from atfamily.measures.retrieval import cosines, mean_average_precision
 from atfamily.measures.robustness import effective_robustness, fit_line
 from atfamily.measures.subsets import accuracy_on, group_accuracy, long_tail
-from atlib import AttentionTransfer, Plan, create_vit
+from atlib import AttentionTransfer, Plan
 from atlib.analysis import (
     StreamingDivergence,
     attention_distance,
@@ -34,13 +34,10 @@ from atlib.analysis import (
     rollout,
 )  # fmt: skip
 from atlib.data import Images
-from tests.helpers import SMALL_VIT, random_images, random_maps, randomise
+from tests.helpers import SMALL_VIT, random_images, random_maps
+from tests.helpers import small_vit as vit
 
 NAN = math.nan
-
-
-def vit(seed=0, **options):
-    return randomise(create_vit(SMALL_VIT | options), seed).eval()
 
 
 def broken():

@@ -12,9 +12,10 @@ from torch import nn
 
 from atfamily.binary import TokenNorm, rounded_map
 from atfamily.binary_vit import BinaryViT, PatchMerging, binary_deit
-from atlib import AttentionTransfer, Plan, create_vit, walk
+from atlib import AttentionTransfer, Plan, walk
 from examples import published_weights
-from tests.helpers import ROOT, SMALL_VIT, random_images, random_maps, randomise
+from tests.helpers import ROOT, random_images, random_maps, randomise
+from tests.helpers import small_vit as vit
 
 GOLDEN = load_file(ROOT / "tests" / "golden" / "binary_vit.safetensors")
 PYRAMID = {
@@ -56,10 +57,6 @@ def small(**options):
         if block.attn.share is not None:
             nn.init.constant_(block.attn.share, 0.1)  # some entries are above half of it, some are not
     return model
-
-
-def vit(seed=1, **options):
-    return randomise(create_vit(SMALL_VIT | options), seed).eval()
 
 
 @pytest.fixture

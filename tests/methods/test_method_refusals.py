@@ -27,7 +27,8 @@ from atlib import AttentionTransfer, Plan, create_vit, walk
 from atlib.attention import Seen, Unwalkable
 from atlib.baselines import FeatureDistillation, LogitDistillation
 from atlib.mae import MaskedAutoencoder
-from tests.helpers import SMALL_VIT, random_images, random_maps, randomise, same, state_of
+from tests.helpers import SMALL_VIT, random_images, random_maps, same, state_of
+from tests.helpers import small_vit as vit
 from tests.methods.test_seq2seq import SOURCE, TARGET
 from tests.methods.test_seq2seq import small as small_sequences
 
@@ -37,10 +38,6 @@ EVA = partial(create_vit, "vit_small_patch16_dinov3", **SMALL_VIT)
 SCALED = partial(create_vit, SMALL_VIT, init_values=0.1)
 PYRAMID = {"img_size": 64, "depths": (1, 1, 2, 1), "heads": (1, 2, 2, 2), "mlp_ratios": (2, 2, 2, 4)}
 PYRAMID |= {"reductions": (4, 2, 1, 1), "num_classes": 5, "widths": (8, 8, 16, 16)}
-
-
-def vit(seed=1, **options):
-    return randomise(create_vit(SMALL_VIT | options), seed).eval()
 
 
 def convnet(**options):

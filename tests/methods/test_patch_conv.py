@@ -5,10 +5,11 @@ import torch
 from safetensors.torch import load_file
 
 from atfamily.patch_conv import AttentionPool, PatchConvNet, PoolTransfer
-from atlib import create_vit, walk
+from atlib import walk
 from atlib.maps import aggregate_heads
 from examples import published_weights
-from tests.helpers import ROOT, SMALL_VIT, random_images, randomise
+from tests.helpers import ROOT, random_images, randomise
+from tests.helpers import small_vit as vit
 
 GOLDEN = ROOT / "tests" / "golden" / "patch_conv.safetensors"
 
@@ -19,10 +20,6 @@ def small(**options):
     return randomise(
         PatchConvNet(**{"num_classes": 5, "width": 16, "depth": 2, "patch_size": 8} | options), 3
     )
-
-
-def vit(seed=1, **options):
-    return randomise(create_vit(SMALL_VIT | options), seed).eval()
 
 
 @pytest.fixture

@@ -17,10 +17,10 @@ IMAGES = random_images(3, 3, 32, 32)
 ALONE = {"task_weight": 0.0, "transfer_weight": 1.0, "label_smoothing": 0.0}
 
 
-def pair(small_vit, queue=5, **options):
+def pair(small_vit, queue=5, kind=SimilarityDistillation, **options):
     torch.manual_seed(3)
     teacher = small_vit(1, embed_dim=36, num_classes=0)
-    return SimilarityDistillation(teacher, small_vit(2, num_classes=8), queue=queue, **options)
+    return kind(teacher, small_vit(2, num_classes=8), queue=queue, **options)
 
 
 def test_the_loss_image_by_image():
@@ -81,19 +81,13 @@ def test_a_run_that_was_stopped_goes_on_with_the_same_queue(small_vit, glyphs64,
 # --- CompRess
 
 
-def compressed(small_vit, queue=5, **options):
-    torch.manual_seed(3)
-    teacher = small_vit(1, embed_dim=36, num_classes=0)
-    return CompRess(teacher, small_vit(2, num_classes=8), queue=queue, **options)
-
-
 def shares(x, queue, temperature):
     weights = [math.exp(float(x @ other) / temperature) for other in queue]
     return [weight / sum(weights) for weight in weights]
 
 
 def test_each_of_both_is_compared_with_its_own_queue_image_by_image(small_vit):
-    model = compressed(small_vit, temperature=0.3).double().train()
+    model = pair(small_vit, kind=CompRess, temperature=0.3).double().train()
     images = IMAGES.double()
     queues = model.own_queue.clone(), model.teacher_queue.clone()
     assert [tuple(queue.shape) for queue in queues] == [(5, 24), (5, 36)]

@@ -261,17 +261,13 @@ DESCENT = Recipe(
 
 
 def test_the_gradient_in_parts_is_that_of_the_whole(glyphs64):
-    """Unequal parts (16 in 3) weigh by their images."""
-    step = replace(DESCENT, label_smoothing=0.0)
-    for build in (tiny, lambda: AttentionTransfer(tiny(1), tiny(2), Plan(how="distill"))):
-        parted = weights_after(replace(step, accumulate=3), glyphs64, build)
-        close(parted, weights_after(step, glyphs64, build), atol=2e-6)
-
-
-def test_more_parts_than_the_last_step_has_images(glyphs64):
-    """Steps of 60: the second has four images, in five parts."""
-    step = replace(DESCENT, steps=2, batch_size=60, lr=0.1)
-    close(weights_after(replace(step, accumulate=5), glyphs64), weights_after(step, glyphs64), atol=2e-6)
+    """Unequal parts (16 in 3) weigh by their images; of steps of 60 the second has four images, in five
+    parts."""
+    step, last = replace(DESCENT, label_smoothing=0.0), replace(DESCENT, steps=2, batch_size=60, lr=0.1)
+    distilling = lambda: AttentionTransfer(tiny(1), tiny(2), Plan(how="distill"))  # noqa: E731
+    for build, recipe, parts in ((tiny, step, 3), (distilling, step, 3), (tiny, last, 5)):
+        parted = weights_after(replace(recipe, accumulate=parts), glyphs64, build)
+        close(parted, weights_after(recipe, glyphs64, build), atol=2e-6)
 
 
 def test_the_average_by_hand(glyphs64):
