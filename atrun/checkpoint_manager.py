@@ -117,11 +117,9 @@ class CheckpointManager:
 
     def resume(self, run: Training) -> Path | None:
         """Bring a run to the newest whole checkpoint, and return its path; None without one. Every process
-        must call it, before the first step.
-
-        Raises `ValueError` naming what has changed since, and `CheckpointError` for a folder that cannot be
-        written to. With another number of processes, where "processes" is in `free`, bits differ: each draws
-        its own random numbers.
+        must call it, before the first step. With another number of processes bits differ: each draws its own
+        random numbers. Raises `ValueError` naming what has changed since, and `CheckpointError` for a folder
+        that cannot be written to.
         """
         accelerator, newest = run.accelerator, None
         self.config = self.config | what_is_trained(run)
@@ -391,7 +389,5 @@ def _files_of(data: Any) -> Sequence[str]:
 
 
 def _digest(parts: Iterable[object]) -> str:
-    content = hashlib.sha256()
-    for part in parts:
-        content.update(f"{part}\0".encode(errors="surrogateescape"))
-    return content.hexdigest()[:16]
+    joined = "".join(f"{part}\0" for part in parts).encode(errors="surrogateescape")
+    return hashlib.sha256(joined).hexdigest()[:16]

@@ -34,7 +34,7 @@ from atrun.data.decoding import CorruptImage, decode
 from atrun.data.generated import is_generated
 from atrun.data.transforms import Augmentation
 from atrun.overrides import help_text, pairs
-from atrun.runner import is_main_process, load_result, precision, tested_as, weights_of
+from atrun.runner import is_main_process, load_result, tested_as, weights_of
 
 LOOKED_AT = 16  # images of two sets, evenly spread, whose pixels tell the sets apart
 
@@ -65,8 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
         " from the hub or --data_path FOLDER"
     )
     parser.add_argument("--shifted", metavar="NAME", help=shifted)
-    averaged = "the averaged weights, where the recipe has them"
-    parser.add_argument("--averaged", action="store_true", help=averaged)
+    parser.add_argument("--averaged", action="store_true", help="the run's averaged weights")
     parser.add_argument("--trust-data", action="store_true", help=TRUST_DATA)
     every = {name: one for of in settings().values() for name, one in of.items()}
     unsaid = {name: every[name]._replace(default=MISSING) for name in READING}
@@ -168,6 +167,7 @@ def _preparation(path: Path, model: nn.Module) -> tuple[Augmentation | None, str
 
 def _on_coco(path: Path, config: RunConfig | None, arguments: argparse.Namespace, reading: dict) -> str:
     """`evaluate` of a whole detector, on its run's folder of images or on another."""
+    from atfamily.detection.evaluate import evaluate_detector
     from atfamily.detection.files import load_detector
 
     if arguments.data not in (None, COCO) or reading.keys() - {"data_path", "workers"}:
@@ -179,7 +179,7 @@ def _on_coco(path: Path, config: RunConfig | None, arguments: argparse.Namespace
     images = coco_images(folder, split, size, workers=reading.get("workers", 0))
     if images.classes != classes:
         raise ValueError(f"{folder}, {split} has categories {images.classes}, and {path} knows {classes}")
-    precisions = precision(detector.to("cuda" if torch.cuda.is_available() else "cpu"), images)
+    precisions = evaluate_detector(detector.to("cuda" if torch.cuda.is_available() else "cpu"), images)
     figures = [f"{name.replace('_', ' ')} {100 * value:.1f}" for name, value in precisions.items()]
     found = ", ".join(figures) or "nothing to find"
     return f"{path} on {COCO}, {split}: {found} (per cent), of {len(images):,} images"

@@ -27,9 +27,8 @@ class Known(NamedTuple):
 
 def find(name_or_path: str | Path, path: str | Path | None = None) -> tuple[str, Path | None, Known | None]:
     """Tell a name of `CATALOGUE` (its files in `path`, if given), a file or folder, and a hub id "owner/name"
-    from each other; nothing is opened: the name for messages, which is the hub's id where the path is None,
-    the path, and what is published. Raises `ValueError` for a name that is none of these,
-    `FileNotFoundError` for a path that is not there."""
+    from each other: the name for messages, which is the hub's id where the path is None, the path, and what
+    is published."""
     name = str(name_or_path)
     known = CATALOGUE.get(name)
     if path is not None and not Path(path).exists():
@@ -65,7 +64,7 @@ def open_rows_of(
     `datasets`, one folder per class, whose sorted names are the classes, below a folder per split or none, or
     images with annotations in COCO's format, as iNaturalist's authors pack them. Where no validation split is
     published, a tenth of "train" becomes it; where one is published beside a test split, "train+validation"
-    is both. Raises what `find` and `atrun.data.in_memory.load` raise.
+    is both.
     """
     name, place, known = find(name_or_path, path)
     if known is not None and known.files:

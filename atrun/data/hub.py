@@ -8,7 +8,7 @@ from pathlib import Path
 import datasets
 
 from atlib._util import require_known
-from atrun.data.decoding import CannotStream, DataError
+from atrun.data.decoding import DataError
 from atrun.data.folders import ImageFolders
 from atrun.data.splits import VALIDATION_SHARE, fixed_order
 
@@ -44,8 +44,7 @@ def open_labelled(
 def open_streamed(
     name: str, path: str | Path | None, split: str, files: str | None = None
 ) -> tuple[datasets.IterableDataset, list[str] | None]:
-    """The rows of a published split as they come, and the local files that are its shards (None: on the hub).
-    Raises what `open_rows` raises, and `CannotStream` for files of another kind and for a tenth held out."""
+    """The rows of a published split as they come, and the local files that are its shards, None on the hub."""
     if path is None and files is not None:
         return _from_hub(name, split, files, streaming=True)[split], None
     if path is None:
@@ -54,11 +53,11 @@ def open_streamed(
         builder = "parquet" if (splits := _files_of(Path(path), "parquet")) else "arrow"
         splits = splits or _files_of(Path(path), "arrow")
         if not splits:
-            raise CannotStream(f"{path} holds no parquet or arrow files to stream: open_photos reads it")
+            raise DataError(f"{path} holds no parquet or arrow files to stream: open_photos reads it")
     parts, held_out = _parts(splits, split, name)
     if held_out or len(parts) > 1:
         way_out = "ask for 'train+validation' or another published split, or use open_photos"
-        raise CannotStream(f"{split!r} of {name} cannot be streamed: {way_out}", "split")
+        raise DataError(f"{split!r} of {name} cannot be streamed: {way_out}", "split")
     if path is None:
         return splits[parts[0]], None
     return _read(splits[parts[0]], builder, streaming=True), splits[parts[0]]
@@ -176,8 +175,7 @@ def _read(files: Sequence[str], builder: str, **options):
 
 
 def _parts(splits, split: str, name: str) -> tuple[list[str], bool]:
-    """The published splits that a split is made of, and whether it is a part of them, as validation images
-    and the others are where none are published. Raises `ValueError` for a split of none."""
+    """The published splits that a split is made of, and whether it is a part of them, a tenth or the rest."""
     published = "validation" in splits or "train" not in splits
     # Beside a test split, a validation split is training data for those who report the first.
     both = ("train+validation",) if not published or {"train", "validation", "test"} <= set(splits) else ()
@@ -200,16 +198,9 @@ def find_column(rows: Rows, names: tuple[str, ...], kind: str) -> str:
     )
 
 
-def holds_images(feature: object) -> bool:
-    """Whether a column of that kind holds image files: marked as images, or bare bytes."""
-    binary = isinstance(feature, datasets.Value) and feature.dtype in ("binary", "large_binary")
-    return isinstance(feature, (datasets.Image, dict)) or binary
-
-
 def class_names(rows: Rows, column: str, published: int | None = None) -> tuple[str, ...]:
     """The names of the classes that a column of class indices has, or the numbers of those that were
-    published or are found. Raises `DataError` for a column of something else and another number than was
-    published, `CannotStream` for a stream that would have to be read to know."""
+    published or are found."""
     feature = rows.features[column]
     if isinstance(feature, datasets.ClassLabel):
         if published not in (None, len(feature.names)):
@@ -221,7 +212,7 @@ def class_names(rows: Rows, column: str, published: int | None = None) -> tuple[
     if published is not None and str(getattr(feature, "dtype", "")).startswith(("int", "uint")):
         return tuple(map(str, range(published)))
     if isinstance(rows, datasets.IterableDataset):
-        raise CannotStream(f"column {column!r} does not name its classes, as a stream must: open_photos")
+        raise DataError(f"column {column!r} does not name its classes, as a stream must: open_photos")
     labels = set(rows[column])
     if wrong := [label for label in labels if not isinstance(label, int) or label < 0]:
         raise DataError(

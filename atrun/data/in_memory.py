@@ -26,9 +26,6 @@ def load(
     Where a data set has no validation split, a tenth of "train" becomes it, the same images always, and
     "train" is the rest. size: the number of images, a random choice by `seed` (None: all). image_size:
     shorter side resized to it, then centre crop (None: as they are; they must then be of one size).
-
-    Raises `ValueError` for unknown names, splits and columns, `FileNotFoundError` for a path that is not
-    there, `OSError` for a file that cannot be read, and `ConnectionError` for the hub.
     """
     rows, image_column, label_column, _ = open_rows_of(name, path, split)
     return images_in_memory(rows, image_column, label_column, size, seed, image_size, f"{name} {split}")

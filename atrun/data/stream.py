@@ -80,19 +80,17 @@ def open_stream(
     *,
     path: str | Path | None = None,
     split: str = "train",
-    augmentation: Augmentation | Views,
-    train: bool = True,
     image_column: str | None = None,
     label_column: str | None = None,
-    on_corrupt: str = "raise",
-    buffer: int = 4096,
     count: int | None = None,
     labelled: bool = True,
+    **how,
 ) -> PhotoStream:
     """Open a published split for reading as it comes, from the hub or from parquet or arrow files, uncopied.
 
-    Arguments and errors are those of `atrun.data.photos.open_photos`. buffer: as in `PhotoStream`. count: the
-    number of images, where neither local files nor the publication say it.
+    Arguments and errors are those of `atrun.data.photos.open_photos`. count: the number of images, where
+    neither local files nor the publication say it. how: augmentation, train, on_corrupt, buffer of
+    `PhotoStream`.
     """
     name, place, known = find(name_or_path, path)
     if known is not None:
@@ -120,7 +118,6 @@ def open_stream(
     if not count:  # steps and schedule hang on it
         has = "has no images" if count == 0 else "does not say how many images it has: pass count="
         raise DataError(f"{name_or_path} {split} {has}", "count" if count is None else "split")
-    how = {"augmentation": augmentation, "train": train, "on_corrupt": on_corrupt, "buffer": buffer}
     return PhotoStream(pictures, count, image_column, label_column, classes, **how)
 
 

@@ -52,8 +52,7 @@ def read_weights(path: str | Path) -> Weights:
 
 def normalisation_beside(path: Path) -> tuple[Normalisation | None, str]:
     """How images are normalised for the weights in a file, or folder, as a file beside them says, and which:
-    a processor of transformers, timm's `config.json`, or OpenCLIP's; (None, "") without. Raises `OSError` for
-    one that cannot be read."""
+    a processor of transformers, timm's `config.json`, or OpenCLIP's; (None, "") without."""
     # Transformers nests a processor of images in another since version 5, and reads that one first.
     places = (
         ("processor_config.json", lambda said: _of_processor(said.get("image_processor") or {})),
