@@ -345,7 +345,7 @@ def _force(path: Path) -> None:
 
 def identity_of(data: Any) -> dict[str, str]:
     """Digests of what data are: the names of their classes, their pixels where these are in memory, and of
-    their files the names, the sizes and the times of the last change. What is not there is left out."""
+    their files the names, the sizes and the times of the last change."""
     digests = {}
     if classes := getattr(data, "classes", None):
         digests["classes"] = _digest(map(str, classes))

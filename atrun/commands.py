@@ -66,8 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
         parser.add_argument("--trust-data", action="store_true", help=TRUST_DATA)
         parser.set_defaults(run=resume_command)
         return
-    pretraining = command == "pretrain"
-    if pretraining:
+    if command == "pretrain":
         parser.add_argument("recipe", metavar="TASK", help=f"one of {', '.join(TASKS)}")
         teacher = "of the tasks that have one: a timm name or a file of weights (default: the recipe's)"
     else:
@@ -85,7 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
         "a name of the catalogue (cifar10 ...), a hub id, parquet files, image folders, a function as"
         f" PACKAGE.MODULE:FUNCTION, or {COCO}, with --data_path FOLDER"
     )
-    parser.add_argument("--data", metavar="NAME|PATH", help=data, required=pretraining)
+    parser.add_argument("--data", metavar="NAME|PATH", help=data, required=command == "pretrain")
     seed = "decides first weights, order and augmentation (default: 0, or that of --config)"
     parser.add_argument("--seed", type=int, help=seed)
     parser.add_argument("--out", type=Path, metavar="DIR", help="the run's folder, of all its files")

@@ -39,6 +39,7 @@ OF_CLASSIFYING = ("label_smoothing", "mixup", "cutmix", "binary")  # of a recipe
 
 _METHODS = frozenset(Method)
 _LABELLED = frozenset(method for method in Method if not method.pretrains)
+_DETECTING = frozenset((Method.SCRATCH, Method.FINE_TUNE, Method.COPY, Method.DISTILL))
 _WHOLE = frozenset(("rows", "generated"))  # kinds of data, as `unused` tells them apart
 _ANY = _WHOLE | {COCO}
 # Settings that only some runs have, {what they belong to: (names, methods, kinds of data)}. The config.json
@@ -46,18 +47,10 @@ _ANY = _WHOLE | {COCO}
 PARTS = {
     "Training with labels": ("evaluation_split evaluate_every task_weight", _LABELLED, _ANY),
     "Classifying whole images": (" ".join(("maps_every", *OF_CLASSIFYING)), _LABELLED, _WHOLE),
-    "Detection": (
-        "detector detector_sizes jitter",
-        {Method.SCRATCH, Method.FINE_TUNE, Method.COPY, Method.DISTILL},
-        {COCO},
-    ),
+    "Detection": ("detector detector_sizes jitter", _DETECTING, {COCO}),
     "The methods that hide patches": ("mask_ratio", {Method.MAE, Method.DMAE, Method.SIMMIM}, _ANY),
     "Masked auto-encoding": ("decoder_width decoder_depth decoder_heads", {Method.MAE, Method.DMAE}, _ANY),
-    "AttnDistill (`atfamily.attndistill`)": (
-        "attention_weight attention_temperature projector_layers",
-        {Method.ATTNDISTILL},
-        _ANY,
-    ),
+    "AttnDistill": ("attention_weight attention_temperature projector_layers", {Method.ATTNDISTILL}, _ANY),
     "SimMIM": ("mask_unit", {Method.SIMMIM}, _ANY),
     "Learning by contrast (`atfamily.contrast`)": ("hidden_width momentum", {Method.MOCO, Method.DINO}, _ANY),
     "MoCo-v3": ("projection_width contrast_temperature freeze_patches", {Method.MOCO}, _ANY),

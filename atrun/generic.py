@@ -1,5 +1,4 @@
-"""Recipes without a model's name: what a run on one's own images needs, derived from the teacher, the images
-and the batch, each value by a rule with its source."""
+"""Recipes without a model's name, derived from teacher, images and batch, each value by a rule."""
 
 import math
 from collections.abc import Mapping
@@ -69,8 +68,7 @@ class Derived(NamedTuple):
 
 class Material(NamedTuple):
     """What the rules look at. images: to train on; side: the median of the shorter sides of some of them, in
-    pixels, None where none was looked at; fixed: whether they come as they are, and the student takes them
-    so."""
+    pixels, None where none was looked at; fixed: whether the student takes them as they come."""
 
     images: int
     side: int | None

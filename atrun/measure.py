@@ -40,9 +40,8 @@ LOOKED_AT = 16  # images of two sets, evenly spread, whose pixels tell the sets 
 
 
 class ModelOnTest(NamedTuple):
-    """A model and what it is tested on. images: prepared as it wants them; targets: their classes, or the
-    sets of right ones; on: data and split in words; classes: of a set under a shift, those of the data among
-    the model's, None where all are; note: said at the end."""
+    """A model and what it is tested on. targets: classes, or sets of right ones; on: data and split in words;
+    classes: of a set under a shift, those among the model's, None for all; note: said at the end."""
 
     path: Path
     model: nn.Module
@@ -207,8 +206,7 @@ def shifted_test(
 
 def same_images(first: Any, second: Any) -> bool:
     """Whether two sets hold the same images in the same order: as many, and the same stored pixels in
-    `LOOKED_AT` of them. Names and labels do not tell: a copy of a folder has another path, and two folders of
-    other images may have equal labels."""
+    `LOOKED_AT` of them. Names and labels do not tell."""
 
     def stored(images: Any, index: int) -> tuple[Sequence[int], bytes]:  # before it is prepared for a model
         if isinstance(images, Images):

@@ -292,8 +292,7 @@ def _carry_out(
 
 
 def on_device(config: RunConfig, images):
-    """The training images held on the device that trains, where they fit and can be augmented there: batches
-    of the same bits. Others, and all with on_device=0, as they are."""
+    """The training images held on the device that trains, where they fit and can be augmented there."""
     from atrun.data.photos import Photos, held
 
     place = torch.device("cpu")

@@ -1,5 +1,4 @@
-"""Data sets by name: where they are, what was published about them (read without a network, so that a run
-can be planned before anything is downloaded), and how their rows are opened."""
+"""Data sets by name: where they are, what was published about them, and how their rows are opened."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,9 +12,7 @@ from atrun.data.splits import VALIDATION_SHARE
 class Known(NamedTuple):
     """A data set that has a name here. hub: its id there, None where no complete copy was found. classes:
     their number. images: how many each split has. evaluated: the split on which results are reported.
-    otherwise: what to do without a copy on the hub. files: the pattern of each split's files there, where one
-    is fetched without the others.
-    """
+    otherwise: what to do without a copy on the hub. files: the pattern of each split's files there."""
 
     hub: str | None
     classes: int

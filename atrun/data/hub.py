@@ -44,7 +44,7 @@ def open_labelled(
 def open_streamed(
     name: str, path: str | Path | None, split: str, files: str | None = None
 ) -> tuple[datasets.IterableDataset, list[str] | None]:
-    """The rows of a published split as they come, and the local files that are its shards, None on the hub."""
+    """The rows of a published split as they come, and the local files that are its shards (the hub: None)."""
     if path is None and files is not None:
         return _from_hub(name, split, files, streaming=True)[split], None
     if path is None:

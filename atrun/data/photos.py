@@ -193,12 +193,9 @@ class Photos(Decoded, Dataset):
 
 def held(photos: Photos, device: torch.device, most: float, workers: int = 0) -> Images | None:
     """Photographs to train on, decoded once and held on a device, where they are then augmented: batches of
-    the same bits.
-
-    most: bytes that they may take; workers: processes that decode. None where they take more, where one
-    cannot be decoded, where their augmentation needs Pillow (`atrun.data.transforms.in_two`), and where they
-    are not of one size.
-    """
+    the same bits. most: bytes that they may take; workers: processes that decode. None where they take more,
+    where one cannot be decoded, where their augmentation needs Pillow (`atrun.data.transforms.in_two`), and
+    where they are not of one size."""
     a, prepare, augment = photos.augmentation, None, None
     if a is not None:
         parts = in_two(a) if photos.train and isinstance(a, Augmentation) else None

@@ -1,5 +1,4 @@
-"""Rows of a model's attention maps on one image, in eight bits, and what stands beside them: what a page
-can hold."""
+"""Rows of a model's attention maps on one image, in eight bits: what a page can hold."""
 
 import base64
 from collections.abc import Sequence

@@ -1,8 +1,4 @@
-"""Weights as others publish them, read as data: no code in a file is ever run.
-
-Pickles, which torch's `.pth` files are inside, go through torch's reader for weights alone. One class is
-allowed beside these, `argparse.Namespace`, a bag of plain values, in which MAE's family keeps its options.
-"""
+"""Weights as others publish them, read as data: no code in a file is ever run."""
 
 import argparse
 import json
@@ -91,6 +87,7 @@ def _of_processor(said: Mapping[str, Any]) -> Normalisation | None:
 
 def _read_pickled(path: Path) -> Weights:
     try:
+        # beside weights a bag of plain values, in which MAE's family keeps its options
         with torch.serialization.safe_globals([argparse.Namespace]):
             content = torch.load(path, map_location="cpu", weights_only=True)
     # damaged pickles raise nearly anything: UnpicklingError, RuntimeError, EOFError, IndexError, KeyError ...

