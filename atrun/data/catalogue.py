@@ -1,8 +1,8 @@
-"""Data sets by name: where they are, what was published about them, and how their rows are opened."""
+"""Data sets by name: where they are, and what was published about them."""
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from atlib._util import require_known
 from atrun.data.decoding import DataError, MissingData
@@ -44,32 +44,6 @@ def find(name_or_path: str | Path, path: str | Path | None = None) -> tuple[str,
     if name.count("/") != 1:  # all that is left is a hub id, "owner/name"
         require_known("data set", name, CATALOGUE)
     return name, None, None
-
-
-def open_rows_of(
-    name_or_path: str | Path,
-    path: str | Path | None,
-    split: str,
-    image_column: str | None = None,
-    label_column: str | None = None,
-    labelled: bool = True,
-) -> tuple[Any, str, str | None, Known | None]:
-    """Open a split of a data set by name, path or hub id: its rows (a `datasets.Dataset`), image and label
-    column (None with labelled=False), and what is published about it (None without a name).
-
-    A path may be parquet or arrow files named after their splits, one such file, a data set saved by
-    `datasets`, one folder per class, whose sorted names are the classes, below a folder per split or none, or
-    images with annotations in COCO's format, as iNaturalist's authors pack them. Where no validation split is
-    published, a tenth of "train" becomes it; where one is published beside a test split, "train+validation"
-    is both.
-    """
-    name, place, known = find(name_or_path, path)
-    if known is not None and known.files:
-        require_known(f"split of {name_or_path}", split, known.images)
-    from atrun.data.hub import open_labelled
-
-    files = None if known is None else known.files.get(split)
-    return *open_labelled(name, place, split, image_column, label_column, files, labelled), known
 
 
 def _published(train: int, validation: int = 0, test: int = 0) -> dict[str, int]:

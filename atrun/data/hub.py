@@ -8,6 +8,7 @@ from pathlib import Path
 import datasets
 
 from atlib._util import require_known
+from atrun.data.catalogue import Known, find
 from atrun.data.decoding import DataError
 from atrun.data.folders import ImageFolders
 from atrun.data.splits import VALIDATION_SHARE, fixed_order
@@ -17,28 +18,38 @@ SPLITS = ("train", "validation", "test")
 Rows = datasets.Dataset | datasets.IterableDataset
 
 
-def open_labelled(
-    name: str,
+def open_rows_of(
+    name_or_path: str | Path,
     path: str | Path | None,
     split: str,
     image_column: str | None = None,
     label_column: str | None = None,
-    files: str | None = None,
     labelled: bool = True,
-) -> tuple[datasets.Dataset, str, str | None]:
-    """The rows of a split, its image and label column. files: as in `open_rows`, of a published split;
-    labelled: as in `columns_of`."""
-    if path is None and files is not None:
+) -> tuple[datasets.Dataset, str, str | None, Known | None]:
+    """Open a split of a data set by name, path or hub id: its rows, image and label
+    column (None with labelled=False), and what is published about it (None without a name).
+
+    A path may be parquet or arrow files named after their splits, one such file, a data set saved by
+    `datasets`, one folder per class, whose sorted names are the classes, below a folder per split or none, or
+    images with annotations in COCO's format, as iNaturalist's authors pack them. Where no validation split is
+    published, a tenth of "train" becomes it; where one is published beside a test split, "train+validation"
+    is both.
+    """
+    name, place, known = find(name_or_path, path)
+    if known is not None and known.files:
+        require_known(f"split of {name_or_path}", split, known.images)
+    files = None if known is None else known.files.get(split)
+    if place is None and files is not None:
         rows = open_rows(name, None, split, files)
     else:
-        splits = _from_hub(name) if path is None else _from_files(name, Path(path), labelled)
+        splits = _from_hub(name) if place is None else _from_files(name, place, labelled)
         parts, held_out = _parts(splits, split, name)
         several = [splits[part] for part in parts]
         rows = several[0] if len(several) == 1 else datasets.concatenate_datasets(several)
         if held_out:
             order, count = fixed_order(len(rows)), round(VALIDATION_SHARE * len(rows))
             rows = rows.select(order[:count] if split == "validation" else order[count:])
-    return rows, *columns_of(rows, image_column, label_column, labelled)
+    return rows, *columns_of(rows, image_column, label_column, labelled), known
 
 
 def open_streamed(

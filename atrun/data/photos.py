@@ -16,7 +16,6 @@ from atlib._util import require_known
 from atlib.data import UNLABELLED, Images
 from atlib.loading import Batch, ShardSpec, augmentation_seeds, loader_of, my_batches, my_repeats
 from atlib.pair import Normalisation
-from atrun.data.catalogue import open_rows_of
 from atrun.data.decoding import (
     AS_STORED,
     ON_CORRUPT,
@@ -241,12 +240,12 @@ def open_photos(
 ) -> Photos:
     """Open a split of a data set for reading by index.
 
-    name_or_path, path, split, image_column, label_column: as in `atrun.data.catalogue.open_rows_of`, whose
+    name_or_path, path, split, image_column, label_column: as in `atrun.data.hub.open_rows_of`, whose
     errors it raises too. train, how: as in `Photos`. labelled=False: images
     alone, of any folder, with the target `atlib.data.UNLABELLED`. `datasets` copies what it reads from
     parquet or the hub into its cache, once. Raises `DataError` for what holds no images or no class indices.
     """
-    from atrun.data.hub import class_names
+    from atrun.data.hub import class_names, open_rows_of
 
     rows, image_column, label_column, known = open_rows_of(
         name_or_path, path, split, image_column, label_column, labelled

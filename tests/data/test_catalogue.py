@@ -8,8 +8,9 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 
-from atrun.data.catalogue import CATALOGUE, find, open_rows_of
+from atrun.data.catalogue import CATALOGUE, find
 from atrun.data.decoding import DataError
+from atrun.data.hub import open_rows_of
 from atrun.data.photos import open_photos
 from atrun.data.stream import open_stream
 from atrun.data.transforms import Augmentation
