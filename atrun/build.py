@@ -28,7 +28,7 @@ from atlib.pair import IMAGENET, Normalisation, Pair, attach, student_of
 from atlib.plan import Plan
 from atlib.student import differences
 from atlib.vit import Architecture, without_weights
-from atrun.config import COCO, RunConfig, built_for, is_run, read_config
+from atrun.config import COCO, UNTRAINED, RunConfig, built_for, is_run, read_config
 from atrun.data.catalogue import CATALOGUE
 from atrun.data.generated import is_generated, maker
 from atrun.data.transforms import Augmentation
@@ -36,7 +36,6 @@ from atrun.data.views import Look, Views, looks, small_views
 from atrun.method import Method
 from atrun.teachers.build import Teacher, check_image_size, headless, on_meta
 from atrun.teachers.load import is_file, load_teacher
-from atrun.untrained import UNTRAINED, untrained_teacher
 
 SMALL_SCALE = (0.2, 1.0)  # of the crops of generated images, which have no augmentation to say it
 COCO_KNOWN = (118_287, 80)  # images of train2017, 1,021 of them without objects, and classes
@@ -94,9 +93,7 @@ def training_images(config: RunConfig):
 
 def looks_of(config: RunConfig, scale: tuple[float, float]) -> tuple[Look, ...]:
     """The views that a contrast is learned from; scale: of the large crops."""
-    if config.method is Method.DINO:
-        return looks(scale, config.local_views, config.local_scale)
-    return looks(scale)
+    return looks(scale, config.local_views if config.method is Method.DINO else 0, config.local_scale)
 
 
 def require_size(model: nn.Module, images, name: str) -> None:
@@ -203,14 +200,14 @@ def _photographs(config: RunConfig):
         augmentation = Views(augmentation, looks_of(config, augmentation.scale))
     chosen = {name: getattr(config, name) for name in ("on_corrupt", "image_column", "label_column")}
     chosen |= {"path": config.data_path, "split": config.training_split, "augmentation": augmentation}
-    chosen |= {"train": True, "labelled": not config.method.pretrains}
+    chosen["labelled"] = not config.method.pretrains
     if config.streaming:
         from atrun.data.stream import open_stream
 
         return open_stream(config.data, count=config.data_size, **chosen)
     from atrun.data.photos import open_photos
 
-    return open_photos(config.data, **chosen)
+    return open_photos(config.data, train=True, **chosen)
 
 
 def outputs_for(config: RunConfig, images) -> int:
@@ -264,6 +261,24 @@ def build(
     return Built(model, architecture, teacher.architecture if paired else None, view, untrained)
 
 
+def untrained_teacher(config: RunConfig, folder: Path | None = None) -> Teacher:
+    """The teacher that was never trained: what the run's folder holds, else the student's architecture
+    without class head and stochastic depth, with first weights of its own by the seed: the control for maps
+    that are worth nothing (arXiv 2411.09702, table of pre-training methods, row "none"). Raises `OSError` for
+    a stored file of another model."""
+    name, overrides = config.architecture(0)
+    overrides = {key: value for key, value in overrides.items() if key != "drop_path_rate"}
+    architecture = Architecture(name, overrides | {"num_classes": 0})
+    if folder is not None and (kept := folder / "teacher.safetensors").exists():
+        stored = load_teacher(kept, quiet=True)
+        if stored.architecture != architecture:
+            raise OSError(f"{kept} holds {stored.architecture}, this run has {architecture}")
+        return stored
+    torch.manual_seed(seed_for(config.seed, "untrained"))
+    vit = architecture.build().eval()
+    return Teacher(vit, UNTRAINED, architecture, "first weights", used=len(vit.state_dict()), unused=())
+
+
 def teacher_of(config: RunConfig, image_size: int | None) -> Teacher:
     """The teacher that a run names, read from the hub or a file."""
     told = {"heads": config.teacher_heads, "architecture": config.teacher_architecture}
@@ -309,8 +324,7 @@ def reference_images(config: RunConfig) -> Iterator[torch.Tensor]:
 
 
 def with_weights(config: RunConfig, student: VisionTransformer | Eva) -> VisionTransformer | Eva:
-    """The student with the run's `student_weights` in it, except for its new class head. Raises `ValueError`
-    for weights of other shapes, heads or components than the student's."""
+    """The student with the run's `student_weights` in it, except for its new class head."""
     weights = load_teacher(config.student_weights, image_size=image_size(config), quiet=True).vit
     heads = [vit.blocks[0].attn.num_heads for vit in (weights, student)]
     what = f"heads ({heads[0]} and {heads[1]})" if heads[0] != heads[1] else ""
@@ -381,8 +395,7 @@ def says_classes(teacher: str) -> bool:
 
 
 def start_from(student: VisionTransformer | Eva, teacher: VisionTransformer | Eva) -> VisionTransformer | Eva:
-    """Give `student` the teacher's weights, except for its new class head and, where it pools otherwise, the
-    norm before that head. Raises `ValueError` for weights that do not fit."""
+    """Give `student` the teacher's weights, but for its new head and, where it pools otherwise, its norm."""
     weights = {name: value for name, value in teacher.state_dict().items() if not name.startswith("head.")}
     try:
         apart = student.load_state_dict(weights, strict=False)

@@ -118,11 +118,9 @@ class CheckpointManager:
 
     def resume(self, run: Training) -> Path | None:
         """Bring a run to the newest whole checkpoint, and return its path; None without one. Every process
-        must call it, before the first step.
-
-        Raises `ValueError` naming what has changed since, and `CheckpointError` for a folder that cannot be
-        written to. With another number of processes, where "processes" is in `free`, bits differ: each draws
-        its own random numbers.
+        must call it, before the first step. With another number of processes bits differ: each draws its own
+        random numbers. Raises `ValueError` naming what has changed since, and `CheckpointError` for a folder
+        that cannot be written to.
         """
         accelerator, newest = run.accelerator, None
         self.config = self.config | what_is_trained(run)
@@ -349,7 +347,7 @@ def _force(path: Path) -> None:
 
 def identity_of(data: Any) -> dict[str, str]:
     """Digests of what data are: the names of their classes, their pixels where these are in memory, and of
-    their files the names, the sizes and the times of the last change. What is not there is left out."""
+    their files the names, the sizes and the times of the last change."""
     digests = {}
     if classes := getattr(data, "classes", None):
         digests["classes"] = _digest(map(str, classes))
@@ -393,7 +391,5 @@ def _files_of(data: Any) -> Sequence[str]:
 
 
 def _digest(parts: Iterable[object]) -> str:
-    content = hashlib.sha256()
-    for part in parts:
-        content.update(f"{part}\0".encode(errors="surrogateescape"))
-    return content.hexdigest()[:16]
+    joined = "".join(f"{part}\0" for part in parts).encode(errors="surrogateescape")
+    return hashlib.sha256(joined).hexdigest()[:16]

@@ -42,11 +42,8 @@ def labels_by_name(
     classes: Sequence[str] | None, model: nn.Module, images, name: str, path: str | Path
 ) -> tuple[Tensor, str]:
     """The labels (n,) of images as outputs of a model of `classes` (None: not known which), and what is to be
-    said of it. name: of the data, path: of the model.
-
-    Classes are matched by their names, numbers too ("01" is 1); where one side has numbers in place of names,
-    class k is output k. Raises `ValueError` where they cannot be matched.
-    """
+    said of it. name: of the data, path: of the model. Classes are matched by their names, numbers too ("01"
+    is 1); where one side has numbers in place of names, class k is output k."""
     outputs = getattr(student_of(model), "num_classes", None)
     if outputs == 0:
         raise ValueError(f"{path} holds a ViT without a class head: evaluate a student trained on labels")

@@ -60,15 +60,13 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
     """Add a command's options, and what it calls, `run`; `takes_settings` where it takes further `pairs`."""
     if command == "resume":
         parser.add_argument("folder", type=Path, metavar="DIR")
-        corrupt = "of an image that cannot be decoded, from now on (default: as before)"
-        parser.add_argument("--on-corrupt", "--on_corrupt", choices=ON_CORRUPT, help=corrupt)
+        parser.add_argument("--on-corrupt", "--on_corrupt", choices=ON_CORRUPT, help="from now on")
         others = "go on with another number of processes than before, and so other bits"
         parser.add_argument("--allow-other-processes", action="store_true", help=others)
         parser.add_argument("--trust-data", action="store_true", help=TRUST_DATA)
         parser.set_defaults(run=resume_command)
         return
-    pretraining = command == "pretrain"
-    if pretraining:
+    if command == "pretrain":
         parser.add_argument("recipe", metavar="TASK", help=f"one of {', '.join(TASKS)}")
         teacher = "of the tasks that have one: a timm name or a file of weights (default: the recipe's)"
     else:
@@ -86,11 +84,10 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
         "a name of the catalogue (cifar10 ...), a hub id, parquet files, image folders, a function as"
         f" PACKAGE.MODULE:FUNCTION, or {COCO}, with --data_path FOLDER"
     )
-    parser.add_argument("--data", metavar="NAME|PATH", help=data, required=pretraining)
+    parser.add_argument("--data", metavar="NAME|PATH", help=data, required=command == "pretrain")
     seed = "decides first weights, order and augmentation (default: 0, or that of --config)"
     parser.add_argument("--seed", type=int, help=seed)
-    out = "the run's folder: config, checkpoints, log, weights, record"
-    parser.add_argument("--out", type=Path, metavar="DIR", help=out)
+    parser.add_argument("--out", type=Path, metavar="DIR", help="the run's folder, of all its files")
     speed = "of a step: float32, as published; tf32; bf16; or bf16 and torch.compile (default: the recipe's)"
     parser.add_argument("--speed", choices=SPEEDS, help=speed)
     dry_run = "print model, schedule, memory, time and cost; train nothing, read no weights, decode no image"
@@ -186,15 +183,13 @@ def until_stopped(run: Callable[[], str | None], go_on: str) -> int:
 
 
 def _in_folder(folder: Path, run: Callable[[], Record | None]) -> int:
-    def text() -> str | None:
-        record = run()
-        return None if record is None else summary(folder, record)
-
-    return until_stopped(text, f"resume with: python -m atlib resume {folder}")
+    return until_stopped(lambda: summary(folder, run()), f"resume with: python -m atlib resume {folder}")
 
 
-def summary(folder: Path, record: Record) -> str:
-    """What a finished run prints."""
+def summary(folder: Path, record: Record | None) -> str | None:
+    """What a finished run prints; None of other processes than the first, which have no record."""
+    if record is None:
+        return None
     beside = {Method.COPY: "its teacher", Method.MEAN_MAPS: "the maps"}.get(record.method)
     needs = f", with {beside} in the same file, which it needs" if beside else ""
     weights = f"weights: {result_path(folder, record.method)}{needs}"

@@ -43,7 +43,7 @@ def compare_runs(
     first: Path, second: Path, split: str | None = None, averaged: bool = False, trust_data: bool = False
 ) -> Comparison:
     """Compare what two finished runs have made, on the images that both are evaluated on, wherever each reads
-    them, prepared as each was trained. Raises `ValueError` for runs on other images or without classes."""
+    them, prepared as each was trained."""
     configs = [read_config(folder, trust_data) for folder in (first, second)]
     for folder, config in zip((first, second), configs):
         if not config.classifies:

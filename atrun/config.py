@@ -22,9 +22,10 @@ from atrun.data.generated import is_generated, require_installed
 from atrun.data.transforms import Augmentation
 from atrun.method import Method, method_of_run
 from atrun.overrides import Setting, read, said_of
-from atrun.untrained import UNTRAINED, check_untrained
+from atrun.teachers.names import config_says
 
 COCO = "coco"  # what detectors learn from, in COCO's form
+UNTRAINED = "untrained"  # in place of a teacher's name or file
 Detectors = Literal["fcos", "faster-rcnn", "mask-rcnn"]  # as in `atfamily.detection.detector.DETECTORS`
 DetectorSizes = Literal["vitdet", "small"]  # likewise, `SIZES`
 TRUST_DATA = "run the function that makes a run's data, though it is of no installed package"
@@ -38,6 +39,7 @@ OF_CLASSIFYING = ("label_smoothing", "mixup", "cutmix", "binary")  # of a recipe
 
 _METHODS = frozenset(Method)
 _LABELLED = frozenset(method for method in Method if not method.pretrains)
+_DETECTING = frozenset((Method.SCRATCH, Method.FINE_TUNE, Method.COPY, Method.DISTILL))
 _WHOLE = frozenset(("rows", "generated"))  # kinds of data, as `unused` tells them apart
 _ANY = _WHOLE | {COCO}
 # Settings that only some runs have, {what they belong to: (names, methods, kinds of data)}. The config.json
@@ -45,18 +47,10 @@ _ANY = _WHOLE | {COCO}
 PARTS = {
     "Training with labels": ("evaluation_split evaluate_every task_weight", _LABELLED, _ANY),
     "Classifying whole images": (" ".join(("maps_every", *OF_CLASSIFYING)), _LABELLED, _WHOLE),
-    "Detection": (
-        "detector detector_sizes jitter",
-        {Method.SCRATCH, Method.FINE_TUNE, Method.COPY, Method.DISTILL},
-        {COCO},
-    ),
+    "Detection": ("detector detector_sizes jitter", _DETECTING, {COCO}),
     "The methods that hide patches": ("mask_ratio", {Method.MAE, Method.DMAE, Method.SIMMIM}, _ANY),
     "Masked auto-encoding": ("decoder_width decoder_depth decoder_heads", {Method.MAE, Method.DMAE}, _ANY),
-    "AttnDistill (`atfamily.attndistill`)": (
-        "attention_weight attention_temperature projector_layers",
-        {Method.ATTNDISTILL},
-        _ANY,
-    ),
+    "AttnDistill": ("attention_weight attention_temperature projector_layers", {Method.ATTNDISTILL}, _ANY),
     "SimMIM": ("mask_unit", {Method.SIMMIM}, _ANY),
     "Learning by contrast (`atfamily.contrast`)": ("hidden_width momentum", {Method.MOCO, Method.DINO}, _ANY),
     "MoCo-v3": ("projection_width contrast_temperature freeze_patches", {Method.MOCO}, _ANY),
@@ -241,7 +235,13 @@ class RunConfig:
             raise ValueError("give both teacher_mean and teacher_std, or neither")
         _ = self.teacher_normalisation  # checks the values
         if self.teacher == UNTRAINED:
-            check_untrained(self)
+            if self.method is Method.FINE_TUNE:
+                raise ValueError(f"fine-tune with --teacher {UNTRAINED} is training from scratch")
+            if self.method.pretrains:  # both files would be the folder's teacher.safetensors
+                raise ValueError(f"{self.method} makes a teacher: it cannot have --teacher {UNTRAINED}")
+            for name in ("teacher_heads", "teacher_architecture"):
+                if getattr(self, name) is not None:
+                    raise ValueError(f"{name}={getattr(self, name)!r}: {UNTRAINED}, it is the student's")
         if self.method.pretrains and (self.recipe.mixup or self.recipe.cutmix):
             raise ValueError(f"mixup and cutmix mix classes, and {self.method} has none: set them to 0")
         for name in OF_CLASSIFYING if self.detects else ():
@@ -433,16 +433,12 @@ def write_config(folder: Path, config: RunConfig) -> Path:
 
 
 def read_config(folder: Path, trust_data: bool = False) -> RunConfig:
-    """The run that a folder holds. Raises `FileNotFoundError`, or as `read_config_file` does."""
-    path = Path(folder) / "config.json"
+    """The run that a folder, or a config.json, describes; trust_data: its data may be made by any function,
+    else by one of an installed package. Raises `ValueError` for another function, `OSError` for a file that
+    is missing or damaged."""
+    path = folder if folder.is_file() else folder / "config.json"
     if not path.exists():
         raise FileNotFoundError(f"{folder} holds no run: `python -m atlib train ... --out {folder}`")
-    return read_config_file(path, trust_data)
-
-
-def read_config_file(path: Path, trust_data: bool = False) -> RunConfig:
-    """The run that a config.json describes; trust_data: its data may be made by any function, else by one of
-    an installed package. Raises `ValueError` for another function, `OSError` for a damaged file."""
     try:
         values = _tuples(json.loads(path.read_text(encoding="utf-8")))
         made = {name: kind(**_tuples(values[name])) for name, kind in VALUES.items() if values.get(name)}
@@ -456,10 +452,7 @@ def read_config_file(path: Path, trust_data: bool = False) -> RunConfig:
 
 def is_run(path: Path) -> bool:
     """Whether a path is a run's folder, by its config: other folders have a config.json of another kind."""
-    try:
-        return "recipe_name" in json.loads((path / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, TypeError):
-        return False
+    return config_says(path, "recipe_name")
 
 
 def as_plain(value: object) -> object:

@@ -12,7 +12,7 @@ from atlib.vit import PRESETS, Architecture, check_activation, create_vit, weigh
 from atrun import generic
 from atrun.build import check_fits
 from atrun.checkpoint_manager import differences
-from atrun.config import COCO, RunConfig, as_plain, is_run, read_config, read_config_file, with_settings
+from atrun.config import COCO, UNTRAINED, RunConfig, as_plain, is_run, read_config, with_settings
 from atrun.data.catalogue import CATALOGUE, find
 from atrun.data.generated import is_generated, maker
 from atrun.log import require_tracker
@@ -20,7 +20,6 @@ from atrun.method import DERIVED
 from atrun.recipes import FOR_PYTHON, TASKS, Published, names, published
 from atrun.runner import result_path
 from atrun.teachers.load import is_file
-from atrun.untrained import UNTRAINED
 
 
 def configure(
@@ -78,12 +77,8 @@ def configure_again(
     """The run that `path`, a run's config.json or its folder, describes, with other data, another teacher,
     some other settings or another seed where these are given. Its steps and its rate are as they were, not
     derived anew. Raises as `configure` does, and `OSError` for a file that describes no run."""
-    path = Path(path)
-    file = path / "config.json" if path.is_dir() else path
-    if not file.exists():
-        raise FileNotFoundError(f"--config {path}: there is no {file}, such as each run's folder has")
     # other data are named by whoever asks
-    values = read_config_file(file, trust_data or data is not None).flat()
+    values = read_config(Path(path), trust_data or data is not None).flat()
     if data is not None:
         if is_generated(data) != is_generated(values["data"]):
             raise ValueError(f"--data {data}: {values['data']} come in another way, start with --recipe")

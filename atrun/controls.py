@@ -16,16 +16,10 @@ from atrun.runner import load_result, weights_of
 def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
     """Add the options of `controls`, and what it calls, `run`."""
     parser.add_argument("folder", type=Path, metavar="RUN", help="a finished run of copy, or of distill")
-    parser.add_argument(
-        "--train",
-        action="store_true",
-        help="train a student under each control, by the run's recipe, from scratch on (default: switch the"
-        " maps of the student that the run has made, which takes seconds)",
-    )
+    train = "train a student under each control, by the run's recipe (default: switch the maps of the run's)"
+    parser.add_argument("--train", action="store_true", help=train)
     parser.add_argument("--seeds", type=int, default=3, help="with --train: students a row (default: 3)")
-    parser.add_argument(
-        "--rates", type=float, nargs="+", default=(), help="with --train: learning rates to choose from"
-    )
+    parser.add_argument("--rates", type=float, nargs="+", default=(), help="learning rates to choose from, with --train")
     parser.add_argument("--validation", metavar="SPLIT", help="with --rates: where they are chosen")
     parser.set_defaults(run=controls_command)
 
@@ -46,19 +40,8 @@ def controls_command(arguments: argparse.Namespace) -> int:
         return 0
     outputs = outputs_for(config, images)
     built = build(config, outputs, getattr(images, "normalisation", None), arguments.folder)
-    validation = None
-    if arguments.validation is not None:
-        validation = held_out(config, arguments.validation)
-    rows = controls(
-        built.model.teacher,
-        built.student.build_classifier,
-        images,
-        tested_on,
-        config.recipe,
-        plan=built.model.plan,
-        rates=arguments.rates,
-        validation=validation,
-        seeds=arguments.seeds,
-    )
-    print(controls_table(rows))
+    chosen_on = None if arguments.validation is None else held_out(config, arguments.validation)
+    how = {"plan": built.model.plan, "rates": arguments.rates, "validation": chosen_on}
+    of = built.model.teacher, built.student.build_classifier, images, tested_on, config.recipe
+    print(controls_table(controls(*of, seeds=arguments.seeds, **how)))
     return 0

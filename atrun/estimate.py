@@ -33,10 +33,9 @@ from atrun.build import (
     teacher_architecture,
     with_detector,
 )
-from atrun.config import RunConfig, built_for
+from atrun.config import UNTRAINED, RunConfig, built_for
 from atrun.method import Method
 from atrun.teachers.build import headless, on_meta
-from atrun.untrained import UNTRAINED
 
 STEPS = 4  # timed; the first is thrown away
 SAFE_SHARE = 0.6  # of the memory that is free
@@ -86,9 +85,8 @@ def estimate(
     config: RunConfig, count: int, outputs: int, limit: float = 20.0, processes: int = 1
 ) -> Estimate:
     """What the run would be on `count` images, divided among processes, each with a device like this
-    machine's. No weights are read, nothing is trained: a few steps are timed on random numbers, in some
-    `limit` seconds; where that is too short for one image, the time comes from FLOPs. The teacher is taken to
-    be of the student's architecture."""
+    machine's: a few steps are timed on random numbers, in some `limit` seconds; where that is too short for
+    one image, the time comes from FLOPs."""
     config, skeleton = config.on(count), config.skeleton(outputs)
     with without_weights():
         model = assembled(config, outputs)
@@ -173,9 +171,8 @@ class RandomImages:
 def time_steps(
     config: RunConfig, outputs: int, flops: int | None, memory: Memory, limit: float
 ) -> tuple[int, float] | None:
-    """(images of a step, its seconds), of the fewest images, then of as many of the run's as fit into memory
-    and some `limit` seconds; None where the fewest do not, as far as `flops` of an image and `memory`
-    tell."""
+    """(images of a step, its seconds), of as many images as fit into memory and some `limit` seconds; None
+    where the fewest do not, as far as `flops` of an image and `memory` tell."""
     few, recipe = fewest(config, outputs), config.recipe
     per_image = max(memory.saved // -(-recipe.batch_size // recipe.accumulate), 1)
     room = SAFE_SHARE * free_memory() - (memory.total - memory.saved)
@@ -289,9 +286,8 @@ def flops_of(config: RunConfig, skeleton: nn.Module) -> int | None:
 
 
 def flops_of_detector(config: RunConfig, outputs: int) -> int:
-    """FLOPs of a training step of one image with made-up objects, as PyTorch counts them while it runs:
-    convolutions and matrix products, forward and backward. Of boxes that a head looks into, as many as it
-    finds then; a trained one finds more."""
+    """FLOPs of a training step of one image with made-up objects, as PyTorch counts them while it runs. A
+    trained detector finds more boxes, and looks into them."""
     model, objects = assembled(config, outputs).train(), made_up(config, outputs, 1)
     # PyTorch does not count the in-place form of baddbmm, which the map-free loss uses
     also = {
@@ -304,13 +300,9 @@ def flops_of_detector(config: RunConfig, outputs: int) -> int:
 
 
 def memory_of(config: RunConfig, outputs: int) -> Memory:
-    """The memory of one step on one device, in float32, for one of the `accumulate` parts of the batch;
-    counted on shapes, nothing is allocated. With the teacher are its weights in half precision, where it is
-    computed in that.
-
-    What is kept for the backward pass is linear in the batch: counted for one image and for two. It is 0 for
-    pre-training without labels, where it is not counted. Of a detector, whose shapes hang on what it finds,
-    it is measured on an image with made-up objects.
+    """The memory of one step on one device, in float32, for one of the `accumulate` parts of the batch,
+    counted on shapes; of a detector measured on an image with made-up objects. What is kept for the backward
+    pass is linear in the batch: counted for one image and for two, and 0 for pre-training without labels.
     """
     size, few = _size(config, outputs), fewest(config, outputs)
     part = -(-config.recipe.batch_size // config.recipe.accumulate)
@@ -372,6 +364,11 @@ def as_text(estimate: Estimate, config_diff: Sequence[str] = ()) -> str:
     if config.student_weights is not None:
         teacher += f", the student starts from {config.student_weights}"
     parts = "" if recipe.accumulate == 1 else f", computed in {recipe.accumulate} parts"
+    decisive = [f"drop_path {config.drop_path}"]  # to be held against a paper's table
+    for name in ("augmentation", "plan", "recipe"):
+        if (part := config.flat().get(name)) is not None:
+            values = [f"{key} {value}" for key, value in part.describe().items() if value is not None]
+            decisive.insert(0, f"{name}: {', '.join(values)}")
     devices = estimate.processes
     among = "" if devices == 1 else f", {estimate.images:,} on each of {devices} devices"
     sections = {
@@ -395,22 +392,12 @@ def as_text(estimate: Estimate, config_diff: Sequence[str] = ()) -> str:
             f" {estimate.steps_per_epoch:,} an"
             f" epoch, {recipe.steps / estimate.steps_per_epoch:.4g} epochs"
         ],
-        "all that decides a result": _settings(config),
+        "all that decides a result": decisive,
         "changed against the published recipe": config_diff,
         "memory of a step": _memory_lines(estimate),
         **_time_and_cost(estimate),
     }
     return "\n".join("\n    ".join([name, *lines]) for name, lines in sections.items() if lines)
-
-
-def _settings(config: RunConfig) -> list[str]:
-    """Recipe, plan and augmentation as they are, to be held against a paper's table."""
-    lines = []
-    for name in ("recipe", "plan", "augmentation"):
-        if (part := config.flat().get(name)) is not None:
-            values = [f"{key} {value}" for key, value in part.describe().items() if value is not None]
-            lines.append(f"{name}: {', '.join(values)}")
-    return [*lines, f"drop_path {config.drop_path}"]
 
 
 def model_lines(estimate: Estimate) -> list[str]:

@@ -45,8 +45,7 @@ class Exportable(NamedTuple):
 
 
 def open_to_export(path: Path, normalisation: Normalisation | None = None) -> Exportable:
-    """The model in a file that a run has left; normalisation: of its images, where the file does not say it.
-    Raises `ValueError` for what cannot be exported, `OSError` for a file that atlib did not write."""
+    """The model in a file that a run has left; normalisation: of its images, where the file says none."""
     header = read_header(path)
     if "detector" in header:
         raise ValueError(f"{path} holds a detector: export {path.with_name('student.safetensors')}, its ViT")

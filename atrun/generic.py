@@ -1,5 +1,4 @@
-"""Recipes without a model's name: what a run on one's own images needs, derived from the teacher, the images
-and the batch, each value by a rule with its source."""
+"""Recipes without a model's name, derived from teacher, images and batch, each value by a rule."""
 
 import math
 from collections.abc import Mapping
@@ -19,7 +18,7 @@ from atlib.pair import Normalisation
 from atlib.recipe import Recipe
 from atlib.student import SIZES, student_sizes
 from atlib.vit import VITS, Architecture, create_classifier, create_vit, without_weights
-from atrun.config import COCO, built_for, read_settings
+from atrun.config import COCO, UNTRAINED, built_for, read_settings
 from atrun.data.catalogue import CATALOGUE
 from atrun.data.generated import is_generated, maker
 from atrun.data.transforms import Augmentation
@@ -27,7 +26,6 @@ from atrun.derived_plan import plan_of_sizes
 from atrun.method import Method
 from atrun.recipes import shared
 from atrun.teachers.load import is_file, load_teacher
-from atrun.untrained import NOTHING_TO_TUNE, UNTRAINED
 
 # What the rules start from, and their sources.
 WIDTH, BATCH, RATE = 768, 1024, 1e-3  # DeiT's ViT-B (arXiv 2012.12877, table 9): 5e-4 per 512 images
@@ -70,8 +68,7 @@ class Derived(NamedTuple):
 
 class Material(NamedTuple):
     """What the rules look at. images: to train on; side: the median of the shorter sides of some of them, in
-    pixels, None where none was looked at; fixed: whether they come as they are, and the student takes them
-    so."""
+    pixels, None where none was looked at; fixed: whether the student takes them as they come."""
 
     images: int
     side: int | None
@@ -91,14 +88,10 @@ class Model(NamedTuple):
 
 def derive(name: str, data: str, teacher: str | None, changes: Mapping[str, str], seed: int = 0) -> Derived:
     """The recipe `name`, one of `atrun.method.DERIVED`, for these data and this teacher; of `changes`,
-    settings as texts, those that other values hang on are taken into account.
-
-    The images are counted, and the sizes of some are looked at; of a teacher in a file the weights are read.
-    A student from scratch is built like its teacher; an untrained teacher like its student.
+    settings as texts, those that other values hang on are taken into account. The images are counted, the
+    sizes of some are looked at, and a teacher's file is read.
     """
     method = Method(name)
-    if teacher == UNTRAINED and method is Method.FINE_TUNE:
-        raise ValueError(NOTHING_TO_TUNE)
     if data == COCO:
         raise ValueError(f"the recipe {name!r} classifies images; take a recipe of detection for {data!r}")
     told = read_settings(changes)

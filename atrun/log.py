@@ -20,8 +20,7 @@ class RunLog:
     with its "step", which gets "seconds", the training time so far over all starts of the run.
 
     after: the step a run goes on from; entries of later steps are dropped, so that every step is there once.
-    tracker: by Accelerate's class of that name: "tensorboard" in FOLDER/tensorboard,
-    others in their project atlib. also: is called with each entry, after it was written.
+    tracker: Accelerate's of that name. also: is called with each entry, after it was written.
     """
 
     def __init__(
@@ -37,7 +36,6 @@ class RunLog:
         self.start = time.perf_counter()
         for name, line_of in LINES.items():
             write_atomically(self.folder / name, "".join(line_of(entry) + "\n" for entry in kept).encode())
-        require_tracker(tracker)
         self.after, self.tracks_with, self.tracker = after, tracker, None
 
     @property
@@ -115,13 +113,12 @@ def as_line(entry: dict) -> str:
     """One entry as a line for people: step 20 · loss 1.234 · transfer_loss of layer_0 1.2, layer_1 1.1."""
     said = []
     for whole, group in groupby(entry.items(), lambda item: item[0].rpartition("/")[0]):
-        texts = [f"{name.rpartition('/')[2]} {_short(value)}" for name, value in group]
+        texts = [
+            f"{name.rpartition('/')[2]} {f'{value:.4g}' if isinstance(value, float) else value}"
+            for name, value in group
+        ]
         said += [f"{whole} of {', '.join(texts)}"] if whole else texts
     return " · ".join(said)
-
-
-def _short(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 LINES = {"log.jsonl": partial(json.dumps, allow_nan=False), "log.txt": as_line}

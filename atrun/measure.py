@@ -34,15 +34,14 @@ from atrun.data.decoding import CorruptImage, decode
 from atrun.data.generated import is_generated
 from atrun.data.transforms import Augmentation
 from atrun.overrides import help_text, pairs
-from atrun.runner import is_main_process, load_result, precision, tested_as, weights_of
+from atrun.runner import is_main_process, load_result, tested_as, weights_of
 
 LOOKED_AT = 16  # images of two sets, evenly spread, whose pixels tell the sets apart
 
 
 class ModelOnTest(NamedTuple):
-    """A model and what it is tested on. images: prepared as it wants them; targets: their classes, or the
-    sets of right ones; on: data and split in words; classes: of a set under a shift, those of the data among
-    the model's, None where all are; note: said at the end."""
+    """A model and what it is tested on. targets: classes, or sets of right ones; on: data and split in words;
+    classes: of a set under a shift, those among the model's, None for all; note: said at the end."""
 
     path: Path
     model: nn.Module
@@ -65,8 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
         " from the hub or --data_path FOLDER"
     )
     parser.add_argument("--shifted", metavar="NAME", help=shifted)
-    averaged = "the averaged weights, where the recipe has them"
-    parser.add_argument("--averaged", action="store_true", help=averaged)
+    parser.add_argument("--averaged", action="store_true", help="the run's averaged weights")
     parser.add_argument("--trust-data", action="store_true", help=TRUST_DATA)
     every = {name: one for of in settings().values() for name, one in of.items()}
     unsaid = {name: every[name]._replace(default=MISSING) for name in READING}
@@ -168,6 +166,7 @@ def _preparation(path: Path, model: nn.Module) -> tuple[Augmentation | None, str
 
 def _on_coco(path: Path, config: RunConfig | None, arguments: argparse.Namespace, reading: dict) -> str:
     """`evaluate` of a whole detector, on its run's folder of images or on another."""
+    from atfamily.detection.evaluate import evaluate_detector
     from atfamily.detection.files import load_detector
 
     if arguments.data not in (None, COCO) or reading.keys() - {"data_path", "workers"}:
@@ -179,7 +178,7 @@ def _on_coco(path: Path, config: RunConfig | None, arguments: argparse.Namespace
     images = coco_images(folder, split, size, workers=reading.get("workers", 0))
     if images.classes != classes:
         raise ValueError(f"{folder}, {split} has categories {images.classes}, and {path} knows {classes}")
-    precisions = precision(detector.to("cuda" if torch.cuda.is_available() else "cpu"), images)
+    precisions = evaluate_detector(detector.to("cuda" if torch.cuda.is_available() else "cpu"), images)
     figures = [f"{name.replace('_', ' ')} {100 * value:.1f}" for name, value in precisions.items()]
     found = ", ".join(figures) or "nothing to find"
     return f"{path} on {COCO}, {split}: {found} (per cent), of {len(images):,} images"
@@ -207,8 +206,7 @@ def shifted_test(
 
 def same_images(first: Any, second: Any) -> bool:
     """Whether two sets hold the same images in the same order: as many, and the same stored pixels in
-    `LOOKED_AT` of them. Names and labels do not tell: a copy of a folder has another path, and two folders of
-    other images may have equal labels."""
+    `LOOKED_AT` of them. Names and labels do not tell."""
 
     def stored(images: Any, index: int) -> tuple[Sequence[int], bytes]:  # before it is prepared for a model
         if isinstance(images, Images):

@@ -25,7 +25,7 @@ from atrun.build import held_out, image_size, says_classes, teacher_of, training
 from atrun.checkpoint_manager import digest
 from atrun.classes import require_classes
 from atrun.commands import dry_run, settings_of, summary, until_stopped
-from atrun.config import RunConfig, read_config
+from atrun.config import UNTRAINED, RunConfig, read_config
 from atrun.configure import configured, data_name, teacher_name
 from atrun.data.folders import pictures_below
 from atrun.data.splits import SPLIT_NAMES
@@ -34,7 +34,6 @@ from atrun.method import DERIVED, Method, method_of_run
 from atrun.record import Record
 from atrun.report import Asked, run_report, table_report
 from atrun.runner import TEACHER_SHA, is_finished, load_result, note, resume, start, weights_of
-from atrun.untrained import UNTRAINED
 
 METHODS = tuple(name.value for name in DERIVED if not name.is_unlabelled)
 

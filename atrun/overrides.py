@@ -1,8 +1,4 @@
-"""Settings on the command line: `--lr 1e-3 --plan.what q`, read against the declared types of dataclasses.
-
-The reading is jsonargparse's, which knows every type that the fields of a run have (a list or a mapping of
-layers, an optional text, a pair of betas) and prints them in a help text.
-"""
+"""Settings on the command line, `--lr 1e-3 --plan.what q`, read by jsonargparse by the types of fields."""
 
 import argparse
 import difflib
@@ -16,12 +12,7 @@ from jsonargparse import ArgumentParser
 
 
 def pairs(arguments: Sequence[str]) -> dict[str, str]:
-    """["--lr", "1e-3", "--plan.what=q"] as {"lr": "1e-3", "plan.what": "q"}. A name may have dashes in place
-    of its underscores, as other commands' options have.
-
-    Raises `ValueError` for a name without a value, and a value without a name; of a name given twice the
-    last value counts.
-    """
+    """["--lr", "1e-3", "--plan.what=q"] as {"lr": "1e-3", "plan.what": "q"}; a dash is an underscore."""
     texts: dict[str, str] = {}
     waiting = list(arguments)
     while waiting:
@@ -39,10 +30,7 @@ def pairs(arguments: Sequence[str]) -> dict[str, str]:
 
 def read(texts: Mapping[str, str], kinds: Mapping[str, Any]) -> dict[str, Any]:
     """The values of some settings, {name: value} for {name: text}; `kinds` has the type of every one there
-    is. With "model" among them any argument of the model, `model.NAME`, is taken.
-
-    Raises `ValueError` for an unknown name, with the close ones, and for a text that is no value of its type.
-    """
+    is. With "model" among them any argument of the model, `model.NAME`, is taken."""
     values = {}
     for name, text in texts.items():
         is_models = "model" in kinds and name.startswith("model.")

@@ -10,14 +10,7 @@ from atfamily.measures.pictures import coloured, first_middle_last, image_grid, 
 from atlib._util import in_eval_mode
 from atlib.attention import walk
 from atlib.attention_transfer import AttentionTransfer
-from atlib.loading import EvaluationData
 from atlib.pair import student_of
-
-
-def some_of(images: EvaluationData) -> Tensor:
-    """Six images spread evenly over a set, as evaluation sees them: (6, 3, height, width)."""
-    count = min(6, len(images))
-    return images.take([index * len(images) // count for index in range(count)])[0]
 
 
 def maps_picture(model: nn.Module, images: Tensor) -> Figure:
@@ -25,9 +18,8 @@ def maps_picture(model: nn.Module, images: Tensor) -> Figure:
     and the last transferred layer: a row for each image, with the teacher's maps, as the student is taught
     them, and then the student's.
 
-    Without a class token it is the mean over all queries. Each map has a colour scale of its own, from 0 to
-    its largest share. A model without a teacher, and one that is not taught maps, has the student's columns
-    alone, of all its layers. The model runs in eval mode and is left in the mode it was in.
+    Without a class token it is the mean over all queries. Each map has a scale of its own, from 0 to its
+    largest share. A model that is not taught maps has the student's columns alone, of all its layers.
     """
     with torch.no_grad(), in_eval_mode(model):
         columns = _columns(model, images.to(next(model.parameters()).device))

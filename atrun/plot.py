@@ -15,8 +15,7 @@ PANELS = (("task_loss", "task loss"), ("transfer_loss", "transfer loss"), ("_acc
 
 
 def curves(runs: Sequence[Path]) -> Figure:
-    """The task's loss, the transfer loss and the accuracies of runs by epoch, a panel each, a line for each
-    run. Raises `ValueError` for a folder without a log."""
+    """The task's loss, the transfer loss and the accuracies of runs by epoch, a panel each, a line a run."""
     logs = {}
     for folder in runs:
         logs[folder] = [entry for entry in read_log(folder) if entry.get("event") == "epoch"]

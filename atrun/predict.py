@@ -119,8 +119,7 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
     """Add the options of `predict`, and what it calls, `run`."""
     parser.add_argument("path", type=Path, metavar="RUN|FILE", help="a finished run, or its weights")
     parser.add_argument("images", type=Path, nargs="+", metavar="IMAGE|FOLDER")
-    out = "a .csv or a .json (default: the CSV is printed)"
-    parser.add_argument("--out", type=Path, metavar="FILE", help=out)
+    parser.add_argument("--out", type=Path, metavar="FILE.csv|.json", help="default: the CSV is printed")
     parser.add_argument("--averaged", action="store_true", help="the run's averaged weights")
     on_corrupt = "stop at an image that cannot be decoded (the default), or leave it out and say so"
     names = "--on-corrupt", "--on_corrupt"

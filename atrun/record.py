@@ -23,8 +23,7 @@ KINDS = ("run", "trial", "teacher")
 
 @dataclass(frozen=True)
 class Record:
-    """A finished run. seconds: wall clock of training; peak_memory_mb: of the process (of the GPU where there
-    is one).
+    """A finished run. seconds: wall clock of training; peak_memory_mb: of the process, or of its GPU.
 
     `results` are the figures the book reads; `history` one dict per pass over the data; `config` all that is
     needed to repeat the run; `about` versions, device, threads, commit. kind: "run" for what is reported,
@@ -135,8 +134,7 @@ def _processor() -> str:
 
 
 def _commit() -> str:
-    """The commit of the checkout that holds atlib, with "+" when files of the library or of the book's
-    package differ; "unknown" outside of one."""
+    """The commit of the checkout that holds atlib, "+" where files differ; "unknown" outside of one."""
     here = Path(__file__)
 
     def git(*arguments: str) -> str:

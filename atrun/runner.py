@@ -25,13 +25,12 @@ from atlib.processes import require_together
 from atlib.train import train
 from atrun.build import Built, build, held_out, loss_of, outputs_for, result_of, training_images, with_student
 from atrun.checkpoint_manager import CheckpointManager, digest, digest_of_tensors, identity_of
-from atrun.config import FREE, RunConfig, read_config, require_use, write_config
+from atrun.config import FREE, UNTRAINED, RunConfig, read_config, require_use, write_config
 from atrun.estimate import free_memory
 from atrun.log import RunLog, require_tracker
 from atrun.method import Method
 from atrun.record import Record, about, peak_memory_mb, read_record, write_record
 from atrun.teachers.load import is_file
-from atrun.untrained import UNTRAINED
 
 WEIGHTS = tuple(f"{name}.safetensors" for name in ("student", "teacher", "averaged", "detector"))
 TEACHER_SHA = "teacher's sha256"  # of the file that a run's teacher was read from
@@ -215,7 +214,14 @@ def _carry_out(
     """Train, keep the result, write the record, which the first process returns."""
     averaged = copy.deepcopy(student_of(built.model)) if config.recipe.ema is not None else None
     same, detects = config.fingerprint(), config.detects
-    prepared = prepared_as(config, images) | tested_as(config, tested_on)
+    # what a file says beside the weights: how images are prepared and normalised, its classes, its test
+    normalisation = getattr(images, "normalisation", None)
+    prepared: dict[str, Any] = {} if detects else {"augmentation": config.describe().get("augmentation")}
+    if config.classifies:
+        prepared["classes"] = list(images.classes)
+    prepared["normalisation"] = None if normalisation is None else normalisation.describe()
+    if config.classifies:
+        prepared |= tested_as(config, tested_on)
     split = "none" if config.method.pretrains else config.evaluation_split
     if built.untrained is not None:
         same["teacher's sha256"] = digest_of_tensors(built.untrained.state_dict())
@@ -234,7 +240,9 @@ def _carry_out(
 
     def metrics(model: nn.Module) -> dict:
         if detects:
-            return {f"{split}_{name}": value for name, value in precision(model, tested_on).items()}
+            from atfamily.detection.evaluate import evaluate_detector
+
+            return {f"{split}_{name}": value for name, value in evaluate_detector(model, tested_on).items()}
         measured = evaluate_together(model, tested_on)
         # the accuracy is not that of the whole split
         fewer = {f"{split}_images": measured.count} if measured.count < len(tested_on) else {}
@@ -284,10 +292,8 @@ def _carry_out(
 
 
 def on_device(config: RunConfig, images):
-    """The training images held on the device that trains, where they fit and can be augmented there: batches
-    of the same bits. Others, and all with on_device=0, as they are."""
-    from atrun.data.held import held
-    from atrun.data.photos import Photos
+    """The training images held on the device that trains, where they fit and can be augmented there."""
+    from atrun.data.photos import Photos, held
 
     place = torch.device("cpu")
     if torch.cuda.is_available():
@@ -306,22 +312,16 @@ def on_device(config: RunConfig, images):
     return moved
 
 
-def precision(detector: nn.Module, images) -> dict[str, float]:
-    """COCO's figures of a detector, as `atfamily.detection.evaluate.evaluate_detector` gives them."""
-    from atfamily.detection.evaluate import evaluate_detector
-
-    return evaluate_detector(detector, images)
-
-
 def _maps_drawer(
     config: RunConfig, images: Any, log: RunLog | None
 ) -> Callable[[nn.Module, dict], None] | None:
     """What draws, after every so many passes, where teacher and student look; None where it is not asked."""
     if config.maps_every == 0:
         return None
-    from atrun.pictures import as_png, maps_picture, some_of  # runs without pictures draw nothing
+    from atrun.pictures import as_png, maps_picture  # runs without pictures draw nothing
 
-    few = some_of(images)
+    count = min(6, len(images))
+    few = images.take([index * len(images) // count for index in range(count)])[0]
 
     def draw(model: nn.Module, entry: dict) -> None:
         if entry["epoch"] % config.maps_every == 0 or entry["step"] == config.recipe.steps:
@@ -353,20 +353,9 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def prepared_as(config: RunConfig, images) -> dict[str, Any]:
-    """What a file says beside the weights: how images are prepared and normalised, and its classes."""
-    normalisation = getattr(images, "normalisation", None)
-    says = {} if config.detects else {"augmentation": config.describe().get("augmentation")}
-    if config.classifies:
-        says["classes"] = list(images.classes)
-    return says | {"normalisation": None if normalisation is None else normalisation.describe()}
-
-
 def tested_as(config: RunConfig, images) -> dict[str, Any]:
     """Which images a classifier is tested on, as its file says it, so that a later evaluation can tell
     whether it has the same: others may be images that the model has learned."""
-    if not config.classifies:
-        return {}
     labels = hashlib.sha256(images.targets.long().cpu().numpy().tobytes()).hexdigest()
     files = {name: value for name, value in identity_of(images).items() if name in FILES}
     return {"tested_on": {"split": config.evaluation_split, "images": len(images), "labels": labels, **files}}

@@ -14,15 +14,12 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
         " package of PyPI, or a timm name, from the hub"
     )
     parser.add_argument("--from", dest="source", metavar="NAME", help=source)
-    images = "image files whose maps are drawn"
-    parser.add_argument("--images", type=Path, nargs="+", metavar="PATH", help=images)
+    parser.add_argument("--images", type=Path, nargs="+", metavar="PATH", help="whose maps are drawn")
     out = "where the picture of its maps goes, a .png or an .html; with --from, its weights"
     parser.add_argument("--out", type=Path, metavar="FILE", help=out)
-    size = "pixels a side that it shall take (default: its own)"
-    parser.add_argument("--image-size", type=int, help=size)
+    parser.add_argument("--image-size", type=int, help="pixels a side (default: its own)")
     parser.add_argument("--heads", type=int, help="of a file whose weights do not tell")
-    architecture = "of a file whose weights do not tell: a timm name"
-    parser.add_argument("--architecture", metavar="NAME", help=architecture)
+    parser.add_argument("--architecture", metavar="NAME", help="likewise, a timm name")
     parser.set_defaults(run=lambda arguments: teacher_command(arguments, parser))
 
 

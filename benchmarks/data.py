@@ -22,8 +22,8 @@ from timing import interleave
 from atbook.worlds import marked_glyphs
 from atlib import create_vit
 from atlib.loading import ShardSpec
-from atrun.data.catalogue import open_rows_of
 from atrun.data.decoding import decode
+from atrun.data.hub import open_rows_of
 from atrun.data.natural_shifts import IMAGENET
 from atrun.data.photos import Photos, undecoded
 from atrun.recipes import published

@@ -1,9 +1,8 @@
-"""Data sets by name: where they are, what was published about them (read without a network, so that a run
-can be planned before anything is downloaded), and how their rows are opened."""
+"""Data sets by name: where they are, and what was published about them."""
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from atlib._util import require_known
 from atrun.data.decoding import DataError, MissingData
@@ -13,9 +12,7 @@ from atrun.data.splits import VALIDATION_SHARE
 class Known(NamedTuple):
     """A data set that has a name here. hub: its id there, None where no complete copy was found. classes:
     their number. images: how many each split has. evaluated: the split on which results are reported.
-    otherwise: what to do without a copy on the hub. files: the pattern of each split's files there, where one
-    is fetched without the others.
-    """
+    otherwise: what to do without a copy on the hub. files: the pattern of each split's files there."""
 
     hub: str | None
     classes: int
@@ -27,9 +24,8 @@ class Known(NamedTuple):
 
 def find(name_or_path: str | Path, path: str | Path | None = None) -> tuple[str, Path | None, Known | None]:
     """Tell a name of `CATALOGUE` (its files in `path`, if given), a file or folder, and a hub id "owner/name"
-    from each other; nothing is opened: the name for messages, which is the hub's id where the path is None,
-    the path, and what is published. Raises `ValueError` for a name that is none of these,
-    `FileNotFoundError` for a path that is not there."""
+    from each other: the name for messages, which is the hub's id where the path is None, the path, and what
+    is published."""
     name = str(name_or_path)
     known = CATALOGUE.get(name)
     if path is not None and not Path(path).exists():
@@ -48,32 +44,6 @@ def find(name_or_path: str | Path, path: str | Path | None = None) -> tuple[str,
     if name.count("/") != 1:  # all that is left is a hub id, "owner/name"
         require_known("data set", name, CATALOGUE)
     return name, None, None
-
-
-def open_rows_of(
-    name_or_path: str | Path,
-    path: str | Path | None,
-    split: str,
-    image_column: str | None = None,
-    label_column: str | None = None,
-    labelled: bool = True,
-) -> tuple[Any, str, str | None, Known | None]:
-    """Open a split of a data set by name, path or hub id: its rows (a `datasets.Dataset`), image and label
-    column (None with labelled=False), and what is published about it (None without a name).
-
-    A path may be parquet or arrow files named after their splits, one such file, a data set saved by
-    `datasets`, one folder per class, whose sorted names are the classes, below a folder per split or none, or
-    images with annotations in COCO's format, as iNaturalist's authors pack them. Where no validation split is
-    published, a tenth of "train" becomes it; where one is published beside a test split, "train+validation"
-    is both. Raises what `find` and `atrun.data.in_memory.load` raise.
-    """
-    name, place, known = find(name_or_path, path)
-    if known is not None and known.files:
-        require_known(f"split of {name_or_path}", split, known.images)
-    from atrun.data.hub import open_labelled
-
-    files = None if known is None else known.files.get(split)
-    return *open_labelled(name, place, split, image_column, label_column, files, labelled), known
 
 
 def _published(train: int, validation: int = 0, test: int = 0) -> dict[str, int]:

@@ -23,9 +23,8 @@ def corrupt(images: Images, name: str, severity: int, seed: int = 0) -> Images:
     """The same images with one corruption: uint8 in, uint8 out, targets and treatment kept.
 
     name: one of `CORRUPTIONS`; severity: 1 to 5, with the same random numbers at each. Image i is corrupted
-    in the same way whichever images come before it. The parameters are those of ImageNet-C, made for 224 x
-    224 pixels, as the package imagecorruptions-imaug has them; CIFAR-10-C was published with milder ones.
-    Source: Hendrycks & Dietterich 2019 (arXiv 1903.12261), section 4.
+    in the same way whichever images come before it. The parameters are ImageNet-C's, for 224 x 224 pixels;
+    CIFAR-10-C has milder ones. Source: Hendrycks & Dietterich 2019 (arXiv 1903.12261), section 4.
     """
     import imagecorruptions  # OpenCV and numba take seconds
 

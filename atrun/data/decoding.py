@@ -39,10 +39,6 @@ class MissingData(DataError, FileNotFoundError):
     """Files of a data set that are not where they are looked for."""
 
 
-class CannotStream(DataError):
-    """Data that `open_stream` cannot read as they come, and `open_photos` can read by index."""
-
-
 class Made(NamedTuple):
     """What became of a share of images. images: (b, 3, height, width) of those that could be decoded, targets
     (b,) and indices likewise; corrupt: {index: why} of the others. Where none could, `images` is one blank

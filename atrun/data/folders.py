@@ -37,11 +37,10 @@ def picture_types() -> frozenset[str]:
 
 
 def pictures_below(folder: Path) -> list[Path]:
-    """All pictures below a folder, through links too, in order of their paths; a warning names what is not
-    read. Raises `OSError` for a folder that cannot be listed, `DataError` for a link that leads back."""
-    taken, left = _divided(folder)
-    _say_left_out(folder, left)
-    return taken
+    """All pictures below a folder, through links too, in order of their paths; a warning names the rest."""
+    files = list(_files(folder))
+    _say_left_out(folder, [file for file, is_picture in files if not is_picture])
+    return sorted((file for file, is_picture in files if is_picture), key=str)
 
 
 def _say_left_out(folder: Path, left: Sequence[Path], why: str = "") -> None:
@@ -57,7 +56,7 @@ class ImageFolders(Mapping):
     """The splits of a folder of images, each a `datasets.Dataset` that is read when it is asked for.
 
     A split is a folder in the first level that is called like one; without such, all images are "train".
-    labelled=False: images alone, wherever they lie. Raises `DataError` where classes are missing or doubtful.
+    labelled=False: images alone, wherever they lie.
     """
 
     def __init__(self, path: Path, labelled: bool = True):
@@ -81,8 +80,7 @@ class ImageFolders(Mapping):
         import datasets  # takes seconds, and a list of files does not need it
 
         folder = self.folders[split]
-        files, left = _divided(folder)
-        _say_left_out(folder, left)
+        files = pictures_below(folder)
         rows, features = {"image": list(map(str, files))}, {"image": datasets.Image()}
         if self.labelled:
             beside = [file for file in files if file.parent == folder]
@@ -153,13 +151,6 @@ def _files(folder: Path) -> Iterator[tuple[Path, bool]]:
             is_picture = os.path.splitext(name)[1].lower() in picture_types()
             if is_picture or not (hidden or _hidden(name)):
                 yield here / name, is_picture and not (hidden or _hidden(name))
-
-
-def _divided(folder: Path) -> tuple[list[Path], list[Path]]:
-    """The pictures below a folder in order of their paths, and the other files."""
-    files = list(_files(folder))
-    taken = [file for file, is_picture in files if is_picture]
-    return sorted(taken, key=str), [file for file, is_picture in files if not is_picture]
 
 
 def _holds_pictures(path: Path) -> bool:

@@ -20,9 +20,8 @@ def require_installed(data: str) -> None:
     """Raise `ValueError` for a data set of a function outside the installed packages: what a run's folder
     names may be a stranger's, and lie in the working folder. Nothing is imported."""
     package = data.split(":")[0].split(".")[0]
-    if not is_generated(data) or _is_installed(package):
-        return
-    raise ValueError(f"{data!r} is of no installed package, and would run: --trust-data allows it")
+    if is_generated(data) and not _is_installed(package):
+        raise ValueError(f"{data!r} is of no installed package, and would run: --trust-data allows it")
 
 
 def _is_installed(package: str) -> bool:

@@ -8,7 +8,8 @@ from pathlib import Path
 import datasets
 
 from atlib._util import require_known
-from atrun.data.decoding import CannotStream, DataError
+from atrun.data.catalogue import Known, find
+from atrun.data.decoding import DataError
 from atrun.data.folders import ImageFolders
 from atrun.data.splits import VALIDATION_SHARE, fixed_order
 
@@ -17,35 +18,44 @@ SPLITS = ("train", "validation", "test")
 Rows = datasets.Dataset | datasets.IterableDataset
 
 
-def open_labelled(
-    name: str,
+def open_rows_of(
+    name_or_path: str | Path,
     path: str | Path | None,
     split: str,
     image_column: str | None = None,
     label_column: str | None = None,
-    files: str | None = None,
     labelled: bool = True,
-) -> tuple[datasets.Dataset, str, str | None]:
-    """The rows of a split, its image and label column. files: as in `open_rows`, of a published split;
-    labelled: as in `columns_of`."""
-    if path is None and files is not None:
+) -> tuple[datasets.Dataset, str, str | None, Known | None]:
+    """Open a split of a data set by name, path or hub id: its rows, image and label
+    column (None with labelled=False), and what is published about it (None without a name).
+
+    A path may be parquet or arrow files named after their splits, one such file, a data set saved by
+    `datasets`, one folder per class, whose sorted names are the classes, below a folder per split or none, or
+    images with annotations in COCO's format, as iNaturalist's authors pack them. Where no validation split is
+    published, a tenth of "train" becomes it; where one is published beside a test split, "train+validation"
+    is both.
+    """
+    name, place, known = find(name_or_path, path)
+    if known is not None and known.files:
+        require_known(f"split of {name_or_path}", split, known.images)
+    files = None if known is None else known.files.get(split)
+    if place is None and files is not None:
         rows = open_rows(name, None, split, files)
     else:
-        splits = _from_hub(name) if path is None else _from_files(name, Path(path), labelled)
+        splits = _from_hub(name) if place is None else _from_files(name, place, labelled)
         parts, held_out = _parts(splits, split, name)
         several = [splits[part] for part in parts]
         rows = several[0] if len(several) == 1 else datasets.concatenate_datasets(several)
         if held_out:
             order, count = fixed_order(len(rows)), round(VALIDATION_SHARE * len(rows))
             rows = rows.select(order[:count] if split == "validation" else order[count:])
-    return rows, *columns_of(rows, image_column, label_column, labelled)
+    return rows, *columns_of(rows, image_column, label_column, labelled), known
 
 
 def open_streamed(
     name: str, path: str | Path | None, split: str, files: str | None = None
 ) -> tuple[datasets.IterableDataset, list[str] | None]:
-    """The rows of a published split as they come, and the local files that are its shards (None: on the hub).
-    Raises what `open_rows` raises, and `CannotStream` for files of another kind and for a tenth held out."""
+    """The rows of a published split as they come, and the local files that are its shards (the hub: None)."""
     if path is None and files is not None:
         return _from_hub(name, split, files, streaming=True)[split], None
     if path is None:
@@ -54,11 +64,11 @@ def open_streamed(
         builder = "parquet" if (splits := _files_of(Path(path), "parquet")) else "arrow"
         splits = splits or _files_of(Path(path), "arrow")
         if not splits:
-            raise CannotStream(f"{path} holds no parquet or arrow files to stream: open_photos reads it")
+            raise DataError(f"{path} holds no parquet or arrow files to stream: open_photos reads it")
     parts, held_out = _parts(splits, split, name)
     if held_out or len(parts) > 1:
         way_out = "ask for 'train+validation' or another published split, or use open_photos"
-        raise CannotStream(f"{split!r} of {name} cannot be streamed: {way_out}", "split")
+        raise DataError(f"{split!r} of {name} cannot be streamed: {way_out}", "split")
     if path is None:
         return splits[parts[0]], None
     return _read(splits[parts[0]], builder, streaming=True), splits[parts[0]]
@@ -176,8 +186,7 @@ def _read(files: Sequence[str], builder: str, **options):
 
 
 def _parts(splits, split: str, name: str) -> tuple[list[str], bool]:
-    """The published splits that a split is made of, and whether it is a part of them, as validation images
-    and the others are where none are published. Raises `ValueError` for a split of none."""
+    """The published splits that a split is made of, and whether it is a part of them, a tenth or the rest."""
     published = "validation" in splits or "train" not in splits
     # Beside a test split, a validation split is training data for those who report the first.
     both = ("train+validation",) if not published or {"train", "validation", "test"} <= set(splits) else ()
@@ -200,16 +209,9 @@ def find_column(rows: Rows, names: tuple[str, ...], kind: str) -> str:
     )
 
 
-def holds_images(feature: object) -> bool:
-    """Whether a column of that kind holds image files: marked as images, or bare bytes."""
-    binary = isinstance(feature, datasets.Value) and feature.dtype in ("binary", "large_binary")
-    return isinstance(feature, (datasets.Image, dict)) or binary
-
-
 def class_names(rows: Rows, column: str, published: int | None = None) -> tuple[str, ...]:
     """The names of the classes that a column of class indices has, or the numbers of those that were
-    published or are found. Raises `DataError` for a column of something else and another number than was
-    published, `CannotStream` for a stream that would have to be read to know."""
+    published or are found."""
     feature = rows.features[column]
     if isinstance(feature, datasets.ClassLabel):
         if published not in (None, len(feature.names)):
@@ -221,7 +223,7 @@ def class_names(rows: Rows, column: str, published: int | None = None) -> tuple[
     if published is not None and str(getattr(feature, "dtype", "")).startswith(("int", "uint")):
         return tuple(map(str, range(published)))
     if isinstance(rows, datasets.IterableDataset):
-        raise CannotStream(f"column {column!r} does not name its classes, as a stream must: open_photos")
+        raise DataError(f"column {column!r} does not name its classes, as a stream must: open_photos")
     labels = set(rows[column])
     if wrong := [label for label in labels if not isinstance(label, int) or label < 0]:
         raise DataError(

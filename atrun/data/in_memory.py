@@ -7,7 +7,6 @@ import torch
 from PIL import ImageOps
 
 from atlib.data import Images, draw
-from atrun.data.catalogue import open_rows_of
 from atrun.data.decoding import as_rgb, large_pictures
 
 
@@ -22,14 +21,13 @@ def load(
 ) -> Images:
     """Load a split of a data set by name.
 
-    name, path, split: as in `atrun.data.catalogue.open_rows_of`, or "parquet" or "imagefolder" with a `path`.
+    name, path, split: as in `atrun.data.hub.open_rows_of`, or "parquet" or "imagefolder" with a `path`.
     Where a data set has no validation split, a tenth of "train" becomes it, the same images always, and
     "train" is the rest. size: the number of images, a random choice by `seed` (None: all). image_size:
     shorter side resized to it, then centre crop (None: as they are; they must then be of one size).
-
-    Raises `ValueError` for unknown names, splits and columns, `FileNotFoundError` for a path that is not
-    there, `OSError` for a file that cannot be read, and `ConnectionError` for the hub.
     """
+    from atrun.data.hub import open_rows_of  # `datasets` takes seconds
+
     rows, image_column, label_column, _ = open_rows_of(name, path, split)
     return images_in_memory(rows, image_column, label_column, size, seed, image_size, f"{name} {split}")
 

@@ -1,8 +1,5 @@
-"""Test sets that other people collected under a shift, with labels in the class order of CIFAR-10 or
-ImageNet-1k: CIFAR-10.1, ImageNetV2, -A, -R, -Sketch and the reassessed labels ReaL.
-
-Class lists and reassessed labels are those that timm ships. None of these sets was downloaded here: hub ids
-and columns are as their users describe them.
+"""Test sets that other people collected under a shift: CIFAR-10.1, ImageNetV2, -A, -R, -Sketch, ReaL. Class
+lists and reassessed labels are timm's. None was downloaded here: hub ids and columns are as users say.
 """
 
 import re
@@ -31,13 +28,11 @@ class LabelSpace(NamedTuple):
 
     def indices(self, labels: Sequence[str | int], given: Sequence[str] | None = None) -> list[int]:
         """The class index of every label, which may be a WordNet id, a name or, where all classes are there,
-        a number; given: the names that numbers in `labels` count. Raises `ValueError` for a label that is
-        none of the classes, or can be two of them."""
+        a number; given: the names that numbers in `labels` count."""
         spelled = defaultdict(set)
         for index in range(len(self.names)) if self.classes is None else self.classes:
             ways = {self.names[index], self.names[index].split(", ")[0], *self.ids[index : index + 1]}
-            # ImageNetV2's folders are called 0 to 999; in a set of 200 classes a number could count these or
-            # all.
+            # ImageNetV2's folders are called 0 to 999; of 200 classes a number could count these or all
             for spelling in ways | ({str(index)} if self.classes is None else set()):
                 spelled[spelling].add(index)
         found = {}
@@ -68,9 +63,7 @@ LABEL_COLUMNS = ("wnid", "label", "labels", "cls", "class_name")
 
 
 class ShiftedSet(NamedTuple):
-    """Where a set is, and the classes its labels mean.
-
-    files: the pattern of the split's files, where others are large."""
+    """Where a set is, and the classes its labels mean; files: the split's pattern, where others are large."""
 
     hub: str
     split: str
@@ -102,7 +95,7 @@ def open_shifted(
     path: a parquet file, a folder of them, or a folder with one folder per class, as the authors' archives
     unpack (None: from the hub). ReaL needs ImageNet's validation images under their own file names and leaves
     out those without a label. augmentation, on_corrupt, workers: as in `atrun.data.photos.Photos`. Raises
-    `ValueError` for labels that are not clearly the set's, and what `atrun.data.in_memory.load` raises.
+    `ValueError` for labels that are not clearly the set's.
     """
     require_known("shifted set", name, SHIFTED)
     shifted = SHIFTED[name]
@@ -119,8 +112,8 @@ def open_shifted(
         names = getattr(rows.features[label], "names", None)
         positions = range(len(rows))
         targets = torch.tensor(shifted.space.indices(rows[label][:], names), dtype=torch.long)
-    how = {"augmentation": augmentation, "on_corrupt": on_corrupt, "workers": workers}
     numbers = torch.arange(len(positions))
+    how = {"augmentation": augmentation, "on_corrupt": on_corrupt, "workers": workers}
     images = Photos(pictures.select(positions), column, numbers, shifted.space.names, **how)
     return OpenedShift(images, targets, shifted.space.classes)
 

@@ -6,18 +6,29 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import BatchSampler, Dataset
 
 from atlib._util import require_known
-from atlib.data import UNLABELLED
+from atlib.data import UNLABELLED, Images
 from atlib.loading import Batch, ShardSpec, augmentation_seeds, loader_of, my_batches, my_repeats
 from atlib.pair import Normalisation
-from atrun.data.catalogue import open_rows_of
-from atrun.data.decoding import AS_STORED, ON_CORRUPT, CorruptImage, DataError, Made, Wanted, as_stored, make
-from atrun.data.transforms import Augmentation
+from atrun.data.decoding import (
+    AS_STORED,
+    ON_CORRUPT,
+    CorruptImage,
+    DataError,
+    Made,
+    Wanted,
+    as_stored,
+    decode,
+    large_pictures,
+    make,
+)
+from atrun.data.transforms import Augmentation, in_two
 from atrun.data.views import Views
 
 NAMED = 20  # corrupt images that are warned about one by one
@@ -66,13 +77,12 @@ class Decoded:
 
     def made(self, wanted: Iterable[Wanted]) -> Made:
         """Images decoded and treated, as for evaluation where their seed is None."""
-        if (a := self.augmentation) is None:
-            return make(wanted, as_stored)
+        a = self.augmentation
 
         def treat(picture: Image.Image, seed: int | None) -> Tensor:
             return a.evaluate(picture) if seed is None else a.train(picture, seed)
 
-        return make(wanted, treat)
+        return make(wanted, as_stored if a is None else treat)
 
     def deliver(
         self, make: Callable[[Sequence], Made], shares: Iterable[tuple[Sequence, float]], workers: int
@@ -180,6 +190,43 @@ class Photos(Decoded, Dataset):
         return made.images[: len(made.indices)], made.targets[: len(made.indices)]
 
 
+def held(photos: Photos, device: torch.device, most: float, workers: int = 0) -> Images | None:
+    """Photographs to train on, decoded once and held on a device, where they are then augmented: batches of
+    the same bits. most: bytes that they may take; workers: processes that decode. None where they take more,
+    where one cannot be decoded, where their augmentation needs Pillow (`atrun.data.transforms.in_two`), and
+    where they are not of one size."""
+    a, prepare, augment = photos.augmentation, None, None
+    if a is not None:
+        parts = in_two(a) if photos.train and isinstance(a, Augmentation) else None
+        if parts is None:
+            return None
+        prepare, augment = parts
+
+    def made(indices: list[int]) -> Tensor | None:
+        try:
+            pictures = [decode(file) for file in photos.rows[indices][photos.image_column]]
+        except CorruptImage:
+            return None
+        with large_pictures():
+            arrays = [np.array(picture if prepare is None else prepare(picture)) for picture in pictures]
+        alike = len({array.shape for array in arrays}) == 1
+        return torch.from_numpy(np.stack(arrays)).permute(0, 3, 1, 2) if alike else None
+
+    count, first = len(photos), made([0])
+    if first is None or first.numel() * count > most:
+        return None
+    if a is not None and a.crop == "padded" and a.padding >= min(first.shape[-2:]):
+        return None  # torchvision reflects reflections
+    pixels = torch.empty((count, *first.shape[1:]), dtype=torch.uint8, device=device)
+    batches = torch.arange(count).split(256)
+    for batch, part in zip(batches, loader_of(made, [batch.tolist() for batch in batches], workers)):
+        if part is None or part.shape[1:] != pixels.shape[1:]:
+            return None
+        pixels[batch[0] : batch[-1] + 1] = part
+    scaled = photos.normalisation
+    return Images(pixels, photos.targets.to(device), photos.classes, scaled.mean, scaled.std, augment)
+
+
 def open_photos(
     name_or_path: str | Path,
     *,
@@ -195,12 +242,12 @@ def open_photos(
 ) -> Photos:
     """Open a split of a data set for reading by index.
 
-    name_or_path, path, split, image_column, label_column: as in `atrun.data.catalogue.open_rows_of`, whose
+    name_or_path, path, split, image_column, label_column: as in `atrun.data.hub.open_rows_of`, whose
     errors it raises too. augmentation, train, on_corrupt, workers: as in `Photos`. labelled=False: images
     alone, of any folder, with the target `atlib.data.UNLABELLED`. `datasets` copies what it reads from
     parquet or the hub into its cache, once. Raises `DataError` for what holds no images or no class indices.
     """
-    from atrun.data.hub import class_names
+    from atrun.data.hub import class_names, open_rows_of
 
     rows, image_column, label_column, known = open_rows_of(
         name_or_path, path, split, image_column, label_column, labelled
@@ -240,9 +287,9 @@ def undecoded(rows, image_column: str):
     """The rows with image files instead of pictures. Raises `DataError` for a column that holds no images."""
     import datasets
 
-    from atrun.data.hub import holds_images
-
-    if not holds_images(rows.features[image_column]):
+    feature = rows.features[image_column]
+    binary = isinstance(feature, datasets.Value) and feature.dtype in ("binary", "large_binary")
+    if not (binary or isinstance(feature, (datasets.Image, dict))):
         raise DataError(
             f"column {image_column!r} holds no images: image_column= names one of {list(rows.features)}",
             "image_column",

@@ -1,6 +1,5 @@
-"""Several views of one image, which learning by contrast compares, as the published code of MoCo-v3 (arXiv
-2104.02057, main_moco.py) and of DINO (arXiv 2104.14294, main_dino.py) makes them: BYOL's (arXiv 2006.07733).
-"""
+"""Several views of one image, as the published code of MoCo-v3 (arXiv 2104.02057, main_moco.py) and of DINO
+(arXiv 2104.14294, main_dino.py) makes them: BYOL's (arXiv 2006.07733)."""
 
 import math
 from collections.abc import Sequence

@@ -25,26 +25,21 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
     parser.add_argument("given", nargs="+", metavar="MODEL|IMAGE", help=given)
     out = "the page, a .html; a .png or .svg; a .safetensors of all numbers (default: look-IMAGE.html)"
     parser.add_argument("--out", type=Path, metavar="FILE", help=out)
-    parser.add_argument(
-        "--size", type=int, metavar="PIXELS", help="a side, whole patches (default: the model's own)"
-    )
+    parser.add_argument("--size", type=int, metavar="PIXELS", help="a side (default: the model's own)")
     default = "(default: as the model's configuration or its file says, else ImageNet's)"
     for name in ("mean", "std"):
         says = f"of the three channels, of pixels in 0..1 {default}"
         parser.add_argument(f"--{name}", type=float, nargs=3, metavar=("R", "G", "B"), help=says)
     crop = "the picture is resized to size / CROP and its middle is taken; 1 keeps most of it"
     parser.add_argument("--crop", type=float, metavar="CROP", help=crop)
-    squash = "squeeze all of the picture into the model's size, whatever its aspect"
-    parser.add_argument("--squash", action="store_true", help=squash)
+    parser.add_argument("--squash", action="store_true", help="squeeze all of the picture into the size")
     for name in ("layers", "only-heads"):
         says = f"which {name.removeprefix('only-')} the page keeps (default: all)"
         parser.add_argument(f"--{name}", type=int, nargs="+", metavar="NUMBER", help=says)
     room = "how large the rows may be (default: 10); what does not fit is kept as means over patches"
     parser.add_argument("--megabytes", type=float, default=10, help=room)
     parser.add_argument("--heads", type=int, help="of a file whose weights do not tell")
-    parser.add_argument(
-        "--architecture", metavar="NAME", help="of a file whose weights do not tell: a timm name"
-    )
+    parser.add_argument("--architecture", metavar="NAME", help="likewise, a timm name")
     parser.set_defaults(run=look_command)
 
 

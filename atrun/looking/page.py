@@ -48,8 +48,7 @@ __BLOCK__
 
 
 class Look(NamedTuple):
-    """Where every token of some models looks on some pictures, as one block of HTML with its script and its
-    data; the last expression of a cell shows it, without a kernel or a network."""
+    """Where every token of some models looks on some pictures; the last expression of a cell shows it."""
 
     #: {name of a picture: {name of a model: its rows, and the picture as it was prepared for it}}.
     pictures: Mapping[str, Mapping[str, tuple[Rows, Prepared]]]

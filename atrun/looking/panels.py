@@ -13,10 +13,7 @@ OUTLIER = 2.0  # a patch whose norm is above so many medians is an outlier
 
 
 class Panels(NamedTuple):
-    """Of each layer that is kept: the features are the residual stream after it, where the walk sees one.
-
-    similarity is one more row of a token (`features_of`); the others are of patches alone.
-    """
+    """Of each layer that is kept: the features are the residual stream after it, where the walk sees one."""
 
     #: Lengths of all tokens' features, (layers, N), float32; None where no stream is seen.
     norms: Tensor | None
@@ -54,11 +51,9 @@ def gradients(
     vit: nn.Module, images: Tensor, seen: Sequence[Seen], layers: Sequence[int]
 ) -> dict[int, Tensor]:
     """The positive part of the gradient of the model's answer for a layer's map, mean over its heads and
-    queries: {layer: (N,)}.
-
-    images: (1, 3, height, width); seen: the layers of a walk. The answer is the largest logit of a model with
-    a class head, else half the squared length of its output. LeGrad (Bousselham et al. 2025, arXiv
-    2404.03214) has this of the last layer.
+    queries: {layer: (N,)}. images: (1, 3, height, width); seen: the layers of a walk. The answer is the
+    largest logit of a model with a class head, else half the squared length of its output. LeGrad (Bousselham
+    et al. 2025, arXiv 2404.03214) has this of the last layer.
     """
     leaves = {layer: seen[layer].map.detach().clone().requires_grad_() for layer in layers}
     given = {i: layer.given for i, layer in enumerate(seen) if layer.given is not None} | leaves

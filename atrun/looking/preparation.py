@@ -72,8 +72,7 @@ def preparation_of(vit: nn.Module, **changes: Any) -> Preparation:
 
 
 def prepare(image: str | Path | Image.Image | Tensor, preparation: Preparation) -> Prepared:
-    """A picture prepared for a model: a file, a PIL image, or uint8 pixels (3, height, width). Raises
-    `OSError` for a file that is no picture, and `ValueError` for pixels of another kind."""
+    """A picture prepared for a model: a file, a PIL image, or uint8 pixels (3, height, width)."""
     # timm would take the middle of what is smaller than it, or of an unknown mode
     if not 0 < preparation.crop_pct <= 1 or preparation.crop_mode not in ("center", "squash", "border"):
         raise ValueError(f"crop_pct={preparation.crop_pct}, crop_mode={preparation.crop_mode!r}")
@@ -93,7 +92,7 @@ def prepare(image: str | Path | Image.Image | Tensor, preparation: Preparation) 
 
 
 def open_picture(image: str | Path | Image.Image | Tensor) -> Image.Image:
-    """A picture in RGB of 8 bits, turned as the camera says. Raises as `prepare` does."""
+    """A picture in RGB of 8 bits, turned as the camera says."""
     if isinstance(image, Tensor):
         if image.ndim != 3 or image.shape[0] != 3 or image.dtype != torch.uint8:
             raise ValueError(f"pixels are uint8 (3, height, width), got {image.dtype} {tuple(image.shape)}")

@@ -1,5 +1,4 @@
-"""Rows of a model's attention maps on one image, in eight bits, and what stands beside them: what a page
-can hold."""
+"""Rows of a model's attention maps on one image, in eight bits: what a page can hold."""
 
 import base64
 from collections.abc import Sequence
@@ -136,8 +135,7 @@ def read_rows(
     pixels: (1, 3, height, width). layers, heads: those that are kept, None for all; mean and rollout are over
     all. Prefix tokens are always kept as queries; where all patches do not fit, those of every second row and
     column are, or every third, and so on, and the others over the smallest blocks of keys (`Coarse`) that
-    take at most half of the room. Raises `ValueError` for a layer or head that is not there, where not even
-    one patch fits, and for maps that are none.
+    take at most half of the room.
     """
     images = _images(model, pixels)
     with in_eval_mode(model):

@@ -77,8 +77,7 @@ def normalisation_of(
 
 
 def architecture_said(weights: Weights, path: Path) -> Architecture | None:
-    """The architecture that a file of `save_vit` names in its header, or a `config.json` of timm's
-    `save_for_hf` beside it; None without either. Raises `ValueError` for one that cannot be built."""
+    """The architecture that a file's header says, or timm's `config.json` beside it; None without either."""
     said, config = weights.header.get("architecture"), {}
     if said is None and path.name in OF_TIMM:
         try:
@@ -106,8 +105,7 @@ def architecture_said(weights: Weights, path: Path) -> Architecture | None:
 
 
 def encoder_for(weights: Weights, native: Architecture) -> Encoder:
-    """The weights of a known architecture in a file, by timm's names. Raises `ValueError` where there is no
-    ViT."""
+    """The weights of a known architecture in a file, by timm's names."""
     model = on_meta(headless(native, None))
     if not any("visual.class_embedding" in name for name in weights.tensors):
         as_they_are = find_encoder(weights, names=())
@@ -136,8 +134,7 @@ def filled(
     normalisation: tuple[Normalisation | None, str],
     **more,
 ) -> Teacher:
-    """The ViT with the encoder's weights in it, positions resized. more: fields of `Teacher`. Raises
-    `ValueError` for what does not fit, but for what comes after the blocks."""
+    """The ViT with the encoder's weights in it, positions resized. more: fields of `Teacher`."""
     check_image_size(native, image_size)
     vit, state, resized = headless(native, image_size).build(), dict(encoder.state), None
     if "pos_embed" in state and getattr(vit, "pos_embed", None) is not None:

@@ -4,9 +4,6 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
-from timm.models.eva import Eva
-from timm.models.vision_transformer import VisionTransformer
-
 from atfamily.measures.accounting import transferred_numbers
 from atlib.attention import Unwalkable
 from atlib.compatibility import sizes_of
@@ -17,15 +14,6 @@ from atrun.teachers.build import Teacher, not_finite
 def described(teacher: Teacher) -> dict[str, str]:
     """What a teacher is, what it can transfer and at what size, its native components, and what its file did
     not fit: {heading: text}. Of a model that `walk` refuses, "transfer" says why and is the last."""
-    lines = _facts(teacher)
-    try:
-        sizes_of(teacher.vit)
-    except Unwalkable as error:
-        return lines | {"transfer": f"none: {error}"}
-    return lines | _transfer(teacher.vit) | _leftovers(teacher)
-
-
-def _facts(teacher: Teacher) -> dict[str, str]:
     vit = teacher.vit
     embed = vit.patch_embed
     (down, across), patch, pixels = embed.grid_size, embed.patch_size, embed.img_size
@@ -41,7 +29,7 @@ def _facts(teacher: Teacher) -> dict[str, str]:
     weights = sum(each.numel() for each in vit.parameters()) / 1e6
     cut = f"{pixels[0]} x {pixels[1]} pixels in patches of {patch[0]} x {patch[1]}"
     resized = f"; {teacher.resized}" if teacher.resized else ""
-    return {
+    lines = {
         "teacher": teacher.name,
         "source": f"{teacher.source}; {teacher.used} tensors used",
         "size": f"{weights:.1f} million weights without a class head: {shape}",
@@ -49,9 +37,10 @@ def _facts(teacher: Teacher) -> dict[str, str]:
         "sees": teacher.view(),
         "tokens": f"{vit.num_prefix_tokens + down * across}: {', '.join(counted)}",
     }
-
-
-def _transfer(vit: VisionTransformer | Eva) -> dict[str, str]:
+    try:
+        width = sizes_of(vit).head_width
+    except Unwalkable as error:
+        return lines | {"transfer": f"none: {error}"}
     numbers, has = transferred_numbers(vit), describe(vit)
     differs = [name for name in STANDARD if has[name] != STANDARD[name]]
     own = "; ".join(f"{name}: {has[name]} (standard: {STANDARD[name]})" for name in differs)
@@ -59,8 +48,7 @@ def _transfer(vit: VisionTransformer | Eva) -> dict[str, str]:
         "A student without them can be worse than none (arXiv 2605.07191): create_student(teacher, classes)"
         " gives it them"
     )
-    width = sizes_of(vit).head_width
-    return {
+    lines |= {
         "transfer": f"all layers, 0 to {len(vit.blocks) - 1}, each with heads of width {width}",
         "per image": (
             f"maps {_amount(numbers.map)}; q and k {_amount(numbers.q + numbers.k)}; v {_amount(numbers.v)}; "
@@ -68,17 +56,14 @@ def _transfer(vit: VisionTransformer | Eva) -> dict[str, str]:
         ),
         "components": f"not those of a standard ViT: {own}. {advice}" if own else "those of a standard ViT",
     }
-
-
-def _leftovers(teacher: Teacher) -> dict[str, str]:
     bad = ". NaN or infinity in its weights: this checkpoint cannot teach"
-    lines = {
+    leftovers = {
         "assumed": (", ".join(teacher.assumed), ": weights do not show it"),
         "unused": (_names(teacher.unused), ""),
         "missing": (_names(teacher.missing), "; no map depends on it"),
-        "not finite": (_names(not_finite(teacher.vit)), bad),
+        "not finite": (_names(not_finite(vit)), bad),
     }
-    return {name: found + said for name, (found, said) in lines.items() if found}
+    return lines | {name: found + said for name, (found, said) in leftovers.items() if found}
 
 
 def _names(names: Sequence[str]) -> str:

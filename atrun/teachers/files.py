@@ -1,8 +1,4 @@
-"""Weights as others publish them, read as data: no code in a file is ever run.
-
-Pickles, which torch's `.pth` files are inside, go through torch's reader for weights alone. One class is
-allowed beside these, `argparse.Namespace`, a bag of plain values, in which MAE's family keeps its options.
-"""
+"""Weights as others publish them, read as data: no code in a file is ever run."""
 
 import argparse
 import json
@@ -52,8 +48,7 @@ def read_weights(path: str | Path) -> Weights:
 
 def normalisation_beside(path: Path) -> tuple[Normalisation | None, str]:
     """How images are normalised for the weights in a file, or folder, as a file beside them says, and which:
-    a processor of transformers, timm's `config.json`, or OpenCLIP's; (None, "") without. Raises `OSError` for
-    one that cannot be read."""
+    a processor of transformers, timm's `config.json`, or OpenCLIP's; (None, "") without."""
     # Transformers nests a processor of images in another since version 5, and reads that one first.
     places = (
         ("processor_config.json", lambda said: _of_processor(said.get("image_processor") or {})),
@@ -92,6 +87,7 @@ def _of_processor(said: Mapping[str, Any]) -> Normalisation | None:
 
 def _read_pickled(path: Path) -> Weights:
     try:
+        # beside weights a bag of plain values, in which MAE's family keeps its options
         with torch.serialization.safe_globals([argparse.Namespace]):
             content = torch.load(path, map_location="cpu", weights_only=True)
     # damaged pickles raise nearly anything: UnpicklingError, RuntimeError, EOFError, IndexError, KeyError ...

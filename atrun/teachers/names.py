@@ -112,8 +112,7 @@ class Encoder(NamedTuple):
 
 
 def find_encoder(weights: Weights, names: Sequence[tuple[str, str]] = TO_TIMM) -> Encoder:
-    """The ViT among a file's tensors, by timm's names, as `names` say. Raises `ValueError` for none, for
-    several, and for weights of transformers and CLIP, which do not say what they compute."""
+    """The ViT among a file's tensors, by timm's names, as `names` say."""
     tensors = weights.tensors
     if any("visual.class_embedding" in name for name in tensors):
         raise ValueError("CLIP: name it, architecture='vit_base_patch16_clip_quickgelu_224.openai'")
@@ -160,8 +159,7 @@ def without_register_positions(state: dict[str, Tensor]) -> None:
 
 
 def dinov3(tensors: Mapping[str, Tensor]) -> str | None:
-    """The timm name of the DINOv3 that Meta's own checkpoint holds; None for other files. Raises `ValueError`
-    for a DINOv3 of a width that Meta did not publish."""
+    """The timm name of the DINOv3 that Meta's own checkpoint holds; None for other files."""
     if not {"storage_tokens", "cls_token"} <= tensors.keys():
         return None
     width = tensors["cls_token"].shape[-1]
@@ -176,7 +174,7 @@ def dinov3(tensors: Mapping[str, Tensor]) -> str | None:
 
 def infer_architecture(encoder: Encoder, heads: int | None = None) -> tuple[Architecture, list[str]]:
     """The architecture that an encoder's weights are of, without a class head, and what was taken for granted
-    because weights do not show it: first the heads. Raises `ValueError` where something is not known."""
+    because weights do not show it: first the heads."""
     state = encoder.state
     packed = _shape(state, "blocks.0.mlp.fc1.weight", 2) != _shape(state, "blocks.0.mlp.fc2.weight", 2)[::-1]
     ends = "relative_position_bias_table", ".q_bias", ".fc1_g.weight"
@@ -202,23 +200,21 @@ def infer_architecture(encoder: Encoder, heads: int | None = None) -> tuple[Arch
     why = f"usual at width {width}" if heads is None else "as given"
     taken = [f"{chosen} heads, {why}", "LayerNorm with ε 1e-06", "GELU", "a square grid of patches"]
     distilled = "dist_token" in state
-    return Architecture("deit_tiny_distilled_patch16_224", config) if distilled else Architecture(
-        config
-    ), taken
+    return Architecture(*(["deit_tiny_distilled_patch16_224"] if distilled else []), config), taken
 
 
-def is_pretrained_folder(path: Path) -> bool:
-    """Whether a path is a folder that `save_pretrained` of transformers wrote."""
+def config_says(path: Path, name: str) -> bool:
+    """Whether a path is a folder whose config.json has an entry of that name: "model_type", where
+    `save_pretrained` of transformers wrote it."""
     try:
-        return "model_type" in json.loads((path / "config.json").read_text(encoding="utf-8"))
+        return name in json.loads((path / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, TypeError):
         return False
 
 
 def read_folder(path: Path) -> tuple[Architecture, Encoder, Sequence[str]]:
-    """The timm architecture of the ViT in such a folder, its weights, and what timm has otherwise; nothing of
-    transformers is needed. Raises `OSError` for one without safetensors, `ValueError` for a model of another
-    type, and for one that timm's ViT does not compute."""
+    """The timm architecture of the ViT in a folder of `save_pretrained`, its weights, and what timm has
+    otherwise; nothing of transformers is needed."""
     said = json.loads((path / "config.json").read_text(encoding="utf-8"))
     kind = said["model_type"].removesuffix("_vision_model")
     if kind not in KINDS:

@@ -8,8 +8,9 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 
-from atrun.data.catalogue import CATALOGUE, find, open_rows_of
-from atrun.data.decoding import CannotStream, DataError
+from atrun.data.catalogue import CATALOGUE, find
+from atrun.data.decoding import DataError
+from atrun.data.hub import open_rows_of
 from atrun.data.photos import open_photos
 from atrun.data.stream import open_stream
 from atrun.data.transforms import Augmentation
@@ -107,7 +108,7 @@ def test_training_images_with_a_published_validation_split_are_all_used(hub):
     assert len(photos) == 4 and len(photos.classes) == 1000
     with pytest.raises(ValueError):
         open_photos("imagenet-1k", split="test", train=False)
-    with pytest.raises(CannotStream):
+    with pytest.raises(DataError):
         open_stream("cifar10", split="train", augmentation=SMALL)
 
 
@@ -140,7 +141,7 @@ def test_a_known_name_reads_a_folder_per_class(tmp_path, monkeypatch):
         picture(index).save(file)
     with pytest.raises(DataError):  # not a thousand classes
         open_photos("imagenet-1k", path=tmp_path, train=True)
-    with pytest.raises(CannotStream):
+    with pytest.raises(DataError):
         open_stream("imagenet-1k", path=tmp_path, augmentation=SMALL)
     for name in ("imagenet-1k", "cifar100"):  # the columns of the second have other names on the hub
         images = {"train": 9, "validation": 3}

@@ -10,8 +10,7 @@ from PIL import Image
 
 from atlib.data import Images
 from atrun import __main__ as command
-from atrun.data.held import held
-from atrun.data.photos import open_photos
+from atrun.data.photos import held, open_photos
 from atrun.data.transforms import Augmentation
 from tests.picture_files import all_batches, cut_jpeg, encoded, write_parquet
 from tests.run.photographs import asked

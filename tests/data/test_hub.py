@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 
 from atrun.data import load
-from atrun.data.hub import open_labelled
+from atrun.data.hub import open_rows_of
 from tests.picture_files import index_of, rows, write_parquet
 
 
@@ -62,7 +62,7 @@ def test_a_class_may_be_called_like_a_split(tmp_path, name):
     """`datasets` alone reads such a class's validation images as training images, and twice."""
     folders_of(tmp_path, *(f"{split}/{each}" for split in ("Train", "VAL") for each in ("bus", name)))
     for split, first in (("train", 0), ("validation", 2)):
-        rows, _, label = open_labelled("imagefolder", tmp_path, split)
+        rows, _, label, _ = open_rows_of("imagefolder", tmp_path, split)
         places = [image.getpixel((0, 0))[:2] for image in rows["image"][:]]
         assert sorted(places) == [(first + place, index) for place in (0, 1) for index in range(3)]
         assert rows.features[label].names == sorted(("bus", name))
@@ -71,10 +71,10 @@ def test_a_class_may_be_called_like_a_split(tmp_path, name):
 def test_folders_that_may_be_meant_as_splits_are_named(tmp_path):
     folders_of(tmp_path / "one", "train/bus", "train/car", "holdout/bus")
     with pytest.warns(UserWarning, match="from train and not from holdout"):
-        assert len(open_labelled("imagefolder", tmp_path / "one", "train+validation")[0]) == 6
+        assert len(open_rows_of("imagefolder", tmp_path / "one", "train+validation")[0]) == 6
     folders_of(tmp_path / "three", "val/bus", "valid/bus")
     with pytest.raises(ValueError):
-        open_labelled("imagefolder", tmp_path / "three", "validation")
+        open_rows_of("imagefolder", tmp_path / "three", "validation")
 
 
 def test_no_network_says_what_would_have_been_downloaded(monkeypatch, no_network):

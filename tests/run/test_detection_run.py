@@ -21,13 +21,12 @@ from atlib.train import train
 from atlib.vit import Architecture
 from atrun import __main__ as command
 from atrun import config as of_runs
-from atrun.config import read_config
+from atrun.config import UNTRAINED, read_config
 from atrun.configure import configure
 from atrun.data.coco import CocoObjects
 from atrun.estimate import as_text, estimate, flops_of_detector
 from atrun.recipes import published
 from atrun.record import read_record
-from atrun.untrained import UNTRAINED
 from tests.detection.coco_folder import coco_folder
 from tests.helpers import randomise, same, state_of
 from tests.stopped_runs import at_step
