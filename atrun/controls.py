@@ -19,7 +19,8 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
     train = "train a student under each control, by the run's recipe (default: switch the maps of the run's)"
     parser.add_argument("--train", action="store_true", help=train)
     parser.add_argument("--seeds", type=int, default=3, help="with --train: students a row (default: 3)")
-    parser.add_argument("--rates", type=float, nargs="+", default=(), help="learning rates to choose from, with --train")
+    rates = "with --train: learning rates to choose from"
+    parser.add_argument("--rates", type=float, nargs="+", default=(), help=rates)
     parser.add_argument("--validation", metavar="SPLIT", help="with --rates: where they are chosen")
     parser.set_defaults(run=controls_command)
 
