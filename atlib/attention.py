@@ -7,6 +7,7 @@ context variables; there the compiler drops what nobody uses.
 """
 
 import copy
+import inspect
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -603,10 +604,10 @@ def sample_drop_path(model: nn.Module, images: Tensor) -> list[DropPathMasks]:
 def outputs(model: nn.Module, images: Tensor) -> Any:
     """The model's logits, embeddings or last hidden state, by its own forward."""
     config = getattr(model, "config", None)
-    if not hasattr(config, "mask_ratio"):
-        output = model(images)
-    elif config.mask_ratio:
+    if getattr(config, "mask_ratio", None):
         raise Unwalkable(f"a {type(model).__name__} hides patches at random: set its config.mask_ratio = 0")
+    if not hasattr(config, "mask_ratio") or "noise" not in inspect.signature(model.forward).parameters:
+        output = model(images)
     else:  # transformers' masked auto-encoder, which shuffles patches unless it is given their order
         patches = (config.image_size // config.patch_size) ** 2
         order = torch.arange(patches, device=images.device, dtype=torch.float32)

@@ -1,6 +1,7 @@
 """What cannot be walked faithfully is refused with one sentence; what libraries leave out is switched on."""
 
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import timm
@@ -81,3 +82,14 @@ def test_distilled_training_mode():
     vit.set_distilled_training()
     assert isinstance(walk(vit.train(), IMAGES).logits, tuple)
     assert walk(vit.eval(), IMAGES).logits.shape == (2, 1000)
+
+
+@pytest.mark.parametrize("ratio", [0, None])
+def test_a_config_of_ones_own_with_a_mask_ratio(ratio):
+    """Only a forward that takes noise is given it."""
+    vit = create_vit(SMALL)
+    vit.config = SimpleNamespace(mask_ratio=ratio)
+    assert torch.equal(walk(vit, IMAGES).logits, vit(IMAGES))
+    vit.config.mask_ratio = 0.75
+    with pytest.raises(Unwalkable, match="mask_ratio = 0"):
+        walk(vit, IMAGES)
