@@ -28,6 +28,12 @@ class OwnSoftmax(Block):
         return x + (q @ q.mT).softmax(-1) @ q
 
 
+def with_one_of_its_own():
+    vit = create_vit(SMALL)
+    vit.blocks[1] = OwnSoftmax(24, 3)
+    return vit
+
+
 REFUSED = {
     "two attentions in a layer": of_timm("vit_small_patch16_18x2_224", depth=2, img_size=32),
     "two maps beside the MLP": partial(
@@ -37,6 +43,7 @@ REFUSED = {
     "talking heads": of_timm("cait_xxs24_224", depth=2, img_size=32),
     "no attention": of_timm("resnet18"),
     "a softmax of its own": partial(create_vit, SMALL, block_fn=OwnSoftmax),
+    "and in a layer beside others": with_one_of_its_own,
 }
 
 
