@@ -33,11 +33,12 @@ def knn_loss(
 
     x: projected images (B, d), of unit length, with their labels (B,) and their numbers (B,) in the memory.
     memory: all projected images (n, d), of unit length, with their labels (n,), `NOT_SEEN` for those that are
-    not in it yet. No image is its own neighbour. Images without any neighbour of their label are left out; 0
-    where none has one. Source: arXiv 1808.04560, equations 2 to 4; 0.05 is arXiv 2011.12982's.
+    not in it yet; those without a label are no neighbours. No image is its own neighbour. Images without any
+    neighbour of their label are left out; 0 where none has one. Source: arXiv 1808.04560, equations 2 to 4;
+    0.05 is arXiv 2011.12982's.
     """
     itself = numbers[:, None] == torch.arange(len(memory), device=x.device)
-    usable = (of_memory != NOT_SEEN) & ~itself  # (B, n)
+    usable = (of_memory >= 0) & ~itself  # (B, n)
     scores = (x @ memory.mT / temperature).masked_fill(~usable, -torch.inf)
     same = usable & (of_memory == labels[:, None])
     counted = same.any(1)

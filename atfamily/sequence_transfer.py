@@ -10,7 +10,7 @@ from torch import Tensor
 
 from atfamily.seq2seq import PAD, EncoderDecoder, Maps, walk_sequences
 from atlib._util import require_known
-from atlib.attention import Seen
+from atlib.attention import Seen, forbid
 from atlib.attention_transfer import Transferred
 from atlib.losses import map_cross_entropy
 from atlib.pair import Pair
@@ -84,6 +84,8 @@ def _distilled(layers: Sequence[Seen], given: Mapping[int, Tensor], words: Tenso
     total = 0.0
     for index, p in given.items():
         log_p = layers[index].scores.log_softmax(-1)
+        if (p * (layers[index].mask < 0)).any():  # another sentence's words, where the student has padding
+            p = forbid(p, layers[index].mask)
         p = p.to(log_p.dtype).expand_as(log_p)
         total = total + map_cross_entropy(log_p.transpose(1, 2)[words], p.transpose(1, 2)[words])
     return total

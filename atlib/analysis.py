@@ -13,7 +13,7 @@ from atlib.attention import Walk, walk
 from atlib.compatibility import sizes_of
 from atlib.data import Images
 from atlib.maps import Grid, check_grid
-from atlib.pair import check_images, student_of
+from atlib.pair import check_images, check_normalisation, student_of
 from atlib.vit import check_timm
 
 AT_ONCE = 2**28  # bytes that the walks of one batch may hold
@@ -35,6 +35,8 @@ def walks(models: Sequence[nn.Module], images: Images, batch_size: int) -> Itera
         tokens = (vit.patch_embed.num_patches or 0) + vit.num_prefix_tokens
         one += 4 * 5 * len(vit.blocks) * tokens * vit.embed_dim + 8 * 4 * sizes_of(vit).heads * tokens**2
     at_once = min(batch_size, max(1, AT_ONCE // one))
+    for model in models:
+        check_normalisation(model, images)
     kinds = [next(model.parameters()) for model in models]
     with in_eval_mode(*models):
         for batch, _ in images.loader(at_once):

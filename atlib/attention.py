@@ -7,6 +7,7 @@ context variables; there the compiler drops what nobody uses.
 """
 
 import copy
+import inspect
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -603,10 +604,10 @@ def sample_drop_path(model: nn.Module, images: Tensor) -> list[DropPathMasks]:
 def outputs(model: nn.Module, images: Tensor) -> Any:
     """The model's logits, embeddings or last hidden state, by its own forward."""
     config = getattr(model, "config", None)
-    if not hasattr(config, "mask_ratio"):
-        output = model(images)
-    elif config.mask_ratio:
+    if getattr(config, "mask_ratio", None):
         raise Unwalkable(f"a {type(model).__name__} hides patches at random: set its config.mask_ratio = 0")
+    if not hasattr(config, "mask_ratio") or "noise" not in inspect.signature(model.forward).parameters:
+        output = model(images)
     else:  # transformers' masked auto-encoder, which shuffles patches unless it is given their order
         patches = (config.image_size // config.patch_size) ** 2
         order = torch.arange(patches, device=images.device, dtype=torch.float32)
@@ -649,9 +650,15 @@ def _walk(watch: _Watch, model: nn.Module, images: Tensor, values: bool) -> Walk
 
 def _check_layers(watch: _Watch, model: nn.Module) -> None:
     """Raise `Unwalkable` where layers made no call, and `ValueError` for layers that there are not."""
+
+    def attends(block: nn.Module) -> bool:  # by their names alone, beside layers of another class
+        kinds = {type(part).__name__ for part in block.modules()} - {*watch.passed}
+        return any("att" in kind.lower() for kind in kinds)
+
     kind, depth, whole = type(model).__name__, len(watch.layers), watch.stop_after is None
     block = next((block for block in watch.blocks if block is not None), None)
-    alike = [] if block is None else watch.alike(block)
+    siblings = () if block is None else watch.elements[block].children()
+    alike = [part for part in siblings if type(part) is type(block) or attends(part)]
     seen = sum(part in watch.blocks for part in alike)
     if not depth or whole and seen < len(alike):
         expected = len(alike) or sum("attention" in type(part).__name__.lower() for part in model.modules())

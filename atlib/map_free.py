@@ -102,7 +102,7 @@ class _ByBlocks(torch.autograd.Function):
             q_s, k_s, q_t, k_t = (x.to(exact).reshape(B * H, N, -1) for x in (q, k, teacher.q, teacher.k))
             total = q_s.new_zeros(())
             grad_q, grad_k = (torch.empty_like(q_s), torch.zeros_like(k_s)) if wanted else (None, None)
-            grad_bias = torch.zeros(H, N, N, dtype=exact, device=q.device) if learns_bias else None
+            grad_bias = torch.empty_like(bias, dtype=exact) if learns_bias else None
             for start in range(0, N, BLOCK):
                 block = slice(start, start + BLOCK)
                 log_p_s = _scores(q_s, k_s, scale, bias, block, H).log_softmax(-1)  # (B·H, BLOCK, N)
@@ -114,12 +114,13 @@ class _ByBlocks(torch.autograd.Function):
                     grad_q[:, block] = torch.bmm(difference, k_s)
                     grad_k.baddbmm_(difference.mT, q_s[:, block])
                     if learns_bias:
-                        grad_bias[:, block] = difference.unflatten(0, (B, H)).sum(0)
+                        of_block = grad_bias[..., block, :]  # summed over images and heads that share it
+                        of_block.copy_(difference.unflatten(0, (B, H)).sum_to_size(of_block.shape))
             if wanted:
                 # applied last: this small number would leave few digits of an fp16 gradient
                 ctx.factor, ctx.scale = scale / (B * H * N), scale
-                if learns_bias:  # summed over heads where they share it
-                    grad_bias = (grad_bias if bias.ndim == 3 else grad_bias.sum(0)).to(bias.dtype)
+                if learns_bias:
+                    grad_bias = grad_bias.to(bias.dtype)
                 grads = (grad.view_as(like).to(like.dtype) for grad, like in ((grad_q, q), (grad_k, k)))
                 ctx.save_for_backward(*grads, grad_bias)
         return total / (B * H * N)

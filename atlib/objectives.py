@@ -36,8 +36,6 @@ def as_transferred(output: Any) -> Transferred:
 def student_loss(model: nn.Module, images: Tensor, labels: Tensor, recipe: Recipe) -> Tensor:
     """task_weight · task loss + λ · transfer loss. Both are noted without their weights
     (`atlib.losses.noted`), as "task_loss" and, of a pair, "transfer_loss"."""
-    if labels.ndim == 1 and (labels == UNLABELLED).any():
-        require_undivided(recipe, "the parts of a step have unequally many labels")
     output = model(images)
     logits, transfer_loss = as_transferred(output)
     of_task = note("task_loss", task_loss(logits, labels, recipe))
@@ -72,6 +70,7 @@ def task_loss(logits: Tensor, labels: Tensor, recipe: Recipe) -> Tensor:
     with a share counts as a full yes (Wightman et al. 2021, arXiv 2110.00476; DeiT III, arXiv 2204.07118).
     """
     if labels.ndim == 1 and (labels == UNLABELLED).any():
+        require_undivided(recipe, "the parts of a step have unequally many labels")
         labelled = labels != UNLABELLED
         logits, labels = logits[labelled], labels[labelled]
         if len(labels) == 0:

@@ -11,7 +11,7 @@ from typing import Any
 from timm.layers import GluMlp, Mlp, PatchEmbed, SwiGLU
 from torch import nn
 
-from atlib.pair import channels_of, config_of
+from atlib.pair import attach, channels_of, config_of
 from atlib.vit import VITS, create_vit, without_weights
 
 SIZES = {"tiny": (192, 3), "small": (384, 6)}  # width and heads of ViT-Ti and ViT-S (DeiT, arXiv 2012.12877)
@@ -72,7 +72,9 @@ def create_student(
         raise ValueError(f"{name!r} differs from this model in {', '.join(wrong[:3])}: build it yourself")
     if (size, depth, embed_dim) != (None, None, None):
         kept |= student_sizes(teacher, size, depth, embed_dim)
-    return create_vit(name, **kept)
+    student = create_vit(name, **kept)
+    attach(student, None)  # a tag's normalisation is that of its weights
+    return student
 
 
 def student_sizes(

@@ -23,7 +23,7 @@ from atlib.data import as_data
 from atlib.loading import Batch, ShardSpec, TrainingData, steps_per_epoch
 from atlib.losses import noted
 from atlib.objectives import Loss, check_labels, mixed, student_loss
-from atlib.pair import Pair, check_normalisation, student_of
+from atlib.pair import Normalisation, Pair, attach, check_normalisation, student_of
 from atlib.plan import Plan
 from atlib.processes import accelerate_as_it_was, agree, divide, start_processes, to_train, whole_weights
 from atlib.recipe import Recipe
@@ -120,6 +120,8 @@ def train(
         check_labels(targets, classes)
     if average_into is not None and recipe.ema is None:
         raise ValueError("average_into= needs a recipe with ema=")
+    if None not in (Normalisation.of(student), images := getattr(data, "normalisation", None)):
+        attach(student, images)  # from now on
     check_normalisation(model, data)
     run = Training(model, data, recipe, loss, seed, cpu)
     end = recipe.steps if stop_at is None else min(stop_at, recipe.steps)

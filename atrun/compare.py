@@ -1,6 +1,7 @@
 """`python -m atlib compare RUN RUN`: two runs on the same test images, image by image."""
 
 import argparse
+import warnings
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,7 +14,7 @@ from atlib.evaluate import predict, score
 from atrun.build import held_out
 from atrun.classes import require_classes
 from atrun.config import TRUST_DATA, read_config
-from atrun.measure import decoded, same_images
+from atrun.measure import decoded, same_images, tested_anew
 from atrun.runner import load_result, weights_of
 
 
@@ -54,8 +55,10 @@ def compare_runs(
         raise ValueError(f"{first} and {second} are evaluated on different images: name one --split")
     if tuple(sets[0].classes) != tuple(sets[1].classes) or not torch.equal(sets[0].targets, sets[1].targets):
         raise ValueError(f"the runs read different labels from {configs[0].data}: look at --label_column")
-    for path, images in zip(weights, sets):
+    for path, config, images in zip(weights, configs, sets):
         require_classes(path, images)
+        if anew := tested_anew(path, config, split or config.evaluation_split, images):
+            warnings.warn(anew.strip(), stacklevel=2)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     logits = [predict(load_result(path).to(device), images) for path, images in zip(weights, sets)]
     return compared(*logits, sets[0].targets[decoded(sets[0])])

@@ -119,9 +119,9 @@ def _test_of(
         return shifted_test(path, model, arguments.shifted, *_preparation(path, model), reading)
     if arguments.data is None:
         require_use(reading, config.method, config.data)
-        name, split = config.data, arguments.split or config.evaluation_split
+        data = name = config.data
+        split = arguments.split or config.evaluation_split
         images = held_out(replace(config, **reading), split)
-        note = "" if reading else tested_anew(path, config, split, images)
     else:
         name = arguments.data
         data = data_name(name, reading.get("data_path"))
@@ -131,6 +131,8 @@ def _test_of(
         elif reading:
             raise ValueError(f"--{next(iter(reading))} would change nothing: {data} are generated")
         images = held_out_images(data, split, augmentation, **reading)
+    if config is not None and data == config.data and not reading:
+        note += tested_anew(path, config, split, images)
     require_size(model, images, f"{name} {split}")
     labels, matched = labels_by_name(classes_of(path), model, images, f"{name} {split}", path)
     return ModelOnTest(path, model, images, labels, f"{name}, {split}", note=matched + note)

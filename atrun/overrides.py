@@ -40,6 +40,8 @@ def read(texts: Mapping[str, str], kinds: Mapping[str, Any]) -> dict[str, Any]:
             meant = f" Did you mean {' or '.join(f'--{other}' for other in close)}?" if close else ""
             raise ValueError(f"unknown setting --{name}.{meant} `train --settings` lists them all")
         text = str(text)
+        if re.search(r"\d:\d", text) and str not in (kind, *get_args(kind)):
+            raise ValueError(f"--{name} {text}: in YAML 1:30 is 90, and a mapping is {{1: 30}}")
         if text.lower() == "none" and (kind is Any or type(None) in get_args(kind)):
             text = "null"  # as YAML, in which values are read, writes it
         # A parser for each: one that knows `model` takes `model.depth` for a part of its value.

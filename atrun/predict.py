@@ -63,8 +63,8 @@ def predictions(path: Path, files: Sequence[Path], on_corrupt: str = "raise") ->
     if student_of(model).num_classes == 0:
         raise ValueError(f"{path} has no class head: `train --recipe fine-tune --teacher {path}` makes one")
     names = class_names(path)
-    if (outputs_of := student_of(model).num_classes) != len(names):
-        raise ValueError(f"{path} has {outputs_of} outputs and {len(names)} names of classes")
+    if (outputs_of := student_of(model).num_classes) != len({*names}):
+        raise ValueError(f"{path} has {outputs_of} outputs and {len({*names})} names of classes")
     found = []
     for first in range(0, len(files), BATCH):
         pictures = [(file, _decoded(file, on_corrupt)) for file in files[first : first + BATCH]]
@@ -87,7 +87,10 @@ def as_csv(found: Sequence[Prediction], names: Sequence[str]) -> str:
     """A line for each image: file, class, its probability, then the probability of every class."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["file", "class", "probability", *names])
+    first = ["file", "class", "probability"]
+    if clash := {*first} & {*names}:
+        raise ValueError(f"a column and a class are both called {min(clash)!r}: take --out FILE.json")
+    writer.writerow([*first, *names])
     for one in found:
         shares = [f"{share:.6f}" for share in one.probabilities]
         writer.writerow([one.file, one.name, f"{max(one.probabilities):.6f}", *shares])

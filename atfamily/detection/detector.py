@@ -216,6 +216,9 @@ class Detector(nn.Module):
 
     def __init__(self, vit: VisionTransformer | AttentionTransfer, heads: nn.Module, sizes: Sizes):
         super().__init__()
+        patch = student_of(vit).patch_embed.patch_size
+        if patch[0] != patch[1] or patch[0] & (patch[0] - 1):  # torchvision would round the strides of levels
+            raise ValueError(f"patches of {patch} pixels: a detector needs a power of two, square")
         self.backbone = GridOfTokens(vit)
         self.sizes = sizes
         top = len(sizes.anchors) > len(sizes.scales)

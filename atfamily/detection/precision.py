@@ -129,16 +129,19 @@ def annotated_precision(
         detections += [detection | {"image_id": number} for detection in predicted]
     labels = sorted({annotation["category_id"] for annotation in truth["annotations"]})
     truth["categories"] = [{"id": label} for label in labels]
+    ranges = [[0, 1e10], [0, sizes[0]], [*sizes], [sizes[1], 1e10]]
     if not detections or not truth["annotations"]:
-        none = 0.0 if truth["annotations"] else float("nan")
-        return Precision(none, none, none, none, none, none)
-    small, medium = sizes
+        areas = [one["area"] for one in truth["annotations"] if not one["iscrowd"]]
+        none = [0.0 if any(a <= area <= b for area in areas) else float("nan") for a, b in ranges]
+        return Precision(none[0], none[0], *none)
+    for detection in detections if masks else ():
+        del detection["bbox"]  # whose area would count
     with contextlib.redirect_stdout(io.StringIO()):  # it prints what it does
         coco = COCO()
         coco.dataset = truth
         coco.createIndex()
         evaluation = COCOeval(coco, coco.loadRes(detections), "segm" if masks else "bbox")
-        evaluation.params.areaRng = [[0, 1e10], [0, small], [small, medium], [medium, 1e10]]
+        evaluation.params.areaRng = ranges
         evaluation.evaluate()
         evaluation.accumulate()
         evaluation.summarize()

@@ -86,6 +86,17 @@ def test_equals_the_dense_loss(how, shape, widths, scales, times, seed, biased):
     assert_close(skipped[1:], expected[1:], 1e-10)
 
 
+@pytest.mark.parametrize("shape", [(17, 17), (3, 17, 17), (2, 1, 17, 17), (2, 3, 17, 17)])
+def test_a_learned_bias_gets_the_gradient_of_the_dense_loss(shape):
+    """Of all images and heads that share it; one for each image where a mask of padding is added to it."""
+    tensors, bias, gradients = random_qk(N=17), random_images(*shape, dtype=torch.float64), []
+    for loss in (by_blocks, dense):
+        learned = bias.clone().requires_grad_()
+        loss(*seen_of(*tensors, of_student={"bias": learned})).backward()
+        gradients.append(learned.grad)
+    assert_close(gradients[:1], gradients[1:], 1e-12)
+
+
 @both_ways
 @pytest.mark.parametrize("forbidden", ["student", "teacher", "both"])
 def test_with_a_mask(how, forbidden, N=17):

@@ -1,6 +1,7 @@
 """What cannot be walked faithfully is refused with one sentence; what libraries leave out is switched on."""
 
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import timm
@@ -27,6 +28,12 @@ class OwnSoftmax(Block):
         return x + (q @ q.mT).softmax(-1) @ q
 
 
+def with_one_of_its_own():
+    vit = create_vit(SMALL)
+    vit.blocks[1] = OwnSoftmax(24, 3)
+    return vit
+
+
 REFUSED = {
     "two attentions in a layer": of_timm("vit_small_patch16_18x2_224", depth=2, img_size=32),
     "two maps beside the MLP": partial(
@@ -36,6 +43,7 @@ REFUSED = {
     "talking heads": of_timm("cait_xxs24_224", depth=2, img_size=32),
     "no attention": of_timm("resnet18"),
     "a softmax of its own": partial(create_vit, SMALL, block_fn=OwnSoftmax),
+    "and in a layer beside others": with_one_of_its_own,
 }
 
 
@@ -81,3 +89,14 @@ def test_distilled_training_mode():
     vit.set_distilled_training()
     assert isinstance(walk(vit.train(), IMAGES).logits, tuple)
     assert walk(vit.eval(), IMAGES).logits.shape == (2, 1000)
+
+
+@pytest.mark.parametrize("ratio", [0, None])
+def test_a_config_of_ones_own_with_a_mask_ratio(ratio):
+    """Only a forward that takes noise is given it."""
+    vit = create_vit(SMALL)
+    vit.config = SimpleNamespace(mask_ratio=ratio)
+    assert torch.equal(walk(vit, IMAGES).logits, vit(IMAGES))
+    vit.config.mask_ratio = 0.75
+    with pytest.raises(Unwalkable, match="mask_ratio = 0"):
+        walk(vit, IMAGES)

@@ -8,7 +8,7 @@ from atbook.worlds.glyphs import SHAPES
 from atbook.worlds.scenes import generate_scenes, scene_objects
 from atfamily.detection.detector import SMALL, RegionHeads, detect, detection_loss, fcos, mask_rcnn
 from atfamily.detection.objects import ObjectBatch, Objects
-from atlib import AttentionTransfer, Plan
+from atlib import AttentionTransfer, Plan, create_vit
 from atlib.recipe import Recipe
 from tests.detection.knows import scene_vit
 from tests.helpers import Bomb, random_images, randomise
@@ -180,3 +180,10 @@ def test_the_first_class_is_not_learned_as_background(scenes):
 def test_training_without_objects_is_refused():
     with pytest.raises(ValueError):
         detector("fcos").train()(torch.zeros(1, 3, 64, 64))
+
+
+@pytest.mark.parametrize("name", MAKE)
+def test_patches_whose_side_is_no_power_of_two(name):
+    """torchvision takes 14 for 16: what is read of a box would lie elsewhere."""
+    with pytest.raises(ValueError, match="power of two"):
+        MAKE[name](create_vit("glyphs", img_size=112, patch_size=14), 3)

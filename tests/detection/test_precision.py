@@ -46,6 +46,18 @@ def test_ours_is_cocos(objects, seed):
 def test_no_predictions(objects):
     none = [Found(*(part[:0] for part in prediction)) for prediction in perfect(objects)]
     assert average_precision(none, objects) == coco_precision(none, objects).ap == 0
+    sizes = coco_precision(none, objects)
+    assert sizes.small == 0 and np.isnan(sizes.large), "nothing is large"
+
+
+def test_the_size_of_a_predicted_mask_is_its_own_not_its_boxs():
+    """A wrong mask, a thin line through a large box, is small, and counts among the small."""
+    true, line = torch.zeros(2, 1, 64, 64, dtype=torch.bool)
+    true[0, :10, :10], line[0].diagonal()[10:60] = True, True
+    boxes, labels = torch.tensor([[0.0, 0, 10, 10], [10.0, 10, 60, 60]]), torch.zeros(2).long()
+    objects = [Objects(boxes[:1], labels[:1], true, torch.tensor([False]))]
+    found = [Found(boxes, labels, torch.tensor([0.5, 0.9]), torch.cat([true, line]))]
+    assert coco_precision(found, objects, masks=True).small == pytest.approx(0.5)
 
 
 def test_sizes_are_thirds_that_are_asked_for(objects):

@@ -9,7 +9,13 @@ import torch
 from safetensors.torch import load_file
 from torch.nn.functional import cosine_similarity, cross_entropy
 
-from atfamily.distillation_token import DistillationToken, both_heads, small_convnet, token_report
+from atfamily.distillation_token import (
+    DistillationToken,
+    both_heads,
+    small_convnet,
+    token_report,
+    two_class_tokens_loss,
+)
 from atlib import AttentionTransfer, Plan, create_vit
 from atlib.baselines import hard_distillation, soft_distillation
 from atlib.data import UNLABELLED, Images, with_unlabelled
@@ -132,6 +138,8 @@ def test_the_task_is_the_mean_over_the_labelled(binary):
     nothing = task_loss(logits, torch.full_like(labels, UNLABELLED), recipe)
     (gradient,) = torch.autograd.grad(nothing, logits)
     assert nothing.item() == 0 and (gradient == 0).all(), "not NaN"
+    with pytest.raises(ValueError, match="parts"):  # whose means are of unequally many
+        two_class_tokens_loss(lambda images: (logits, logits), None, labels, Recipe(accumulate=2))
 
 
 # --- maps beside the token

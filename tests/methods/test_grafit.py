@@ -8,7 +8,7 @@ from torch import nn
 
 from atfamily.grafit import NOT_SEEN, Grafit, grafit_loss, instance_loss, knn_loss, numbered, snca_loss
 from atlib import AttentionTransfer, Plan
-from atlib.data import Images
+from atlib.data import UNLABELLED, Images
 from atlib.losses import noted
 from atlib.recipe import Recipe
 from atlib.train import train
@@ -69,6 +69,8 @@ def test_without_neighbours_there_is_nothing_to_learn():
     x, counted, memory = unit(2, 4), torch.tensor([0, 1]), unit(5, 4, seed=1)
     both, one = (knn_loss(x[:n], counted[:n], counted[:n], memory, lonely) for n in (2, 1))
     assert torch.isfinite(both) and torch.equal(both, one)
+    unknown = torch.tensor([UNLABELLED, UNLABELLED, 0, 0, UNLABELLED])  # no class of its own
+    assert torch.equal(knn_loss(x, torch.tensor([0, UNLABELLED]), counted, memory, unknown), one)
 
 
 def test_the_instance_loss_is_a_distance_of_directions_and_its_target_a_constant():

@@ -90,3 +90,21 @@ def test_of_two_sources_the_second_is_shown_to_the_teacher():
     expected = walk_sequences(transfer.student, SOURCE, TARGET, replace=replace).logits
     found = transfer(torch.stack([SOURCE, other], 1), TARGET).logits
     torch.testing.assert_close(found, expected, **TOLERANCE)
+
+
+def test_what_the_teacher_gives_to_words_that_the_student_lacks_is_left_out_of_the_loss():
+    transfer, shown = pair(cross="distill"), SOURCE.clamp(min=3)  # words in place of padding
+    loss = transfer(torch.stack([SOURCE, shown], 1), TARGET).transfer_loss
+    theirs, own = walk_sequences(transfer.teacher, shown, TARGET).cross, maps_of(transfer.student, "cross")
+    expected, there = 0.0, SOURCE != PAD
+    assert not there.all()
+    for layer in (0, 1):
+        rows = []
+        for b in range(3):
+            for p, q in zip(
+                theirs[layer].map[b].transpose(0, 1)[TARGET[b] != PAD].flatten(0, 1)[:, there[b]],
+                own[layer][b].transpose(0, 1)[TARGET[b] != PAD].flatten(0, 1)[:, there[b]],
+            ):
+                rows.append(-(p / p.sum() * q.log()).sum())
+        expected += sum(rows) / len(rows)
+    torch.testing.assert_close(loss, expected, **TOLERANCE)

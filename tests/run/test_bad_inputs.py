@@ -89,6 +89,8 @@ find-scratch plans.what=q -> --plan.what
 find-scratch epochs=3 steps=9 -> steps and epochs
 find-scratch epochs=3 -> warmup_epochs=6.25
 find-scratch lr=Infinity -> --lr Infinity
+find-scratch lr=1:30 -> --lr 1:30
+find-scratch model.depth=1:30 -> --model.depth 1:30
 find-scratch recipe_name=copy-vit-large -> --recipe_name
 find-scratch seed:4294967296 -> seed=4294967296
 find-scratch model.depth=0 -> model.depth

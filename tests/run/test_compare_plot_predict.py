@@ -207,6 +207,11 @@ def test_a_student_that_python_has_saved(runs, tmp_path, capsys):
     code, printed, _ = said(capsys, "predict", saved, photographs)
     header, line = csv.reader(printed.splitlines())
     assert code == 0 and header[3:] == ["x", "y", "z"]
+    for column, named in (("class", "'class'"), ("x", "2 names")):  # one column, or one key, for two things
+        says["classes"] = ["x", "y", column]
+        clash = save_vit(tmp_path / "clash.safetensors", student, architecture, says)
+        code, printed, wrong = said(capsys, "predict", clash, photographs)
+        assert code == 2 and named in wrong and not printed
     shares = [float(share) for share in line[3:]]
     assert shares == pytest.approx(by_hand(run / "student.safetensors", photographs), abs=2e-3)
 

@@ -121,6 +121,11 @@ def test_paths_are_kept_in_full_for_another_working_folder(tmp_path, monkeypatch
     given = configure(**asked("find-copy", teacher=__file__))
     monkeypatch.chdir(tmp_path)
     assert data_name("images") == str(tmp_path / "images") and data_name("owner/name") == "owner/name"
+    assert data_name("pets") == "pets"
+    (tmp_path / "pets").mkdir()
+    with pytest.raises(ValueError, match="./pets"):  # not silently the published set
+        data_name("pets")
+    assert data_name("./pets") == str(tmp_path / "pets") and data_name("pets", "images") == "pets"
     assert given.teacher == __file__
 
 

@@ -11,6 +11,7 @@ from atlib.evaluate import evaluate
 from atlib.pair import attach
 from atlib.vit import Architecture
 from atrun import __main__ as command
+from atrun.compare import compare_runs
 from atrun.config import read_config
 from atrun.data.catalogue import CATALOGUE
 from atrun.data.photos import open_photos
@@ -69,6 +70,9 @@ def test_a_folder_that_has_grown_since_holds_other_images_out(tmp_path, capsys):
     grown = said(capsys, run)
     assert grown[:3:2] == (0, "4")
     assert "other images than when the run ended (2 then, 4 now)" in grown[4]
+    assert "(2 then, 4 now)" in said(capsys, run, "--data", data)[4]
+    with pytest.warns(UserWarning, match="2 then, 4 now"):
+        compare_runs(run, run)
     (run / "record.json").unlink()
     assert command.main(["resume", str(run)]) == 2
     refused = capsys.readouterr().err

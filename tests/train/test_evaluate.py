@@ -1,15 +1,20 @@
 """Accuracy and loss by counting; the model is left as it was."""
 
 import math
+import warnings
 
 import pytest
 import torch
 from torch import nn
 
-from atlib import AttentionTransfer, Plan
+from atlib import AttentionTransfer, Plan, create_vit
+from atlib.analysis import compare_layers
 from atlib.data import Images
 from atlib.evaluate import evaluate, predict, score
-from atlib.pair import View
+from atlib.pair import Normalisation, View, attach
+from atlib.recipe import Recipe
+from atlib.student import create_student
+from atlib.train import train
 
 
 class Scores(nn.Module):
@@ -94,3 +99,19 @@ def test_a_model_in_half_precision_is_given_such_images(small_vit):
     assert seen.shape == (1, 3, 16, 16) and seen.dtype == torch.bfloat16
     pair = AttentionTransfer(teacher, small_vit(2), Plan(how="distill")).bfloat16()
     assert pair.train()(images.take(range(2))[0].bfloat16()).transfer_loss.isfinite()
+
+
+def test_a_model_for_images_of_another_normalisation_is_warned_of(small_vit):
+    """Until it was trained on these; and a fresh student says nothing of its teacher's."""
+    images = Images(torch.zeros(2, 3, 32, 32, dtype=torch.uint8), torch.tensor([0, 1]), mean=0.5, std=0.25)
+    vit, half = small_vit(), Normalisation(0.5, 0.5)
+    attach(vit, half)
+    for use in (lambda: evaluate(vit, images), lambda: compare_layers(vit, small_vit(1), images)):
+        with pytest.warns(UserWarning, match="0.25"):
+            use()
+    teacher = create_vit("vit_tiny_patch16_224.augreg_in21k", depth=1)
+    assert Normalisation.of(teacher) == half and Normalisation.of(create_student(teacher, 5)) is None
+    train(vit, images, Recipe(steps=1, batch_size=2, lr=1e-3))
+    assert Normalisation.of(vit) == images.normalisation != half
+    with warnings.catch_warnings(action="error"):
+        evaluate(vit, images)
