@@ -1,5 +1,6 @@
 """Precision of a detector on images in COCO's form: detectors whose answers are known, and two processes."""
 
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -64,3 +65,14 @@ def test_two_processes_look_at_each_image_once(images, monkeypatch):
         results.append(evaluate_detector(model, images, batch_size=2))
     assert [[prediction[0] for prediction in share] for share in shares] == [[2, 3], [0, 1, 4]]
     assert results == [{}, whole]
+
+
+def test_sizes_of_boxes_are_those_that_the_file_says_of_masks(images, tmp_path):
+    """COCO's own: its areas are of masks, also where boxes alone are read."""
+    said = json.loads(images.file.read_text())
+    for annotation in said["annotations"]:
+        annotation["area"] = 33.0**2
+    (file := tmp_path / "medium.json").write_text(json.dumps(said))
+    medium = CocoObjects(images.folder, file, size=128, masks=False)
+    figures = evaluate_detector(Knows(images, masks=False), medium)
+    assert figures["box_APm"] == 1 and "box_APs" not in figures
