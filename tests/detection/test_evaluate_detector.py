@@ -1,6 +1,8 @@
 """Precision of a detector on images in COCO's form: detectors whose answers are known; two processes
 are in `tests/train/test_divided_weights.py`."""
 
+import json
+
 import pytest
 import torch
 
@@ -40,3 +42,14 @@ def test_a_little_off_it_is_what_the_images_own_pixels_say(images):
     assert 0 < expected.ap < 1
     assert figures["box_AP"] == pytest.approx(expected.ap, abs=1e-9)
     assert figures["box_AP50"] == pytest.approx(expected.ap50, abs=1e-9)
+
+
+def test_sizes_of_boxes_are_those_that_the_file_says_of_masks(images, tmp_path):
+    """COCO's own: its areas are of masks, also where boxes alone are read."""
+    said = json.loads(images.file.read_text())
+    for annotation in said["annotations"]:
+        annotation["area"] = 33.0**2
+    (file := tmp_path / "medium.json").write_text(json.dumps(said))
+    medium = CocoObjects(images.folder, file, size=128, masks=False)
+    figures = evaluate_detector(Knows(images, masks=False), medium)
+    assert figures["box_APm"] == 1 and "box_APs" not in figures
