@@ -80,3 +80,10 @@ def test_only_rows_that_nothing_else_reads_are_left_out():
     left_out = {kind: find_projections(Net(kind), random_images(1, 3, 16, 16))[1] for kind in KINDS}
     assert [kind for kind, rows in left_out.items() if rows is None] == list(KINDS)[4:]
     assert [len(rows[1]) for rows in left_out.values() if rows is not None] == [3, 1, 1, 0]
+
+
+def test_attention_that_is_switched_to_the_call_is_so_in_the_second_look_too(small_vit):
+    vit, images = small_vit(), random_images(1, 3, 32, 32)
+    for block in vit.blocks:
+        block.attn.fused_attn = False
+    assert [sorted(of_layer) for of_layer in find_projections(vit, images)[1]] == [["k", "q", "v"]] * 3
