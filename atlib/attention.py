@@ -9,6 +9,7 @@ context variables; there the compiler drops what nobody uses.
 import copy
 import inspect
 import math
+import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -37,6 +38,7 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 # Added to the score of a token that must not be looked at. Its share is exactly 0, and unlike minus infinity
 # it leaves 0 · log 0 = 0 in a cross-entropy.
 FORBIDDEN = -1e9
+OTHERS = re.compile("pool|channel", re.I)  # in names of what attends, and is no map of tokens
 LOW = -1e4  # what models add to such a score is at most this
 
 
@@ -606,7 +608,8 @@ def outputs(model: nn.Module, images: Tensor) -> Any:
     config = getattr(model, "config", None)
     if getattr(config, "mask_ratio", None):
         raise Unwalkable(f"a {type(model).__name__} hides patches at random: set its config.mask_ratio = 0")
-    if not hasattr(config, "mask_ratio") or "noise" not in inspect.signature(model.forward).parameters:
+    taken = inspect.signature(model.forward).parameters.values() if hasattr(config, "mask_ratio") else ()
+    if not any(one.name == "noise" or one.kind is one.VAR_KEYWORD for one in taken):
         output = model(images)
     else:  # transformers' masked auto-encoder, which shuffles patches unless it is given their order
         patches = (config.image_size // config.patch_size) ** 2
@@ -652,8 +655,9 @@ def _check_layers(watch: _Watch, model: nn.Module) -> None:
     """Raise `Unwalkable` where layers made no call, and `ValueError` for layers that there are not."""
 
     def attends(block: nn.Module) -> bool:  # by their names alone, beside layers of another class
-        kinds = {type(part).__name__ for part in block.modules()} - {*watch.passed}
-        return any("att" in kind.lower() for kind in kinds)
+        kinds = {type(part).__name__ for part in block.modules()}
+        named = (re.search("attention|attn", kind, re.I) for kind in kinds if not OTHERS.search(kind))
+        return any(named) and kinds.isdisjoint(watch.passed)
 
     kind, depth, whole = type(model).__name__, len(watch.layers), watch.stop_after is None
     block = next((block for block in watch.blocks if block is not None), None)

@@ -121,8 +121,10 @@ def train(
     if average_into is not None and recipe.ema is None:
         raise ValueError("average_into= needs a recipe with ema=")
     check_normalisation(model, data)
-    if None not in (Normalisation.of(student), images := getattr(data, "normalisation", None)):
-        attach(student, images)  # from now on
+    images = getattr(data, "normalisation", None)
+    for trained in (student, average_into):
+        if None not in (trained, images) and Normalisation.of(trained) is not None:
+            attach(trained, images)  # from now on
     run = Training(model, data, recipe, loss, seed, cpu)
     end = recipe.steps if stop_at is None else min(stop_at, recipe.steps)
     steps, main = steps_per_epoch(len(data), recipe.batch_size), run.accelerator.is_main_process

@@ -60,7 +60,8 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
     """Add a command's options, and what it calls, `run`; `takes_settings` where it takes further `pairs`."""
     if command == "resume":
         parser.add_argument("folder", type=Path, metavar="DIR")
-        parser.add_argument("--on-corrupt", "--on_corrupt", choices=ON_CORRUPT, help="from now on")
+        corrupt = "of an image that cannot be decoded, from now on"
+        parser.add_argument("--on-corrupt", "--on_corrupt", choices=ON_CORRUPT, help=corrupt)
         others = "go on with another number of processes than before, and so other bits"
         parser.add_argument("--allow-other-processes", action="store_true", help=others)
         parser.add_argument("--trust-data", action="store_true", help=TRUST_DATA)

@@ -436,7 +436,9 @@ def read_config(folder: Path, trust_data: bool = False) -> RunConfig:
     """The run that a folder, or a config.json, describes; trust_data: its data may be made by any function,
     else by one of an installed package. Raises `ValueError` for another function, `OSError` for a file that
     is missing or damaged."""
-    path = folder if folder.is_file() else folder / "config.json"
+    path = Path(folder) if Path(folder).suffix == ".json" else Path(folder) / "config.json"
+    if not path.exists() and path == Path(folder):
+        raise FileNotFoundError(f"there is no {path}")
     if not path.exists():
         raise FileNotFoundError(f"{folder} holds no run: `python -m atlib train ... --out {folder}`")
     try:

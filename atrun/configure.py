@@ -116,8 +116,10 @@ def data_name(name_or_path: str, path: str | None = None) -> str:
         return name_or_path
     if "/" not in name_or_path and not Path(name_or_path).exists():  # neither a hub id nor a path
         require_known("data set (there is no folder of that name)", name_or_path, [COCO, *CATALOGUE])
-    if path is None and name_or_path in CATALOGUE and Path(name_or_path).exists():
-        raise ValueError(f"{name_or_path}: a published set, and a folder here: write ./{name_or_path}")
+    known = CATALOGUE.get(name_or_path) if path is None else None
+    if known is not None and Path(name_or_path).exists() and not is_run(Path(name_or_path)):
+        hub = f" or {known.hub}" if known.hub else ""
+        raise ValueError(f"{name_or_path}: a folder here, and a published set: ./{name_or_path}{hub}")
     _, place, _ = find(name_or_path, path)
     return str(place.resolve()) if path is None and place is not None else name_or_path
 

@@ -92,6 +92,8 @@ def derive(name: str, data: str, teacher: str | None, changes: Mapping[str, str]
     sizes of some are looked at, and a teacher's file is read.
     """
     method = Method(name)
+    if teacher == UNTRAINED and method is Method.FINE_TUNE:
+        raise ValueError(f"{name} with --teacher {UNTRAINED}: choose the recipe scratch")
     if data == COCO:
         raise ValueError(f"the recipe {name!r} classifies images; take a recipe of detection for {data!r}")
     told = read_settings(changes)

@@ -131,7 +131,9 @@ def _test_of(
         elif reading:
             raise ValueError(f"--{next(iter(reading))} would change nothing: {data} are generated")
         images = held_out_images(data, split, augmentation, **reading)
-    if config is not None and data == config.data and not reading:
+    places = [getattr(config, name, None) for name in ("data_path", "image_column", "label_column")]
+    as_then = arguments.data is None or places == [None] * 3
+    if config is not None and data == config.data and as_then and not reading:
         note += tested_anew(path, config, split, images)
     require_size(model, images, f"{name} {split}")
     labels, matched = labels_by_name(classes_of(path), model, images, f"{name} {split}", path)

@@ -97,7 +97,7 @@ class CocoObjects:
     def areas(self, number: int) -> list[dict[str, float]]:
         """{"area": of its mask, in squared pixels} for each object of an image; {} where not said."""
         found = self._annotations[self.entries[number]["id"]]
-        return [{"area": float(each["area"])} if "area" in each else {} for each in found]
+        return [{"area": float(each["area"])} if each.get("area") else {} for each in found]
 
     def placed(self, number: int, seed: int | None) -> Placed:
         """Where an image lies in its square: as for evaluation where the seed is None or nothing is

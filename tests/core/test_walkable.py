@@ -7,9 +7,10 @@ import pytest
 import timm
 import torch
 from timm.models.vision_transformer import Block, DiffParallelScalingBlock
+from torch import nn
 
 from atlib import AttentionTransfer, Plan, create_vit, walk
-from atlib.attention import SDPA, Unwalkable
+from atlib.attention import SDPA, Unwalkable, outputs
 from tests.helpers import SMALL_VIT, random_images, randomise
 
 SMALL = SMALL_VIT | {"depth": 2}
@@ -100,3 +101,21 @@ def test_a_config_of_ones_own_with_a_mask_ratio(ratio):
     vit.config.mask_ratio = 0.75
     with pytest.raises(Unwalkable, match="mask_ratio = 0"):
         walk(vit, IMAGES)
+
+
+def test_noise_reaches_what_is_wrapped():
+    class Wrapper(nn.Module):
+        config = SimpleNamespace(mask_ratio=0.0, image_size=32, patch_size=8)
+
+        def forward(self, images, **options):
+            return images.mean((2, 3)) + options["noise"].sum()
+
+    assert outputs(Wrapper(), IMAGES).shape == (2, 3)
+
+
+@pytest.mark.parametrize("name", ["Flatten", "AttentionPool", "ChannelAttention"])
+def test_what_is_no_layer_may_stand_in_a_list_of_layers(name):
+    vit = create_vit(SMALL)
+    depth = len(vit.blocks)
+    vit.blocks.append(type(name, (nn.Identity,), {})())
+    assert len(walk(vit, IMAGES).layers) == depth
