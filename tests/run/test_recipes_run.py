@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 
 from atlib.checkpoint import load_vit
 from atrun import __main__ as command
+from atrun.build import build
 from atrun.config import read_config
 from atrun.recipes import published
 from atrun.record import read_record
@@ -79,6 +80,9 @@ def test_each_recipe_runs_and_begins_where_the_one_before_it_ended(run):
         assert (config.recipe_name, config.method) == (name, published(name).method)
         assert config.recipe.steps == 2 and vit.patch_embed.img_size == (bigger, bigger)
         assert vit.num_classes == (0 if config.method.pretrains else 3)
+        if config.method == "moco":
+            drawn = build(config, 0).model.vit.patch_embed.proj.weight
+            assert torch.equal(drawn, vit.patch_embed.proj.weight) is config.freeze_patches
         if teacher is not None:  # two steps of such small rates leave the weights where they were
             before = load_vit(run(teacher) / result(teacher))
             pairs = zip(before.blocks.parameters(), vit.blocks.parameters(), strict=True)
