@@ -38,8 +38,10 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 # Added to the score of a token that must not be looked at. Its share is exactly 0, and unlike minus infinity
 # it leaves 0 · log 0 = 0 in a cross-entropy.
 FORBIDDEN = -1e9
-OTHERS = re.compile("pool|channel", re.I)  # in names of what attends, and is no map of tokens
 LOW = -1e4  # what models add to such a score is at most this
+
+# In names of modules that attend, and have no map of all tokens.
+OTHERS = re.compile("pool|channel", re.I)
 
 
 class Unwalkable(TypeError):

@@ -285,9 +285,9 @@ def check_normalisation(model: nn.Module, images: object) -> None:
     """Raise `ValueError` where images say that they are normalised in another way than a pair, in a model or
     the model itself, was told; warn where neither says it, and the teacher needs to know, and where a model
     without a teacher says another."""
-    now, own = getattr(images, "normalisation", None), Normalisation.of(model)
-    if None not in (now, own) and now != own:
-        warnings.warn(f"the model is for images of {own}, and these have {now}", stacklevel=4)
+    now, of_model = getattr(images, "normalisation", None), Normalisation.of(model)
+    if None not in (now, of_model) and now != of_model:
+        warnings.warn(f"the model is for images of {of_model}, and these have {now}", stacklevel=4)
     for part in model.modules():
         told = part.normalisation if isinstance(part, Pair) else None
         if None not in (now, told) and now != told:

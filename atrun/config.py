@@ -436,11 +436,10 @@ def read_config(folder: Path, trust_data: bool = False) -> RunConfig:
     """The run that a folder, or a config.json, describes; trust_data: its data may be made by any function,
     else by one of an installed package. Raises `ValueError` for another function, `OSError` for a file that
     is missing or damaged."""
-    path = Path(folder) if Path(folder).suffix == ".json" else Path(folder) / "config.json"
-    if not path.exists() and path == Path(folder):
-        raise FileNotFoundError(f"there is no {path}")
+    path = Path(folder)
+    path = path if path.suffix == ".json" else path / "config.json"
     if not path.exists():
-        raise FileNotFoundError(f"{folder} holds no run: `python -m atlib train ... --out {folder}`")
+        raise FileNotFoundError(f"there is no {path}: `python -m atlib train ... --out {path.parent}`")
     try:
         values = _tuples(json.loads(path.read_text(encoding="utf-8")))
         made = {name: kind(**_tuples(values[name])) for name, kind in VALUES.items() if values.get(name)}

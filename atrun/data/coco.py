@@ -96,8 +96,8 @@ class CocoObjects:
 
     def areas(self, number: int) -> list[dict[str, float]]:
         """{"area": of its mask, in squared pixels} for each object of an image; {} where not said."""
-        found = self._annotations[self.entries[number]["id"]]
-        return [{"area": float(each["area"])} if each.get("area") else {} for each in found]
+        objects = self._annotations[self.entries[number]["id"]]
+        return [{"area": float(one["area"])} if one.get("area") else {} for one in objects]
 
     def placed(self, number: int, seed: int | None) -> Placed:
         """Where an image lies in its square: as for evaluation where the seed is None or nothing is
