@@ -20,12 +20,14 @@ class Quoted(NamedTuple):
 
     def value(self, row: str | tuple, column: str) -> float:
         """One figure. row: the first cell of its row, or as many of its first cells as tell it from others.
-        Raises `ValueError` for an unknown row or column."""
+        Raises `ValueError` for an unknown row or column, and for cells that several rows begin with."""
         cells = row if isinstance(row, tuple) else (row,)
-        name, rows = _named(cells), {_named(line[: len(cells)]): line for line in self.rows}
-        require_known("row", name, rows)
+        name, names = _named(cells), [_named(line[: len(cells)]) for line in self.rows]
+        require_known("row", name, names)
         require_known("column", column, self.columns)
-        return rows[name][self.columns.index(column)]
+        if names.count(name) > 1:
+            raise ValueError(f"{names.count(name)} rows begin with {name!r}: name more of their cells")
+        return self.rows[names.index(name)][self.columns.index(column)]
 
     def __str__(self) -> str:
         cells = [["–" if value is None else value for value in row] for row in self.rows]

@@ -84,6 +84,9 @@ def test_the_papers_tables():
     assert quoted("ood_robustness").value("ImageNet-A", "fine_tune") == 56.5
     with pytest.raises(ValueError):
         copy.value("q", "top1")
+    assert quoted("mix_and_match").value(("FLIP", "Random"), "top1") == 86.6
+    with pytest.raises(ValueError):  # FLIP's maps are in two rows
+        quoted("mix_and_match").value("FLIP", "top1")
 
 
 def test_the_picture_of_the_readme_has_the_numbers_of_the_records():
