@@ -1,6 +1,7 @@
 """What stands beside the maps of a model on one image: its features, and a gradient."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -55,22 +56,23 @@ def gradients(
     largest logit of a model with a class head, else half the squared length of its output. LeGrad (Bousselham
     et al. 2025, arXiv 2404.03214) has this of the last layer.
     """
-    leaves = {layer: seen[layer].map.detach().clone().requires_grad_() for layer in layers}
-    given = {i: layer.given for i, layer in enumerate(seen) if layer.given is not None} | leaves
-    found: dict[int, Tensor] = {}
-    for layer, leaf in leaves.items():
+    maps: dict[int, Tensor] = {}
 
-        def reduce(leaf: Tensor, layer: int = layer) -> None:
-            found[layer] = leaf.grad[0].clamp(min=0).double().mean((0, 1)).cpu()
-            leaf.grad = None  # one layer's gradient exists at a time
+    def attend(q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:
+        map = seen[layer]._replace(q=q, k=k).map  # with its graph: later maps hang on an earlier one
+        maps[layer] = map if map.requires_grad else map.detach().requires_grad_()
+        return maps[layer].to(v.dtype) @ v
 
-        leaf.register_post_accumulate_grad_hook(reduce)
+    given = {*layers, *(layer for layer, one in enumerate(seen) if one.given is not None)}
     with torch.enable_grad(), in_eval_mode(vit):
-        output = walk(vit, images, replace={i: Instead(map=map) for i, map in given.items()}).logits
+        replace = {layer: Instead(attend=partial(attend, layer=layer)) for layer in given}
+        output = walk(vit, images, replace=replace).logits
         score = output.float().square().sum() / 2
         kind = type(vit).__name__
         classifies = getattr(vit, "num_classes", 0) > 0 or "Classification" in kind or "Classifier" in kind
         if classifies and output.ndim == 2:
             score = output.amax()
-        score.backward(inputs=list(leaves.values()))
-    return found
+        found = torch.autograd.grad(score, [maps[layer] for layer in layers])
+    return {
+        layer: gradient[0].clamp(min=0).double().mean((0, 1)).cpu() for layer, gradient in zip(layers, found)
+    }

@@ -10,6 +10,7 @@ from atlib import Instead, look, walk
 from atrun.looking.panels import components, gradients, outliers
 from atrun.looking.picture import panels_of
 from atrun.looking.preparation import prepare
+from tests.helpers import randomise
 from tests.looking.reading import AS_IT_IS, bound, picture
 
 
@@ -45,7 +46,7 @@ def test_an_outlier_is_above_twice_the_median():
 
 @pytest.mark.parametrize("classes", [0, 5])
 def test_gradients_are_those_of_differences(small_vit, classes):
-    vit = small_vit(num_classes=classes, fc_norm=False).double().eval()
+    vit = randomise(small_vit(num_classes=classes, fc_norm=False), 1).double().eval()
     images = prepare(picture(), AS_IT_IS).pixels.double()
     with torch.no_grad():
         walked = walk(vit, images)
@@ -56,7 +57,7 @@ def test_gradients_are_those_of_differences(small_vit, classes):
             answer = walk(vit, images, replace={layer: Instead(map=map)}).logits
         return answer[0, best].item() if classes else answer.square().sum().item() / 2
 
-    found = gradients(vit, images, walked.layers, [1])
+    found = gradients(vit, images, walked.layers, [0, 1, 2])
     map, step, slopes = walked.layers[1].map, 1e-5, []
     for head in range(map.shape[1]):
         for query in range(map.shape[2]):
