@@ -1,7 +1,6 @@
 """What stands beside the maps of a model on one image: its features, and a gradient."""
 
 from collections.abc import Sequence
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -51,28 +50,33 @@ def outliers(norms: Tensor) -> Tensor:
 def gradients(
     vit: nn.Module, images: Tensor, seen: Sequence[Seen], layers: Sequence[int]
 ) -> dict[int, Tensor]:
-    """The positive part of the gradient of the model's answer for a layer's map, mean over its heads and
-    queries: {layer: (N,)}. images: (1, 3, height, width); seen: the layers of a walk. The answer is the
-    largest logit of a model with a class head, else half the squared length of its output. LeGrad (Bousselham
-    et al. 2025, arXiv 2404.03214) has this of the last layer.
+    """The positive part of the gradient of the model's answer for a layer's map, those of other layers held,
+    mean over its heads and queries: {layer: (N,)}. images: (1, 3, height, width); seen: the layers of a walk
+    without gradients. The answer is the largest logit of a model with a class head, else half the squared
+    length of its output. LeGrad (Bousselham et al. 2025, arXiv 2404.03214) has this of the last layer.
     """
-    maps: dict[int, Tensor] = {}
+    leaves = {layer: seen[layer].map.detach().clone().requires_grad_() for layer in layers}
+    held = {
+        i: Instead(map=one.map)
+        if one.q is None or one.attend is not None
+        else Instead(q=one.q, k=one.k, scale=one.scale, bias=one.bias, mask=one.mask)
+        for i, one in enumerate(seen)
+    }
+    given = held | {layer: Instead(map=leaf) for layer, leaf in leaves.items()}
+    found: dict[int, Tensor] = {}
+    for layer, leaf in leaves.items():
 
-    def attend(q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:
-        map = seen[layer]._replace(q=q, k=k).map  # with its graph: later maps hang on an earlier one
-        maps[layer] = map if map.requires_grad else map.detach().requires_grad_()
-        return maps[layer].to(v.dtype) @ v
+        def reduce(leaf: Tensor, layer: int = layer) -> None:
+            found[layer] = leaf.grad[0].clamp(min=0).double().mean((0, 1)).cpu()
+            leaf.grad = None  # one layer's gradient exists at a time
 
-    given = {*layers, *(layer for layer, one in enumerate(seen) if one.given is not None)}
+        leaf.register_post_accumulate_grad_hook(reduce)
     with torch.enable_grad(), in_eval_mode(vit):
-        replace = {layer: Instead(attend=partial(attend, layer=layer)) for layer in given}
-        output = walk(vit, images, replace=replace).logits
+        output = walk(vit, images, replace=given).logits
         score = output.float().square().sum() / 2
         kind = type(vit).__name__
         classifies = getattr(vit, "num_classes", 0) > 0 or "Classification" in kind or "Classifier" in kind
         if classifies and output.ndim == 2:
             score = output.amax()
-        found = torch.autograd.grad(score, [maps[layer] for layer in layers])
-    return {
-        layer: gradient[0].clamp(min=0).double().mean((0, 1)).cpu() for layer, gradient in zip(layers, found)
-    }
+        score.backward(inputs=list(leaves.values()))
+    return found
