@@ -523,8 +523,9 @@ class _Watch:
             self.open = None
             self.tokens = output[0] if isinstance(output, (tuple, list)) else output
             self.stream.append(self.tokens)
-            *_, last = self.elements[module].children()
-            if not self.head and module is last and self.stops:
+            parts = [*self.elements[module]]  # one that is there several times runs as often
+            ends = module is parts[-1] and self.blocks.count(module) >= parts.count(module)
+            if not self.head and ends and self.stops:
                 raise _Stop
         return changed
 

@@ -341,10 +341,12 @@ _count("map_free_long_backward", 4, 2)
 
 
 def takes(student: Seen, teacher: Seen) -> bool:
-    """Whether the kernels know these number types and widths."""
+    """Whether the kernels know these number types and widths, and what is added, which to them is one for all
+    images."""
     dtypes = torch.float32, torch.bfloat16, torch.float16
     parts = student.q, student.k, teacher.q, teacher.k
-    return all(x.dtype in dtypes and x.shape[-1] <= WIDEST for x in parts)
+    of_all = all(x is None or x.ndim < 4 for x in (student.added, teacher.added))
+    return of_all and all(x.dtype in dtypes and x.shape[-1] <= WIDEST for x in parts)
 
 
 def _alike(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:

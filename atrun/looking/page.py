@@ -195,9 +195,9 @@ ALWAYS = (
     " negative ones as 0; components are the patches' first three principal ones, red, green and blue from"
     " smallest to largest (as in DINOv2, arXiv 2304.07193); outliers have norms above twice the patches'"
     " median (compare Darcet et al. 2024, arXiv 2309.16588).",
-    "Gradient: the positive part of the gradient of the answer for a layer's map, mean over heads and"
-    " queries; the answer is the largest logit, or half the squared length of the output of a model without"
-    " classes. LeGrad (Bousselham et al. 2025, arXiv 2404.03214) has this of the last layer.",
+    "Gradient: the positive part of the gradient of the answer for a layer's map, other layers' held, mean"
+    " over heads and queries; the answer is the largest logit, or half the squared length of the output of a"
+    " model without classes. LeGrad (Bousselham et al. 2025, arXiv 2404.03214) has this of the last layer.",
     "Shares are stored in 8 bits: none is off by more than 1/255 of its row's largest.",
 )
 

@@ -50,13 +50,19 @@ def outliers(norms: Tensor) -> Tensor:
 def gradients(
     vit: nn.Module, images: Tensor, seen: Sequence[Seen], layers: Sequence[int]
 ) -> dict[int, Tensor]:
-    """The positive part of the gradient of the model's answer for a layer's map, mean over its heads and
-    queries: {layer: (N,)}. images: (1, 3, height, width); seen: the layers of a walk. The answer is the
-    largest logit of a model with a class head, else half the squared length of its output. LeGrad (Bousselham
-    et al. 2025, arXiv 2404.03214) has this of the last layer.
+    """The positive part of the gradient of the model's answer for a layer's map, those of other layers held,
+    mean over its heads and queries: {layer: (N,)}. images: (1, 3, height, width); seen: the layers of a walk
+    without gradients. The answer is the largest logit of a model with a class head, else half the squared
+    length of its output. LeGrad (Bousselham et al. 2025, arXiv 2404.03214) has this of the last layer.
     """
     leaves = {layer: seen[layer].map.detach().clone().requires_grad_() for layer in layers}
-    given = {i: layer.given for i, layer in enumerate(seen) if layer.given is not None} | leaves
+    held = {
+        i: Instead(map=one.map)
+        if one.q is None or one.attend is not None
+        else Instead(q=one.q, k=one.k, scale=one.scale, bias=one.bias, mask=one.mask)
+        for i, one in enumerate(seen)
+    }
+    given = held | {layer: Instead(map=leaf) for layer, leaf in leaves.items()}
     found: dict[int, Tensor] = {}
     for layer, leaf in leaves.items():
 
@@ -66,7 +72,7 @@ def gradients(
 
         leaf.register_post_accumulate_grad_hook(reduce)
     with torch.enable_grad(), in_eval_mode(vit):
-        output = walk(vit, images, replace={i: Instead(map=map) for i, map in given.items()}).logits
+        output = walk(vit, images, replace=given).logits
         score = output.float().square().sum() / 2
         kind = type(vit).__name__
         classifies = getattr(vit, "num_classes", 0) > 0 or "Classification" in kind or "Classifier" in kind

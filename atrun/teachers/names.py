@@ -304,6 +304,10 @@ def _said_by_config(
             options["act_layer"] = ACTIVATIONS[said.get("hidden_act", activation)]
         else:  # DINOv2's gated MLP, both halves in one
             name = name.replace("base", "giant")
+    if "act_layer" not in options and not kind.startswith("dinov2"):  # timm's EVA and BEiT take no other
+        built = "silu" if "blocks.0.mlp.fc1_g.weight" in state else "gelu"
+        if (asked := said.get("hidden_act", activation)) != built:
+            raise ValueError(f"its activation is {asked}, timm's {built}")
     of_file, assumed = said.get("layer_norm_eps", eps), ()
     if of_file != eps:
         assumed = (f"LayerNorm with ε {eps:g}, as timm has it, in place of {of_file:g}",)

@@ -208,6 +208,9 @@ def test_who_goes_which_way(no_card, monkeypatch):
         way = lambda *pair: map_free._way(*pair)  # noqa: E731
         assert way(*layers()) is fused.by_kernel
         assert way(*layers(bias=bias)) is fused.by_kernel
+        for of_image in ({"mask": bias.expand(2, 1, 197, 197)}, {"bias": bias.expand(2, 3, 197, 197)}):
+            student, teacher = layers(**of_image)
+            assert way(student, teacher) is way(teacher, student) is by_fused_attention
         assert way(*layers(bias=bias.requires_grad_())) is by_blocks
         assert way(*layers(dtype=torch.float64)) is by_blocks
         assert way(*layers(d=160)) is by_fused_attention

@@ -103,3 +103,13 @@ def test_sampled_masks_have_the_models_rates(small_vit):
             assert (mask == 0).double().mean().item() == pytest.approx(rate, abs=0.02)
         if rate:
             assert ((attention == 0) != (mlp == 0)).any(), "the two branches are dropped independently"
+
+
+def test_a_block_that_stands_several_times_in_its_list_runs_as_often(small_vit):
+    vit = small_vit().eval()
+    vit.blocks = torch.nn.Sequential(vit.blocks[0], vit.blocks[1], vit.blocks[1])
+    images = random_images(2, 3, 32, 32)
+    with torch.no_grad():
+        whole, headless = walk(vit, images), walk(vit, images, head=False)
+    assert len(whole.layers) == len(headless.layers) == 3
+    assert torch.equal(whole.tokens, headless.tokens) and headless.logits is None

@@ -10,6 +10,7 @@ from atlib import Instead, look, walk
 from atrun.looking.panels import components, gradients, outliers
 from atrun.looking.picture import panels_of
 from atrun.looking.preparation import prepare
+from tests.helpers import randomise
 from tests.looking.reading import AS_IT_IS, bound, picture
 
 
@@ -45,15 +46,15 @@ def test_an_outlier_is_above_twice_the_median():
 
 @pytest.mark.parametrize("classes", [0, 5])
 def test_gradients_are_those_of_differences(small_vit, classes):
-    vit = small_vit(num_classes=classes, fc_norm=False).double().eval()
+    vit = randomise(small_vit(num_classes=classes, fc_norm=False), 1).double().eval()
     images = prepare(picture(), AS_IT_IS).pixels.double()
     with torch.no_grad():
         walked = walk(vit, images)
-    best = walked.logits.argmax()
+    best, held = walked.logits.argmax(), {i: Instead(map=one.map) for i, one in enumerate(walked.layers)}
 
     def score(map, layer):
         with torch.no_grad():
-            answer = walk(vit, images, replace={layer: Instead(map=map)}).logits
+            answer = walk(vit, images, replace=held | {layer: Instead(map=map)}).logits
         return answer[0, best].item() if classes else answer.square().sum().item() / 2
 
     found = gradients(vit, images, walked.layers, [1])
@@ -65,6 +66,7 @@ def test_gradients_are_those_of_differences(small_vit, classes):
             both[1][0, head, query, 4] -= step
             slopes.append((score(both[0], 1) - score(both[1], 1)) / (2 * step))
     assert found[1][4].item() == pytest.approx(np.clip(slopes, 0, None).mean(), rel=1e-4)
+    assert torch.allclose(found[1], gradients(vit, images, walked.layers, [0, 1, 2])[1], rtol=1e-9)
     assert not any(parameter.grad is not None for parameter in vit.parameters())
 
 

@@ -93,6 +93,24 @@ def test_what_a_config_leaves_out_is_as_transformers_has_it():
     assert transformers.BeitConfig().use_mean_pooling and transformers.Data2VecVisionConfig().use_mean_pooling
 
 
+@pytest.mark.parametrize("kind, gated", [("DINOv3ViT", False), ("DINOv3ViT", True), ("Beit", False)])
+def test_an_activation_that_timm_does_not_build_is_refused(tmp_path, kind, gated):
+    sizes = dict(hidden_size=24, num_hidden_layers=1, num_attention_heads=3, intermediate_size=48)
+    gate = {"use_gated_mlp": True} if gated else {}
+    for activation in ("gelu", "silu", "gelu_new"):
+        made = getattr(transformers, f"{kind}Config")(
+            **sizes, **gate, image_size=32, patch_size=8, hidden_act=activation
+        )
+        model = randomise(getattr(transformers, f"{kind}Model")(made)).eval()
+        model.save_pretrained(tmp_path / activation)
+        if activation != ("silu" if gated else "gelu"):
+            with pytest.raises(ValueError):
+                load_teacher(tmp_path / activation, quiet=True)
+            continue
+        seen = walk(load_teacher(tmp_path / activation, quiet=True).vit, IMAGES)
+        torch.testing.assert_close(seen.stream[-1], walk(model, IMAGES).stream[-1], rtol=1e-4, atol=1e-4)
+
+
 def test_siglip_2_at_its_own_grid(tmp_path):
     """Its live model asks for patches; a square image of the grid of its positions is enough."""
     sizes = dict(hidden_size=24, num_hidden_layers=2, num_attention_heads=3, intermediate_size=48)
