@@ -112,8 +112,7 @@ EXERCISES = (
             "The signs alone are all of size 1. Multiply"
             " each row by its mean absolute value.": lambda weight: signs(centred(weight)),
             "You took the root of the mean square. The factor is the"
-            " mean absolute value: with it the signs are nearest to the"
-            " weights.": lambda weight: signs(centred(weight)) * weight.square().mean(1, keepdim=True).sqrt(),
+            " mean absolute value.": lambda weight: signs(centred(weight)) * weight.square().mean(1, keepdim=True).sqrt(),
         },
     ),
 )
