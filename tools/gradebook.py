@@ -382,7 +382,7 @@ def write_grades(folder: Path, edition: Edition, lines: Sequence[Line]) -> None:
     for line in lines:
         by_hand, still = hand_points(hand, line.key)
         row = {"file": line.result.file, "id": line.id, "name": line.name, "status": line.result.status}
-        if line.superseded_by:
+        if line.superseded_by and line.result.status == "graded":
             row["status"] = "superseded"
         if line.result.status == "graded":
             row |= {task: _short(line.result.points(task)) for task in edition.automatic}
@@ -512,7 +512,8 @@ def grade_folder(
     use_namespaces: bool = True,
 ) -> str:
     """Grade a folder of submissions into a folder of grades; returns what was done. Raises `ValueError` for a
-    folder without submissions, and for a student of `whose.csv` who is not in the roster.
+    folder without submissions, for a student of `whose.csv` who is not in the roster, and for a file of
+    `whose.csv` or `received.csv` that is not there.
 
     `received.csv` among the submissions, with the columns file and time, says when each was handed in, and
     `whose.csv`, with the columns file and id, whose work it is: a line for each student of a pair.
@@ -529,8 +530,11 @@ def grade_folder(
         if row["id"] not in known:
             raise ValueError(f"whose.csv: {row['file']} is of {row['id']!r}, who is not in the roster")
         whose.setdefault(row["file"], []).append(known[row["id"]])
-    if absent := sorted(whose.keys() - {handed.file for handed in everybody}):
+    files = {handed.file for handed in everybody}
+    if absent := sorted(whose.keys() - files):
         raise ValueError(f"whose.csv: there is no submission {absent[0]!r}")
+    if absent := [file for file in received if file not in files and not (submissions / file).is_file()]:
+        raise ValueError(f"received.csv: there is no file {absent[0]!r}")
     out.mkdir(parents=True, exist_ok=True)
 
     def say(result: Result) -> None:

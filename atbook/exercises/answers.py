@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 from atbook.exercises.own import plain_name
 
 BUILTINS = set(dir(builtins)) | {"__name__", "__file__", "get_ipython", "display", "In", "Out"}
-# What only IPython reads: commands, help, and values of commands.
-FOR_IPYTHON = re.compile(r"^\s*[%!?]|\?\s*$|^\s*\w+\s*=\s*[%!]")
+# What only IPython reads: commands, help, and values of commands; no sentence that ends with a question mark.
+FOR_IPYTHON = re.compile(r"^(\s*)(?:%+\w|[!?]|[\w.*%\[\]]+\?+\s*$|\w+\s*=\s*[%!]).*")
 EDITION = re.compile(r"^EDITION\s*=\s*[\"'](.+?)[\"']", re.MULTILINE)
 LONGEST, LONGEST_ANSWER = 2_000_000, 100_000  # letters of all code cells together, and of an answer
 # What a cell may set for all others without giving it a name.
@@ -54,7 +54,8 @@ def parsed(code: str) -> ast.Module:
             return ast.parse(code)
         except SyntaxError:
             lines = code.splitlines()
-            return ast.parse("\n".join("" if FOR_IPYTHON.search(line) else line for line in lines))
+            # `pass`: it may be all that stands under a condition
+            return ast.parse("\n".join(FOR_IPYTHON.sub(r"\1pass", line) for line in lines))
     # zero bytes, half letters, a thousand brackets
     except (ValueError, RecursionError, MemoryError) as error:
         raise SyntaxError(str(error).encode(errors="replace").decode() or type(error).__name__) from error

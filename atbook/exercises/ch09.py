@@ -167,6 +167,11 @@ EXERCISES = (
                 8,
             ),
             "4 classes, all above": lambda: ([0.55, 0.7, 0.8, 0.9], [0.3, 0.4, 0.6, 0.75], 4),
+            "at chance, and below it without the shift": lambda: (
+                [0.2, 0.25, 0.55, 0.7, 0.8, 0.9],
+                [0.5, 0.4, 0.25, 0.4, 0.6, 0.75],
+                4,
+            ),
         },
         wrong={
             "You took 1 / (C - 1) for chance. Guessing among C classes is right 1/C of"

@@ -277,6 +277,7 @@ EXERCISES = (
             "equal searches": searched,
             "one searched less": lambda: (searched()[0], all_but(searched()[1], 5e-4)),
             "best at the end": lambda: tuple(all_but(runs, 4e-3) for runs in searched()),
+            "best at the other end": lambda: tuple(all_but(runs, 5e-4, 2.5e-4) for runs in searched()),
             "one recipe for all": lambda: tuple(all_but(runs, *RATES[1:]) for runs in searched()),
         },
         wrong={

@@ -182,6 +182,8 @@ EXERCISES = (
             "six predictions": lambda: predictions(0.5),
             "a high threshold": lambda: predictions(0.75),
             "an object in a crowd": an_object_in_a_crowd,
+            "no crowd": lambda: (predictions(0.8)[0], torch.tensor([False, False, False]), 0.8),
+            "two crowds": lambda: (predictions(0.7)[0], torch.tensor([True, True, False]), 0.7),
         },
         wrong={
             "An object was found twice, and both counted. The surest"

@@ -111,9 +111,9 @@ EXERCISES = (
             " over the inputs: dim=1.": lambda weight: signs(weight - weight.mean(0)) * weight.abs().mean(0),
             "The signs alone are all of size 1. Multiply"
             " each row by its mean absolute value.": lambda weight: signs(centred(weight)),
-            "You took the root of the mean square. The factor is the"
-            " mean absolute value: with it the signs are nearest to the"
-            " weights.": lambda weight: signs(centred(weight)) * weight.square().mean(1, keepdim=True).sqrt(),
+            "You took the root of the mean square. The factor is the mean absolute value.": lambda weight: (
+                signs(centred(weight)) * weight.square().mean(1, keepdim=True).sqrt()
+            ),
         },
     ),
 )

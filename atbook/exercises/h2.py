@@ -197,7 +197,7 @@ EXERCISES = (
         subject="gradients",
         right=reverse_gradients,
         cases={
-            "6 tokens": lambda: (*four(2, 2, 6, 4, 4), 0.5),
+            "6 tokens": lambda: (*four(2, 3, 6, 4, 4), 0.5),
             "one head of width 3": lambda: (*four(1, 1, 9, 3, 3, seed=4), 3**-0.5),
         },
         also_right=(by_autograd,),
@@ -226,7 +226,7 @@ EXERCISES = (
         right=two_widths,
         cases={
             "a teacher with wider heads": lambda: (*four(1, 2, 150, 4, 9), 4**-0.5, 9**-0.5),
-            "one with narrower heads": lambda: (*four(1, 2, 150, 4, 3, seed=5), 0.5, 0.4),
+            "one with narrower heads": lambda: (*four(2, 1, 150, 4, 3, seed=5), 0.6, 0.4),
         },
         also_right=(lambda *inputs: by_fused_attention(*layers_of(*inputs), value=False),),
         wrong={

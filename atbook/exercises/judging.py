@@ -355,7 +355,7 @@ def _numbers(value: Any) -> Tensor | None:
         parts = [_numbers(part) for part in value]
         shapes = {None if part is None else part.shape for part in parts}
         return torch.stack(parts) if len(shapes) == 1 and None not in shapes else None
-    if isinstance(value, (int, float, Tensor)):
+    if isinstance(value, (int, float)) or isinstance(value, Tensor) and not value.is_complex():
         return torch.as_tensor(value, dtype=torch.float64)
     return None
 
@@ -395,9 +395,10 @@ def _related(exercise: Exercise, trial: _Trial) -> str | None:
                 return f"your result is right but for a factor: {says}."
         return _size(exercise, factors)
     if all(_are_rows(w) and not _are_rows(g) for w, g in everything):
-        g = everything[0][1]
-        first = g.reshape(-1, g.shape[-1])[0].sum().item()
-        return f"the rows of your result do not sum to 1; the first sums to {first:.4g}."
+        sums = torch.cat([g.sum(-1).flatten() for _, g in everything])
+        farthest = sums[(sums - 1).abs().argmax()].item()
+        if 1e-3 < abs(farthest - 1) < math.inf:
+            return f"the rows of your result do not sum to 1; one sums to {farthest:.4g}."
     return None
 
 
@@ -456,7 +457,7 @@ def _are_rows(value: Tensor) -> bool:
 
 def _kind(value: Any) -> str:
     if isinstance(value, Tensor):
-        return "a tensor"
+        return "a complex tensor" if value.is_complex() else "a tensor"
     return "nothing" if value is None else f"a {type(value).__name__}"
 
 

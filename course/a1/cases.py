@@ -23,7 +23,7 @@ def talk_inputs(asked: Asked, heads: int = 3, task: str = "A1.1") -> tuple[Tenso
     seed = asked.seed(task)
     made = {"a": heads, "b": heads + 1, "c": heads}[asked.variants["q1"]]
     mix = (2, 5, made, heads) if asked.variants["q1"] == "c" else (made, heads)
-    shapes = (2, heads, 5, 4), (2, heads, 5, 4), (2, made, 5, 3), mix
+    shapes = (2, heads, 5, 3), (2, heads, 5, 3), (2, made, 5, 4), mix  # √d is not d / 2
     return tuple(hidden.normal(seed + part, *shape) for part, shape in enumerate(shapes))
 
 
@@ -106,7 +106,7 @@ def forward(variant: str, q: Tensor, k: Tensor, v: Tensor, *rest) -> Tensor:
 def back_inputs(asked: Asked, task: str, queries: int, keys: int) -> tuple:
     """q, k, v, the gradient by the output, and what else the variant takes."""
     seed = asked.seed(task)
-    shapes = (2, 3, queries, 4), (2, 3, keys, 4), (2, 3, keys, 5), (2, 3, queries, 5)
+    shapes = (2, 3, queries, 3), (2, 3, keys, 3), (2, 3, keys, 5), (2, 3, queries, 5)
     q, k, v, grad = (hidden.normal(seed + part, *shape) for part, shape in enumerate(shapes))
     rest = {"a": (), "b": (1.5,), "c": (hidden.normal(seed + 4, 3, 3),)}[asked.variants["q2"]]
     return q, k, v, grad, *rest
@@ -134,9 +134,9 @@ def back_extreme(gradient, asked: Asked) -> None:
     """The values are right in rows whose scores are all about 3,000 or all about -3,000, and in rows of small
     ones."""
     q, k, *rest = back_inputs(asked, "A1.2 extreme", 6, 6)
-    # The last channel adds a number to all scores of a row: 2 / sqrt(4) times q's.
+    # The last channel adds q's number to all scores of a row.
     q[..., -1] = 3000 * torch.tensor([1.0, -1.0, 0.0]).repeat(2)
-    k[..., -1] = 2
+    k[..., -1] = k.shape[-1] ** 0.5
     back(gradient, asked, (q, k, *rest), "gradient by q at scores of several thousand")
 
 

@@ -93,6 +93,26 @@ def test_a_class_is_graded_into_a_folder(grade, tmp_path):
     assert {"first", "second", "task", "per cent"} == pairs[0].keys() and pairs[0]["per cent"] == "100"
 
 
+def test_a_last_attempt_that_cannot_be_read_is_refused_and_the_one_before_it_counts(grade, monkeypatch):
+    everybody, last = gradebook.grade, "lovelaceada_123_9007_a1-1.ipynb"
+
+    def refusing(*given):
+        results = everybody(*given)
+        return [Result(r.file, "", "refused", {}, ["no"], 0.0) if r.file == last else r for r in results]
+
+    monkeypatch.setattr(gradebook, "grade", refusing)
+    rows = grade()
+    assert (rows[last]["status"], rows[last]["points"]) == ("refused", "")
+    assert rows["lovelaceada_123_9001_a1.ipynb"]["status"] == "graded"
+
+
+def test_a_time_of_a_file_that_is_not_there_is_not_overlooked(grade, tmp_path):
+    with open(tmp_path / "handed" / "received.csv", "a", encoding="utf-8") as file:
+        file.write(f"lovelaceada_123_9001_a1-1.ipynb,{DEADLINE.isoformat()}\n")
+    with pytest.raises(ValueError, match="received.csv"):
+        grade()
+
+
 def test_points_by_hand_survive_grading_again_and_count_in_the_totals(grade, tmp_path):
     rows = grade()
     assert rows["stranger.ipynb"]["points"] == "" and rows["stranger.ipynb"]["still by hand"] == "5"

@@ -236,6 +236,19 @@ HONEST_CELLS = {
         "%load_ext autoreload\n!pip install einops\nfiles = !ls\ntorch.einsum??\n?torch.einsum",
         styled(),
     ],
+    "a magic, and lines that ask": [
+        styled(
+            '"""Which head talks?\n\n    All."""',
+            "half = 0.5  # or a quarter?",
+            "# why?",
+            "assert (3 * 4\n            % 5) == 2",
+            body=BODY.replace("0.5", "half"),
+            before="%%time",
+        )
+    ],
+    "nothing but a magic under a condition": [
+        "import sys\nif 'google.colab' in sys.modules:\n    %pip install einops\n\n" + styled()
+    ],
     "a newer Python in a cell of trials": [
         "def shown[T](x: T) -> T:\n    return x\ntype Map = int",
         styled(),

@@ -100,6 +100,9 @@ def test_a_right_result_may_be_written_in_other_ways(task, answer):
         (MEAN, lambda x: x.sum(1), None, "the size of axis 1 of `x`: it is 4 times too large: a sum"),
         (MEAN, lambda x: x.mean(1) / 4, None, "it is 1/4 of the right one: a mean"),
         (ROWS, lambda p: p.exp() * p.softmax(-1), None, "the rows of your result do not sum to 1"),
+        (ROWS, lambda p: p.softmax(-1) * torch.tensor([[1.0], [3.0]]), None, "one sums to 3."),
+        (ROWS, lambda p: 2 * p.softmax(-1) - 1 / 3, None, "expected"),  # they do, and are no shares
+        (DOUBLE, lambda x: 2 * x + 5j, None, "got a complex tensor"),
         # gradients, sizes on the way, and results that are no tensors
         (DETACHED, lambda x: 2 * x, "Not that.", ""),
         (GRADIENT, lambda x: 3 * x, None, ""),
