@@ -26,7 +26,8 @@ LEAST = 1e-12  # of a feature, as published: no row of a map is without a sum to
 class Hedgehog(nn.Module):
     """Hedgehog's features: x (B, H, N, d) to (B, H, N, 2d), the softmax over d of x W beside that of -x W,
     with a learned W (d, d) for each head, at first the identity. The paper has exp in place of softmax, too;
-    the softmax is its stable form, and that of LoLCATs' published code, which has no bias."""
+    the softmax is its stable form, and that of LoLCATs' published code, which has no bias either, and a W
+    that is random at first."""
 
     def __init__(self, heads: int, width: int):
         super().__init__()
