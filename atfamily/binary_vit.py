@@ -25,7 +25,7 @@ class BinaryAttention(nn.Module):
 
     grid: patches down and across. reduction: keys and values are those of patches averaged over squares of
     this side, 1 for none. rounded: whether the map is of one bit too; without, it is a softmax as in any ViT.
-    The learned share starts at an even map's.
+    The learned share starts at an even map's; in the published code at 0.005 in all stages.
     """
 
     def __init__(
@@ -277,7 +277,8 @@ class BinaryViT(nn.Module):
 
     @torch.jit.ignore
     def no_weight_decay(self) -> set[str]:
-        """The parameters that timm's optimisers do not decay beside biases, norms and shifts."""
+        """The parameters that timm's optimisers do not decay beside those of one dimension; affine layers,
+        (1, 1, D), are decayed. (The published runs decay nothing.)"""
         of_merging = {f"merging.{index}.pos_embed" for index in range(len(self.merging))}
         return {"pos_embed", "cls_token", *of_merging}
 

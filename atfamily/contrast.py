@@ -185,7 +185,8 @@ class MoCo(MomentumPair):
     it as published). `result`: the ViT that learns.
 
     Source: arXiv 2104.02057, algorithm 1 and appendix A. As in the published code the copy has moved before
-    it makes keys. Departures: positions are the ViT's own, not fixed sines.
+    it makes keys. Departures: positions and first weights are the ViT's own, not fixed sines and Xavier's;
+    AdamW decays there biases, norms and the token too.
     """
 
     def __init__(

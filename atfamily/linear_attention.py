@@ -26,7 +26,8 @@ LEAST = 1e-12  # of a feature, as published: no row of a map is without a sum to
 class Hedgehog(nn.Module):
     """Hedgehog's features: x (B, H, N, d) to (B, H, N, 2d), the softmax over d of x W beside that of -x W,
     with a learned W (d, d) for each head, at first the identity. The paper has exp in place of softmax, too;
-    the softmax is its stable form, and that of LoLCATs' published code, which has no bias."""
+    the softmax is its stable form, and that of LoLCATs' published code, which has no bias either, and a W
+    that is random at first."""
 
     def __init__(self, heads: int, width: int):
         super().__init__()
@@ -58,7 +59,8 @@ def linear_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 class LinearAttention(nn.Module):
     """A model with linear attention in every layer: its own weights and forward, and for each layer the
     features of queries and those of keys, (2, layers) modules in `features`. `features` makes one from the
-    number of heads and their width. Raises `Unwalkable` as `walk` does."""
+    number of heads and their width. Weight decay takes positions and tokens too, which it leaves out of a
+    ViT's. Raises `Unwalkable` as `walk` does."""
 
     not_walkable = "its attention is linear: take its own walk(images), or walk its .model"
 
@@ -90,7 +92,8 @@ class LinearTransfer(Pair):
     """Distill from a model with softmax attention into one with linear attention, layer by layer.
 
     what: "map", the book's cross-entropy (Hedgehog), or "output", the squared error of what attention makes
-    of the values, the mean over (B, H, N, d) of each layer, summed over layers (LoLCATs). Where the teacher
+    of the values, the mean over (B, H, N, d) of each layer, summed over layers (LoLCATs, whose published code
+    takes the mean over layers, behind the projection of the heads). Where the teacher
     is the student's own `.model`, each layer's features are given the teacher's q, k and v, which have no
     gradients: only features learn, and a model is given another attention (LoLCATs' first stage, which
     multiplies its loss by 1,000). `.student` is the result. To *copy* the teacher's maps, copy into `.model`:

@@ -182,7 +182,8 @@ class PatchConvNet(Pooled):
 
     Defaults are the paper's S60. The published variant with a query for each class works with 1,000 classes
     only, because their number never reaches its pool; here it does. Weights of linear layers and queries
-    start normal with standard deviation 0.02, convolutions as PyTorch's do, as in the published code.
+    start normal with standard deviation 0.02, convolutions as PyTorch's do, as in the published code. There
+    weight decay leaves out the queries, here it does not.
     """
 
     def __init__(

@@ -48,7 +48,9 @@ def resmlp(
     there).
 
     `init_values`: of the layer scales; the official code has 0.1 for 12 layers, 1e-5 for 24 and 1e-6 for 36.
-    With `mixing="linear"` it is timm's `resmlp_12_224`.
+    With `mixing="linear"` it is timm's `resmlp_12_224`. Departures from the official code: first weights are
+    timm's, Xavier's and a head of 0 (there, all linear layers have a standard deviation of 0.02: A starts
+    much smaller), other mixings' are PyTorch's; AdamW decays the affine layers, which are (1, 1, D) here.
     """
     require_known("mixing", mixing, MIXINGS)
     require_known("pooling", pooling, POOLINGS)

@@ -166,7 +166,8 @@ class EncoderDecoder(nn.Module):
 
     Source and target have vocabularies of their own, so the paper's sharing of embeddings and last layer
     (section 3.4) is left out. Dropout is on every branch and on embedded words, as in section 5.4; torch's
-    own `nn.Transformer` drops more, and normalises once more after either stack.
+    own `nn.Transformer` drops more, and normalises once more after either stack. Weight decay takes learned
+    positions too.
     """
 
     def __init__(

@@ -17,7 +17,8 @@ from atlib.vit import walk_tokens
 class MaskedAutoencoder(nn.Module):
     """Masked auto-encoding of a ViT, `.vit`: hide most patches, encode the visible ones, decode the hidden
     ones' pixels; the loss is the mean squared error on these, each patch normalised to mean 0 and variance 1.
-    Source: He et al. 2022 (arXiv 2111.06377), section 3."""
+    Source: He et al. 2022 (arXiv 2111.06377), section 3. Departures: positions are learned, not fixed sines;
+    the decoder is not shown the class token; first weights are timm's, the decoder's PyTorch's."""
 
     not_walkable = "it paints hidden patches: walk its .vit"
 

@@ -101,8 +101,8 @@ def resample_class_attention(
 ) -> Tensor:
     """One query's attention (B, H, prefix tokens + patches) on another patch grid: what goes to the patches
     is interpolated bicubically, antialiased where a side shrinks more than twofold, clamped at 0 and rescaled
-    to its former sum. Source: AttnDistill (arXiv 2210.00944) and its published code; the clamp at 0 is ours
-    (there, small probabilities are clamped afterwards)."""
+    to its former sum. Source: AttnDistill (arXiv 2210.00944) and its published code; antialiasing and the
+    clamp at 0 are ours (there, small probabilities are clamped afterwards)."""
     if attention.ndim != 3:
         raise ValueError(f"class attention is (B, H, tokens), got {tuple(attention.shape)}")
     grid_from = check_grid(attention.shape[-1], grid_from, prefix_tokens, "grid_from")

@@ -24,7 +24,9 @@ class Recipe:
     epochs: float | None = None
     warmup_epochs: float | None = None  #: in place of warmup, likewise
     base_lr: float | None = None  #: lr per 256 images of a step, in place of lr, likewise
-    weight_decay: float = 0.05  #: AdamW's; biases, norms, positions and tokens are not decayed
+    #: AdamW's, of all but weights of one dimension (biases, most norms) and what the student's
+    #: `no_weight_decay` names (a ViT's positions and tokens)
+    weight_decay: float = 0.05
     betas: tuple[float, float] = (0.9, 0.999)  #: decays of the optimizer's running averages
     layer_decay: float | None = None  #: factor on lr per layer below the head, None for one lr everywhere
     label_smoothing: float = 0.1  #: of the task's cross-entropy

@@ -376,9 +376,9 @@ def set_weight_decay(optimizer: torch.optim.Optimizer, step: int, recipe: Recipe
 
 
 def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
-    """The recipe's optimiser over the student's weights, grouped by timm: no decay on biases, norms,
-    positions and tokens; lr by layer, where timm counts the final norm to the last block, MAE's code to the
-    head."""
+    """The recipe's optimiser over the student's weights, grouped by timm: no decay on weights of one
+    dimension and on what the student's `no_weight_decay` names; lr by layer, where timm counts the final norm
+    to the last block, MAE's code to the head."""
     if recipe.base_lr is not None:
         raise ValueError(f"base_lr={recipe.base_lr!r} is a rate per 256 images: take recipe.on(images)")
     trained = student_of(model)

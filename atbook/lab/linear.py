@@ -102,7 +102,8 @@ def _then_low_rank(first: str, sources: Sources) -> nn.Module:
     return student
 
 
-# The published factor on the squared error of outputs, which is much smaller than a cross-entropy.
+# The published factor on the squared error of outputs (there of its mean over layers, here of the sum), which
+# is much smaller than a cross-entropy.
 OUTPUTS = 1000.0
 _RATE_AND_WEIGHT = Range({"lr": AXES["lr"], **WEIGHTS}, {"lr": START["lr"], "transfer_weight": 3.0}, {}, 0.0)
 _RATE_AND_FACTOR = Range(

@@ -136,7 +136,8 @@ class FcosHeads(nn.Module):
 class RegionHeads(nn.Module):
     """Faster R-CNN, and with `masks` Mask R-CNN, on a pyramid's levels: regions that may hold something are
     proposed, and of each is said what it is, where exactly, and which pixels it has. The code is
-    torchvision's.
+    torchvision's: other than in ViTDet's, regions are pooled half a cell off (not aligned), at 2 x 2 points a
+    bin, and errors of boxes are squared where they are below 1/9.
 
     Sources: Ren et al. 2015 (arXiv 1506.01497), He et al. 2017 (arXiv 1703.06870); heads with layer norms as
     in ViTDet.
