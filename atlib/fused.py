@@ -341,10 +341,12 @@ _count("map_free_long_backward", 4, 2)
 
 
 def takes(student: Seen, teacher: Seen) -> bool:
-    """Whether the kernels know these number types and widths."""
+    """Whether the kernels know these number types and widths; nor do they what is added to each image
+    alone."""
     dtypes = torch.float32, torch.bfloat16, torch.float16
-    parts = student.q, student.k, teacher.q, teacher.k
-    return all(x.dtype in dtypes and x.shape[-1] <= WIDEST for x in parts)
+    parts, added = (student.q, student.k, teacher.q, teacher.k), (student.added, teacher.added)
+    known = all(x.dtype in dtypes and x.shape[-1] <= WIDEST for x in parts)
+    return known and all(x is None or x.ndim < 4 for x in added)
 
 
 def _alike(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
@@ -390,10 +392,12 @@ def _widths(q: Tensor, q_t: Tensor) -> dict[str, int]:
 
 
 def _laid_out(q: Tensor, k: Tensor, q_t: Tensor, k_t: Tensor) -> tuple[Tensor, ...]:
-    """The same tensors, q with the strides of its k, as both have them that come from one projection; else
-    contiguous."""
+    """The same tensors, q with the strides of its k, as both have them that come from one projection, and a
+    head within 2³¹ numbers, as the kernels count there; else contiguous."""
     return tuple(
-        x if x.stride(3) == 1 and x.stride() == other.stride() else x.contiguous()
+        x
+        if x.stride(3) == 1 and x.stride() == other.stride() and x.shape[2] * x.stride(2) < 2**31
+        else x.contiguous()
         for x, other in ((q, k), (k, q), (q_t, k_t), (k_t, q_t))
     )
 
