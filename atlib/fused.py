@@ -392,10 +392,12 @@ def _widths(q: Tensor, q_t: Tensor) -> dict[str, int]:
 
 
 def _laid_out(q: Tensor, k: Tensor, q_t: Tensor, k_t: Tensor) -> tuple[Tensor, ...]:
-    """The same tensors, q with the strides of its k, as both have them that come from one projection; else
-    contiguous."""
+    """The same tensors, q with the strides of its k, as both have them that come from one projection, and a
+    head within 2³¹ numbers, as the kernels count there; else contiguous."""
     return tuple(
-        x if x.stride(3) == 1 and x.stride() == other.stride() else x.contiguous()
+        x
+        if x.stride(3) == 1 and x.stride() == other.stride() and x.shape[2] * x.stride(2) < 2**31
+        else x.contiguous()
         for x, other in ((q, k), (k, q), (q_t, k_t), (k_t, q_t))
     )
 

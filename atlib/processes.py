@@ -14,6 +14,7 @@ from accelerate.utils import (
     DistributedDataParallelKwargs,
     DistributedType,
     FullyShardedDataParallelPlugin,
+    GradientAccumulationPlugin,
     InitProcessGroupKwargs,
     TorchDynamoPlugin,
 )
@@ -47,8 +48,8 @@ def accelerate_as_it_was() -> Iterator[None]:
 
 def start_processes(recipe: Recipe, cpu: bool = False, all_learn: bool = False) -> Accelerator:
     """Accelerate for one run, on one process or on as many as the launcher started. all_learn: every weight
-    gets a gradient in every step, so that DDP need not look for those that do not. torch.compile uses the
-    backend and mode that `accelerate launch` names, or inductor.
+    gets a gradient in every step, so that DDP need not look for those that do not. torch.compile, where the
+    recipe asks for it, uses the backend and mode that `accelerate launch` names, or inductor.
 
     Raises `ValueError` for DeepSpeed, and where the launcher started other processes than know of each other.
     """
@@ -56,18 +57,21 @@ def start_processes(recipe: Recipe, cpu: bool = False, all_learn: bool = False) 
         raise ValueError("DeepSpeed was never run here: use FSDP2 (configs/accelerate/fsdp2_vit_large.yaml)")
     AcceleratorState._reset_state()  # it keeps a precision for the whole process
     unused = DistributedDataParallelKwargs(find_unused_parameters=not all_learn)
-    backend = os.environ.get("ACCELERATE_DYNAMO_BACKEND", "inductor")
-    if in_tf32 := recipe.mixed_precision == "tf32":
-        torch.set_float32_matmul_precision("high")
+    named = os.environ.get("ACCELERATE_DYNAMO_BACKEND", "no").lower()  # `accelerate launch` says "NO" itself
+    backend = "inductor" if named == "no" else named
+    in_tf32 = recipe.mixed_precision == "tf32"
+    precision = "high" if in_tf32 else torch.get_float32_matmul_precision()
     accelerator = Accelerator(
         mixed_precision="no" if in_tf32 else recipe.mixed_precision,
         cpu=cpu,
         step_scheduler_with_optimizer=False,
         kwargs_handlers=[InitProcessGroupKwargs(timeout=WAIT), unused],
-        gradient_accumulation_steps=recipe.accumulate,
-        dynamo_plugin=TorchDynamoPlugin(backend) if recipe.compile else None,
+        # a plugin, since a number gives way to ACCELERATE_GRADIENT_ACCUMULATION_STEPS
+        gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=recipe.accumulate),
+        dynamo_plugin=TorchDynamoPlugin(backend if recipe.compile else "no"),
         fsdp_plugin=fsdp_plugin(),
     )
+    torch.set_float32_matmul_precision(precision)  # now: Accelerate takes TF32 for all that is compiled
     if accelerator.num_processes != (asked := processes_asked()):
         raise ValueError(f"{asked} processes, of which {accelerator.num_processes} know of each other")
     if recipe.mixed_precision == "fp16" and accelerator.device.type == "cpu":

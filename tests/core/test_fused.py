@@ -217,3 +217,11 @@ def test_who_goes_which_way(no_card, monkeypatch):
         assert way(*layers(device="cpu")) is by_blocks
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
         assert way(*layers()) is by_fused_attention
+
+
+def test_a_head_that_32_bits_cannot_count_is_laid_out_anew():
+    """Tokens far apart, as where they come before images: the kernels count within a head in 32 bits."""
+    for stride, kept in ((2**26, True), (2**27, False)):
+        q = torch.empty_strided((1, 1, 17, 8), (8, 8, stride, 1), device="meta")
+        for x in fused._laid_out(q, q, q, q):
+            assert (x is q) is kept and (kept or x.stride(2) == 8)

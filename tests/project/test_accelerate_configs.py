@@ -2,10 +2,13 @@
 comments claim."""
 
 import pytest
+import torch
+from accelerate import Accelerator
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.utils import DistributedType
 
 from atlib import processes
+from atlib.recipe import Recipe
 from atlib.vit import create_vit
 from tests.helpers import in_a_fork
 from tests.launching import FOLDER, accelerate_launch, read, surroundings
@@ -86,3 +89,22 @@ def test_what_fsdp_could_not_do_here_is_refused_by_its_line(line, value, launche
     launched("fsdp2_vit_large", **{line.upper(): value})
     with pytest.raises(ValueError, match=line):
         processes.fsdp_plugin()
+
+
+@processes.accelerate_as_it_was()
+def test_what_is_computed_is_as_the_recipe_says(launched, monkeypatch):
+    """Not as the launcher does, which says "NO" where it was told no compiler: in graphs, in so many parts;
+    and on a GPU, where Accelerate takes TF32 for what is compiled, in float32."""
+
+    def on_a_gpu(**options):
+        torch.backends.cuda.matmul.allow_tf32 = True
+        return Accelerator(**options)
+
+    monkeypatch.setattr(processes, "Accelerator", on_a_gpu)
+    launched("one_machine_8_gpus", ACCELERATE_GRADIENT_ACCUMULATION_STEPS="4")
+    for compiled, said, used in [(True, "NO", "INDUCTOR"), (True, "EAGER", "EAGER"), (False, "EAGER", "NO")]:
+        monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", said)
+        started = processes.start_processes(Recipe(compile=compiled, accumulate=2), cpu=True)
+        assert started.state.dynamo_plugin.backend.value == used
+        assert started.gradient_accumulation_steps == 2
+        assert torch.get_float32_matmul_precision() == "highest"
