@@ -310,7 +310,11 @@ class Training:
             self.plain.follow(self.position.step, self.recipe.steps)
 
     def measure(self, evaluate: Callable[[nn.Module], dict] | None) -> dict:
-        """The metrics of the weights and of the averaged ones, the same on all processes; {} of None."""
+        """The metrics of the weights and of the averaged ones, the same on all processes; {} of None. From
+        now on all have the main one's buffers: batch norm's averages are of a process's own images."""
+        if self.accelerator.num_processes > 1:
+            for buffer in self.plain.buffers():
+                torch.distributed.broadcast(buffer, 0)
         if evaluate is None:
             return {}
         with in_eval_mode(self.plain):  # and back, whatever `evaluate` does

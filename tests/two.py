@@ -27,6 +27,7 @@ from atbook.worlds import glyph_images
 from atbook.worlds.glyphs import generate
 from atfamily.contrast import Dino, MoCo, contrast_loss
 from atlib import AttentionTransfer, Plan, processes
+from atlib.evaluate import evaluate as evaluate_alone
 from atlib.evaluate import evaluate_together
 from atlib.recipe import Recipe
 from atlib.train import NonFiniteLoss, Preempted, student_loss, train
@@ -126,6 +127,16 @@ def everything(folder: Path, rank: int) -> dict:
 
     quietly(tiny(), images(), replace(RECIPE, steps=2), evaluate=evaluate)
     found["evaluated on"] = gather_object(drawn)
+
+    # What is measured is the network that the first process keeps.
+    torch.manual_seed(0)
+    network = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 8, 8, 8), torch.nn.BatchNorm2d(8), torch.nn.Flatten(), torch.nn.LazyLinear(8)
+    )
+    network(images().take([0, 1])[0])
+    measure = lambda model: {"measured": evaluate_together(model, images(), 15).loss}  # noqa: E731
+    measured = quietly(network, images(), RECIPE, evaluate=measure)[-1]["measured"]
+    found["batch norm"] = gather_object([[measured, evaluate_alone(network, images()).loss]])
 
     # Restored after 4 steps, gone on with by new models: the bits of the run that was not stopped. Stochastic
     # depth differs on the processes.

@@ -75,6 +75,11 @@ def test_the_teacher_is_neither_broadcast_nor_averaged(pair_of_processes):
     assert pair_of_processes[1]["teacher kept"] == [True, True]
 
 
+def test_a_network_with_batch_norm_is_measured_as_the_first_process_keeps_it(pair_of_processes):
+    (measured, kept), *others = pair_of_processes[1]["batch norm"]
+    assert measured == pytest.approx(kept, abs=1e-6) and others == [[measured, kept]]
+
+
 def test_metrics_count_every_image_once(pair_of_processes):
     """Batches of 15 of 71 images: three for one process, two for the other, the last of eleven images."""
     alone = evaluate(tiny(3), two.images(), 15)
