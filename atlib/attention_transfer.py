@@ -286,7 +286,8 @@ class AttentionTransfer(Pair):
             return seen
         bias = seen.bias
         if bias is not None:  # the sum over heads, as of their scores
-            bias = (bias.sum(0) if bias.ndim == 3 else seen.q.shape[1] * bias) / TEMPERATURE
+            of_heads = bias.expand(*bias.shape[:-3], seen.q.shape[1], *bias.shape[-2:])
+            bias = of_heads.sum(-3, keepdim=bias.ndim == 4) / TEMPERATURE
         q, k = (x.transpose(1, 2).flatten(2).unsqueeze(1) for x in (seen.q, seen.k))  # side by side
         return Seen(q, k, None, seen.scale / TEMPERATURE, bias=bias, mask=seen.mask)
 
@@ -350,5 +351,6 @@ def _select(seen: Seen, heads: Sequence[int] | None) -> Seen:
 
 
 def _of_heads(bias: Tensor | None, heads: Sequence[int] | None) -> Tensor | None:
-    """The bias of some heads; one (N, N) is that of all."""
-    return bias if heads is None or bias is None or bias.ndim == 2 else bias[list(heads)]
+    """The bias of some heads, (N, N), (H, N, N) or (B, H, N, N); one without heads is that of all."""
+    of_all = heads is None or bias is None or bias.ndim == 2 or bias.shape[-3] == 1
+    return bias if of_all else bias[..., list(heads), :, :]

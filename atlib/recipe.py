@@ -37,8 +37,9 @@ class Recipe:
     mixed_precision: str = "no"  #: "no", "tf32" (products of float32, where a GPU has it), "bf16" or "fp16"
     #: a name that timm knows ("adamw", "lamb" ...; those without betas leave `betas` out)
     optimizer: str = "adamw"
-    #: parts in which a step's images are computed one after the other, for less memory; the step is the same,
-    #: and a loss that is no mean over images refuses it (`require_whole_steps`)
+    #: parts in which a step's images are computed one after the other, for less memory; the step is the same
+    #: but for detectors, whose losses are means over a part's boxes, and a contrastive loss refuses it
+    #: (`require_whole_steps`)
     accumulate: int = 1
     ema: float | None = None  #: decay of the running average of the weights, None for none
     #: alpha of its Beta distribution (arXiv 1710.09412), 0 for none; with cutmix too, a step uses one of both

@@ -309,6 +309,8 @@ def _said_by_config(
         if (asked := said.get("hidden_act", activation)) != built:
             raise ValueError(f"its activation is {asked}, timm's {built}")
     of_file, assumed = said.get("layer_norm_eps", eps), ()
+    if of_file > 1e-4:
+        raise ValueError(f"its LayerNorms have ε {of_file:g}, timm's {eps:g}: maps would differ")
     if of_file != eps:
         assumed = (f"LayerNorm with ε {eps:g}, as timm has it, in place of {of_file:g}",)
     return Architecture.read({"name": name, "overrides": options}), assumed

@@ -5,7 +5,8 @@ import timm
 import torch
 
 from atlib import AttentionTransfer, Normalisation, Plan, walk
-from atlib.attention import Instead
+from atlib.attention import Instead, Seen
+from atlib.attention_transfer import _select
 from atlib.student import describe
 from tests.helpers import random_images, randomise
 
@@ -64,3 +65,13 @@ def test_some_heads_are_copied_with_their_bias_and_merged_heads_have_the_sum():
     merged = AttentionTransfer(teacher, other, Plan(unequal_heads="aggregate")).walk(IMAGES).layers[0].map
     expected = (of_teacher.scores.log_softmax(-1).sum(1, keepdim=True) / 10).softmax(-1)
     assert (merged - expected).abs().max() <= 1e-5
+
+
+@pytest.mark.parametrize("shape", [(5, 5), (1, 5, 5), (3, 5, 5), (2, 1, 5, 5), (2, 3, 5, 5)])
+def test_a_bias_of_all_of_heads_and_of_images(shape):
+    q, k, bias = random_images(2, 3, 5, 4), random_images(2, 3, 5, 4, seed=1), random_images(*shape, seed=2)
+    seen = Seen(q, k, None, 0.5, bias=bias)
+    assert torch.allclose(_select(seen, [2, 1]).map, seen.map[:, [2, 1]], atol=1e-6)
+    merging = AttentionTransfer(beit(num_heads=3), beit(num_heads=2), Plan(unequal_heads="aggregate"))
+    expected = (seen.map.log().sum(1, keepdim=True) / 10).softmax(-1)
+    assert torch.allclose(merging._merged(seen).map, expected, atol=1e-6)

@@ -111,6 +111,14 @@ def test_an_activation_that_timm_does_not_build_is_refused(tmp_path, kind, gated
         torch.testing.assert_close(seen.stream[-1], walk(model, IMAGES).stream[-1], rtol=1e-4, atol=1e-4)
 
 
+def test_an_epsilon_that_timm_does_not_build_is_refused(tmp_path):
+    sizes = dict(hidden_size=24, num_hidden_layers=1, num_attention_heads=3, intermediate_size=48)
+    made = transformers.ViTConfig(**sizes, image_size=32, patch_size=8, layer_norm_eps=1e-2)
+    transformers.ViTModel(made).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="0.01"):
+        load_teacher(tmp_path, quiet=True)
+
+
 def test_siglip_2_at_its_own_grid(tmp_path):
     """Its live model asks for patches; a square image of the grid of its positions is enough."""
     sizes = dict(hidden_size=24, num_hidden_layers=2, num_attention_heads=3, intermediate_size=48)
