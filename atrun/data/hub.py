@@ -162,7 +162,10 @@ def _read_annotated(file: Path) -> datasets.Dataset:
         if len(set(names)) < len(names):  # a ClassLabel wants every name once
             names = [f"{category['id']} {category['name']}" for category in categories]
         label = {category["id"]: index for index, category in enumerate(categories)}
-        label_of_image = {one["image_id"]: label[one["category_id"]] for one in found["annotations"]}
+        labelled = {(one["image_id"], label[one["category_id"]]) for one in found["annotations"]}
+        label_of_image = dict(labelled)
+        if len(label_of_image) < len(labelled):  # as in annotations of objects: the last would win
+            raise ValueError("an image has several classes")
         columns = {
             "image": [str(file.parent / image["file_name"]) for image in found["images"]],
             "label": [label_of_image[image["id"]] for image in found["images"]],
