@@ -2,6 +2,8 @@
 
 import glob
 import json
+import re
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -138,6 +140,10 @@ def _files_of(path: Path, suffix: str) -> dict[str, list[str]]:
         files = [file for pattern in patterns for file in sorted(path.glob(f"{pattern}.{suffix}"))]
         if files:
             found[split] = [str(file) for file in files]
+            shards = {file.name for file in files if re.search(r"-\d{5}-of-\d{5}\.", file.name)}
+            of = {int(name.rpartition("-of-")[2].partition(".")[0]) for name in shards}
+            if len(shards) < sum(of):
+                warnings.warn(f"{path}: of {split} {len(shards)} of {sum(of)} files are there", stacklevel=2)
     return found
 
 

@@ -98,6 +98,15 @@ def test_every_form_gives_the_same_images(tmp_path, form):
     assert photos.classes == (("0", "1", "2") if form == "bytes" else tuple(CLASSES))
 
 
+@pytest.mark.parametrize("there", [(0, 1, 2), (0, 2)])
+def test_files_of_a_split_that_are_not_there_are_said(tmp_path, recwarn, there):
+    for part in there:
+        rows(range(5 * part, 5 * part + 5)).to_parquet(tmp_path / f"test-{part:05d}-of-00003.parquet")
+    assert len(open_photos(tmp_path, split="test", train=False)) == 5 * len(there)
+    said = [str(one.message) for one in recwarn if "of 3 files" in str(one.message)]
+    assert len(said) == (len(there) < 3)
+
+
 def test_an_image_that_annotations_give_two_classes_has_none_of_them(tmp_path):
     annotate(tmp_path, "val2018.json", range(4))
     found = json.loads((tmp_path / "val2018.json").read_text())
