@@ -317,7 +317,8 @@ def reference_images(config: RunConfig) -> Iterator[torch.Tensor]:
         images = maker(config.data)(split=config.training_split, size=config.data_size, seed=config.seed)
     else:
         images = held_out(config, config.training_split)
-    number = min(config.reference_images, len(images))
+    # the first of those that `training_images` draws
+    number = min(config.reference_images, len(images), config.data_size or len(images))
     chosen = draw(len(images), number, config.seed, f"{config.data} reference")
     for batch in torch.as_tensor(chosen).split(50):
         yield images.take(batch.tolist())[0]

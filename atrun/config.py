@@ -79,6 +79,12 @@ USES = {
     "the method features": ("feature_layers", {Method.FEATURES, Method.FEATURES_UNLABELLED}, _ANY),
     "the method mean-maps": ("reference_images", {Method.MEAN_MAPS}, _ANY),
     "a teacher beside them": ("student_weights", {m for m in Method if m.keeps_weights_apart}, _ANY),
+    "an augmentation of one view (`atrun.data.views`)": (
+        "augmentation.crop augmentation.padding augmentation.rand_augment augmentation.three_augment"
+        " augmentation.color_jitter augmentation.random_erasing",
+        {method for method in Method if not method.contrasts},
+        _ANY,
+    ),
 }
 
 

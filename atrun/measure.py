@@ -204,6 +204,13 @@ def shifted_test(
     outputs = outputs_of(model, first.to(next(model.parameters()).device)).logits.shape[1]
     if outputs != of_all:
         raise ValueError(f"{path} has {outputs} outputs; {name} tests models of {of_all} classes")
+    spelled = SHIFTED[name].space._replace(classes=None).spelled()
+    own = [one.replace("_", " ") for one in classes_of(path) or ()]
+    right = {one for output, one in enumerate(own) if output in spelled.get(one, ())}
+    if moved := [one for one in own if one in spelled and one not in right]:
+        raise ValueError(f"{path} has classes in another order than {name}: {', '.join(moved[:5])}")
+    if own and not right:
+        note += f"\nclass k of {name} was taken for output k: the model's are called otherwise"
     on = name if classes is None else f"{name} ({len(classes):,} of {of_all:,} classes)"
     return ModelOnTest(path, model, opened.images, opened.targets, on, classes, shifted=True, note=note)
 

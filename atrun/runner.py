@@ -62,8 +62,8 @@ def start(config: RunConfig, folder: Path, images=None, log: Callable[[dict], No
     ready = _make_ready(config, images, folder)
     if is_main_process() and not config.method.pretrains:
         trained_on, tested_on = config.training_split, config.evaluation_split
-        if tested_on in trained_on.split("+"):
-            says = f"training split {trained_on!r} holds evaluation split {tested_on!r}"
+        if {*tested_on.split("+")} & {*trained_on.split("+")}:
+            says = f"training split {trained_on!r} holds some of evaluation split {tested_on!r}"
             warnings.warn(f"the run is evaluated on images that it trains on: {says}", stacklevel=2)
     with _locked(folder):
         if is_main_process():

@@ -2,6 +2,8 @@
 
 import glob
 import json
+import re
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -138,6 +140,10 @@ def _files_of(path: Path, suffix: str) -> dict[str, list[str]]:
         files = [file for pattern in patterns for file in sorted(path.glob(f"{pattern}.{suffix}"))]
         if files:
             found[split] = [str(file) for file in files]
+            shards = {file.name for file in files if re.search(r"-\d{5}-of-\d{5}\.", file.name)}
+            of = {int(name.rpartition("-of-")[2].partition(".")[0]) for name in shards}
+            if len(shards) < sum(of):
+                warnings.warn(f"{path}: of {split} {len(shards)} of {sum(of)} files are there", stacklevel=2)
     return found
 
 
@@ -162,7 +168,10 @@ def _read_annotated(file: Path) -> datasets.Dataset:
         if len(set(names)) < len(names):  # a ClassLabel wants every name once
             names = [f"{category['id']} {category['name']}" for category in categories]
         label = {category["id"]: index for index, category in enumerate(categories)}
-        label_of_image = {one["image_id"]: label[one["category_id"]] for one in found["annotations"]}
+        labelled = {(one["image_id"], label[one["category_id"]]) for one in found["annotations"]}
+        label_of_image = dict(labelled)
+        if len(label_of_image) < len(labelled):  # as in annotations of objects: the last would win
+            raise ValueError("an image has several classes")
         columns = {
             "image": [str(file.parent / image["file_name"]) for image in found["images"]],
             "label": [label_of_image[image["id"]] for image in found["images"]],

@@ -26,15 +26,20 @@ class LabelSpace(NamedTuple):
     ids: tuple[str, ...] = ()
     classes: tuple[int, ...] | None = None
 
-    def indices(self, labels: Sequence[str | int], given: Sequence[str] | None = None) -> list[int]:
-        """The class index of every label, which may be a WordNet id, a name or, where all classes are there,
-        a number; given: the names that numbers in `labels` count."""
+    def spelled(self) -> dict[str, set[int]]:
+        """The classes that may be meant by each way to write one."""
         spelled = defaultdict(set)
         for index in range(len(self.names)) if self.classes is None else self.classes:
             ways = {self.names[index], self.names[index].split(", ")[0], *self.ids[index : index + 1]}
             # ImageNetV2's folders are called 0 to 999; of 200 classes a number could count these or all
             for spelling in ways | ({str(index)} if self.classes is None else set()):
                 spelled[spelling].add(index)
+        return spelled
+
+    def indices(self, labels: Sequence[str | int], given: Sequence[str] | None = None) -> list[int]:
+        """The class index of every label, which may be a WordNet id, a name or, where all classes are there,
+        a number; given: the names that numbers in `labels` count."""
+        spelled = self.spelled()
         found = {}
         for label in set(labels):
             text = str(label if given is None else given[label]).replace("_", " ")

@@ -2,6 +2,7 @@
 corrupt files, labels."""
 
 import io
+import json
 from traceback import clear_frames
 
 import datasets
@@ -95,6 +96,28 @@ def test_every_form_gives_the_same_images(tmp_path, form):
     assert [index_of(image) for image in images] == order
     assert targets.tolist() == [i % 3 for i in order] == photos.targets.tolist()
     assert photos.classes == (("0", "1", "2") if form == "bytes" else tuple(CLASSES))
+
+
+@pytest.mark.parametrize("there", [(0, 1, 2), (0, 2)])
+def test_files_of_a_split_that_are_not_there_are_said(tmp_path, recwarn, there):
+    for part in there:
+        rows(range(5 * part, 5 * part + 5)).to_parquet(tmp_path / f"test-{part:05d}-of-00003.parquet")
+    assert len(open_photos(tmp_path, split="test", train=False)) == 5 * len(there)
+    said = [str(one.message) for one in recwarn if "of 3 files" in str(one.message)]
+    assert len(said) == (len(there) < 3)
+
+
+def test_an_image_that_annotations_give_two_classes_has_none_of_them(tmp_path):
+    annotate(tmp_path, "val2018.json", range(4))
+    found = json.loads((tmp_path / "val2018.json").read_text())
+    again = [one | {"id": 10 + one["id"]} for one in found["annotations"]]
+    (tmp_path / "val2018.json").write_text(json.dumps(found | {"annotations": found["annotations"] + again}))
+    photos = open_photos(tmp_path, split="validation", train=False)
+    assert photos.targets.tolist() == [0, 1, 2, 0]
+    again[2]["category_id"] = 20  # the last of one image, of another class
+    (tmp_path / "val2018.json").write_text(json.dumps(found | {"annotations": found["annotations"] + again}))
+    with pytest.raises(OSError):
+        open_photos(tmp_path, split="validation", train=False)
 
 
 def test_evaluation_sees_the_middle_in_order_and_never_augmentation(pictures):

@@ -124,6 +124,7 @@ find-scratch streaming=true -> streaming would change nothing
 find-copy teacher:THIS transfer_weight=1 -> transfer_weight would change nothing
 find-copy teacher:THIS reference_images=5 -> reference_images would change nothing
 mae label_smoothing=0.1 -> label_smoothing would change nothing
+moco-v3-vit-small data:imagenet-1k augmentation.color_jitter=0.4 -> color_jitter would change nothing
 find-scratch jitter=[0.5,2.0] -> jitter would change nothing
 vitdet-scratch-vit-base data:coco mixup=0.8 -> mixup would change nothing
 vitdet-scratch-vit-base data:coco augmentation.flip=0 -> augmentation

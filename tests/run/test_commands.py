@@ -251,6 +251,13 @@ def test_wrong_requests_end_with_2_and_write_nothing(tmp_path, capsys, monkeypat
     assert list(tmp_path.iterdir()) == []
 
 
+def test_an_evaluation_that_holds_all_that_is_trained_on_is_said(tmp_path, capsys):
+    data = write_folders(tmp_path / "images", "train", range(30))
+    request = photographs.asked(data, tmp_path / "run", "evaluation_split=train+validation")
+    assert command.main([*request, "--epochs", "1", "--warmup_epochs", "0"]) == 0
+    assert "'train+validation'" in capsys.readouterr().err
+
+
 def test_photographs_from_a_folder(tmp_path, capsys):
     data, out = write_folders(tmp_path / "images", "train", range(21), corrupt=[19]), tmp_path / "run"
     request = photographs.asked(data, out, "training_split=train+validation")

@@ -78,6 +78,26 @@ def test_a_set_of_all_classes_is_decided_among_all(tmp_path, capsys):
     assert (code, accuracies) == (0, [66.67]) and "classes)" not in text
 
 
+@pytest.mark.parametrize("kind", ["ids", "numbers", "names", "moved", "others"])
+def test_a_shifted_set_is_no_test_of_a_model_with_its_classes_in_another_order(tmp_path, capsys, kind):
+    names = list(ImageNetInfo().label_descriptions())
+    classes = {
+        "ids": IDS,
+        "numbers": [*map(str, range(1000))],
+        # as others call them: one that is called like another class, which is called so too
+        "names": [*names[:836], "sunglasses, dark glasses, shades", *names[837:]],
+        "moved": sorted(names, key=str.casefold),
+        "others": [f"kind {index}" for index in range(1000)],
+    }[kind]
+    said_of_it = {"augmentation": LOOK, "classes": classes}
+    weights = photographs.vit_file(tmp_path / "vit.safetensors", 1000, said=said_of_it)
+    folder_of(tmp_path / "images", IMAGENET_A.classes[:2], count=2)
+    asked = (weights, "--shifted", "imagenet-a", "--data_path", tmp_path / "images")
+    code, accuracies, text = said(capsys, *asked)
+    assert (code, len(accuracies)) == ((2, 0) if kind == "moved" else (0, 1))
+    assert ("taken for output k" in text) == (kind == "others")
+
+
 def test_what_cannot_be_decoded_is_left_out_with_its_label(tmp_path, capsys):
     weights = photographs.vit_file(tmp_path / "vit.safetensors", 1000, said={"augmentation": LOOK})
     classes = [IMAGENET_A.classes[i] for i in (0, 5, 9)]

@@ -19,6 +19,7 @@ from atlib.plan import Plan
 from atlib.train import train
 from atlib.vit import Architecture
 from atrun import __main__ as command
+from atrun.build import reference_images, training_images
 from atrun.config import read_config
 from atrun.configure import configure
 from atrun.estimate import as_text, assembled, estimate, flops_of, memory_of
@@ -26,6 +27,7 @@ from atrun.record import read_record
 from atrun.runner import load_result
 from atrun.teachers.load import load_teacher
 from tests.helpers import randomise, same
+from tests.picture_files import write_folders
 from tests.stopped_runs import asked, at_step
 from tests.stopped_runs import few_held_out as few_held_out  # a fixture
 
@@ -94,6 +96,15 @@ def test_a_mean_map_is_that_of_training_images_and_stays_with_the_student(tmp_pa
         assert f"{100 * expected.accuracy:.2f} % of 40 images, loss {expected.loss:.4f}" in printed
     with pytest.raises(ValueError):  # its student alone is another function
         load_teacher(folder / "student.safetensors")
+
+
+def test_a_mean_map_is_of_the_images_that_are_trained_on_and_no_others(tmp_path, teacher):
+    data = str(write_folders(tmp_path / "images", "train", range(30)))
+    of = {"method": "mean-maps", "data_size": "6", "batch_size": "2"}
+    config = configure("copy", data, str(teacher), of)
+    trained_on = training_images(config)
+    seen = torch.cat([*reference_images(config)])
+    assert len(trained_on) == 6 and torch.equal(seen, trained_on.take(range(6))[0])
 
 
 @pytest.mark.parametrize("how", ["copy", "distill"])
