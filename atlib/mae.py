@@ -18,7 +18,8 @@ class MaskedAutoencoder(nn.Module):
     """Masked auto-encoding of a ViT, `.vit`: hide most patches, encode the visible ones, decode the hidden
     ones' pixels; the loss is the mean squared error on these, each patch normalised to mean 0 and variance 1.
     Source: He et al. 2022 (arXiv 2111.06377), section 3. Departures: positions are learned, not fixed sines;
-    the decoder is not shown the class token; first weights are timm's, the decoder's PyTorch's."""
+    the decoder is not shown the class token, and of a ViT that averages its patches it reads what no norm
+    has seen; first weights are timm's, the decoder's PyTorch's."""
 
     not_walkable = "it paints hidden patches: walk its .vit"
 
