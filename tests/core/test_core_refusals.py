@@ -179,6 +179,7 @@ ONE, OTHER_SHAPE = layer(2, 3, 4, 4), layer(2, 1, 4, 4)
     [
         lambda: attention_cross_entropy([ONE], [OTHER_SHAPE]),
         lambda: dense_attention_cross_entropy([ONE], [OTHER_SHAPE]),
+        lambda: dense_attention_cross_entropy([ONE], [ONE, ONE]),
         lambda: attention_cross_entropy([ONE], [ONE, ONE]),
         lambda: map_cross_entropy(ONE.map.log(), OTHER_SHAPE.map),
         lambda: projection_mse([ONE], [OTHER_SHAPE], "q"),

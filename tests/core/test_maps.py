@@ -157,6 +157,9 @@ def test_kept_tokens_equal_loops_and_the_map_of_kept_queries_and_keys():
     torch.testing.assert_close(
         found, Seen(q[:, :, tokens], k[:, :, tokens], None, 0.5).map, rtol=1e-12, atol=0
     )
+    assert torch.equal(keep_tokens(map, range(6)), map)
+    turned = keep_tokens(map, [0, 1, 2, 3, 5, 4])
+    torch.testing.assert_close(turned[:, :, 4, 5], map[:, :, 5, 4], rtol=1e-12, atol=0)
 
 
 def test_placed_tokens_equal_loops():
