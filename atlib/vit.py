@@ -293,7 +293,7 @@ class Architecture(NamedTuple):
         try:
             with without_weights():
                 model = self.build_classifier()
-        except (RuntimeError, NotImplementedError):  # timm builds not every model there
+        except (RuntimeError, NotImplementedError):  # timm cannot build every model without weights
             return
         needed = sum(value.numel() for value in model.state_dict().values())
         if needed > numbers:
