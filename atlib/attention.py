@@ -312,7 +312,7 @@ def unread_of(new: Instead | None, rows: Mapping[str, Rows], stops: bool) -> lis
         parts |= {name for name in "qkv" if getattr(new, name) is not None}
         parts |= {"q", "k", "qk"} if new.map is not None or {"q", "k"} <= parts else set()
     spans: dict[nn.Module, list] = {}
-    for part in parts & rows.keys():
+    for part in (name for name in rows if name in parts):
         spans.setdefault(rows[part][0], []).extend(rows[part][1])
     return [(projection, tuple(sorted(ranges))) for projection, ranges in spans.items()]
 
