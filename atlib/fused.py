@@ -65,7 +65,8 @@ def _store(x, tile, row, N, WIDTH: tl.constexpr, D: tl.constexpr):
 def _scores(left, right, scale, added, head, query, key, N, PRECISION: tl.constexpr):
     """Scores in bits, left · rightᵀ: queries by keys, or keys by queries; `query` and `key` lie along their
     axes. head: where in `added` that of the head begins."""
-    z = tl.dot(left, tl.trans(right), input_precision=PRECISION) * (scale * LOG2_E)
+    # to float32: a compiled step hands numbers over in float64, and all that follows would be in it
+    z = tl.dot(left, tl.trans(right), input_precision=PRECISION) * tl.full([], scale * LOG2_E, tl.float32)
     if added is not None:
         there = (query < N) & (key < N)
         z += tl.load(added + head + query * N + key, mask=there, other=0.0).to(tl.float32) * LOG2_E
@@ -207,7 +208,7 @@ def _backward(
         if not OF_KEYS:  # beyond N both maps of a query are made of zeros, and keys are not stored
             difference = tl.where(key < N, difference, 0.0)
         total = tl.dot(difference.to(there.dtype), there, total, input_precision=PRECISION)
-    total *= tl.load(above) * factor
+    total *= tl.load(above) * tl.full([], factor, tl.float32)
     _store(grad + index * N * WIDTH, total, i, N, WIDTH, D)
 
 

@@ -95,7 +95,7 @@ def launches(monkeypatch, N, width, width_t, dtype, is_added, architecture):
 TYPES = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
 
 
-def compiled(kernel, arguments, architecture):
+def compiled(kernel, arguments, architecture, number="fp32"):
     """The compiled kernel; arguments specialised as at a launch: 1, and what 16 divides."""
     options = {name: arguments.pop(name) for name in ("num_warps", "num_stages")}
     signature, constants, attributes = {}, {}, {}
@@ -106,7 +106,7 @@ def compiled(kernel, arguments, architecture):
         elif isinstance(value, torch.Tensor):
             signature[name], attributes[index,] = TYPES[value.dtype], [["tt.divisibility", 16]]
         else:
-            signature[name] = "fp32" if isinstance(value, float) else "i32"
+            signature[name] = number if isinstance(value, float) else "i32"
             if isinstance(value, int) and value % 16 == 0:
                 attributes[index,] = [["tt.divisibility", 16]]
     source = ASTSource(kernel, signature, constants, attributes)
@@ -139,6 +139,14 @@ def test_compiled_without_spills(monkeypatch, tmp_path, shape, architecture):
         registers, stack, shared = resources(compiled(kernel, arguments, architecture), tmp_path)
         print(f"{kernel.__name__} {shape} sm_{architecture}: {registers} registers, {stack} B, {shared} B")
         assert stack == 0 and shared <= 100_000, (kernel.__name__, registers, stack, shared)
+
+
+@pytest.mark.parametrize("N", [197, 785])
+def test_nothing_is_computed_in_float64(monkeypatch, N):
+    """A step that torch.compile has compiled gives numbers to kernels in float64: they are cast, and no
+    score is."""
+    for kernel, arguments in launches(monkeypatch, N, 64, 64, "bfloat16", False, 90):
+        assert compiled(kernel, arguments, 90, number="fp64").asm["ptx"].count("f64") < 10
 
 
 # --- traced
