@@ -90,7 +90,7 @@ WITHIN = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 @pytest.mark.parametrize("added", ["nothing", "bias", "mask"])
 @pytest.mark.parametrize("dtype", WITHIN, ids=str)
 @pytest.mark.parametrize(
-    "shape", [(17, 64, 64), (50, 24, 32), (197, 64, 64), (197, 128, 64), (785, 64, 72)], ids=str
+    "shape", [(16, 64, 64), (17, 64, 64), (50, 24, 32), (197, 64, 64), (197, 128, 64), (785, 64, 72)], ids=str
 )
 def test_the_kernel_equals_the_dense_loss(shape, dtype, added):
     """The loss, which is in float32 however q and k are rounded, and its gradients: against float64."""
@@ -111,8 +111,8 @@ def test_the_kernel_equals_the_dense_loss(shape, dtype, added):
             for pair, n in ((own, d), ((q_t.to(device, dtype), k_t.to(device, dtype)), d_t))
         )
         loss = how(student, teacher)
-        (3 * loss).backward()
-        return loss.detach().cpu().double(), *(x.grad.cpu().double() for x in own)
+        (4096 * loss).backward()  # as an fp16 run scales it: below 6e-5 its numbers lose digits
+        return loss.detach().cpu().double(), *(x.grad.cpu().double() / 4096 for x in own)
 
     expected = stepped(
         lambda *pair: dense_attention_cross_entropy(*([one] for one in pair)), "cpu", torch.float64
