@@ -245,7 +245,7 @@ class Training:
                 raise ValueError(f"checkpoint_activations=True: not for a {type(self.student).__name__}")
             self.checkpointed = getattr(self.student, "grad_checkpointing", False)
             self.student.set_grad_checkpointing(True)
-        optimizer = make_optimizer(model, recipe)
+        optimizer = make_optimizer(model, recipe, fused=self.accelerator.device.type == "cuda")
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: schedule(step, recipe))
         self.model, self.optimizer, self.scheduler = self.accelerator.prepare(model, optimizer, scheduler)
         self.cast = CastOnce(self.plain)
@@ -379,21 +379,23 @@ def set_weight_decay(optimizer: torch.optim.Optimizer, step: int, recipe: Recipe
             group["weight_decay"] = decay
 
 
-def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
+def make_optimizer(model: nn.Module, recipe: Recipe, fused: bool = False) -> torch.optim.Optimizer:
     """The recipe's optimiser over the student's weights, grouped by timm: no decay on weights of one
     dimension and on what the student's `no_weight_decay` names; lr by layer, where timm counts the final norm
-    to the last block, MAE's code to the head."""
+    to the last block, MAE's code to the head. fused: AdamW in one kernel, which a GPU does faster."""
     if recipe.base_lr is not None:
         raise ValueError(f"base_lr={recipe.base_lr!r} is a rate per 256 images: take recipe.on(images)")
     trained = student_of(model)
-    betas = {"betas": recipe.betas} if get_optimizer_info(recipe.optimizer).has_betas else {}
+    options = {"betas": recipe.betas} if get_optimizer_info(recipe.optimizer).has_betas else {}
+    if fused and recipe.optimizer == "adamw":
+        options["fused"] = True
     optimizer = create_optimizer_v2(
         trained,
         opt=recipe.optimizer,
         lr=recipe.lr,
         weight_decay=recipe.weight_decay,
         layer_decay=recipe.layer_decay,
-        **betas,
+        **options,
     )
     in_student = {id(parameter) for parameter in trained.parameters()}
     beside = [p for p in model.parameters() if id(p) not in in_student and p.requires_grad]

@@ -89,7 +89,8 @@ def make_step(
         teaching = create_vit(model, img_size=image_size, num_classes=CLASSES) if teacher else None
     images = torch.randn(batch, 3, image_size, image_size, device=device)
     labels = torch.randint(CLASSES, (batch,), device=device)
-    return Step(student, teaching, make_optimizer(student, RECIPE), images, labels, autocast)
+    optimizer = make_optimizer(student, RECIPE, fused=device.type == "cuda")
+    return Step(student, teaching, optimizer, images, labels, autocast)
 
 
 def loss_of(step: Step, module: nn.Module, cast: CastOnce) -> Tensor:
