@@ -64,7 +64,8 @@ def profiled(step: Step, module: torch.nn.Module, options: argparse.Namespace) -
     field = "self_device_time_total" if on_gpu else "self_cpu_time_total"
     events = [event for event in profiler.key_averages() if getattr(event, field) > 0]
     if on_gpu:  # operations carry their kernels' time too
-        events = [event for event in events if event.device_type == torch.autograd.DeviceType.CUDA]
+        on_card = torch.autograd.DeviceType.CUDA
+        events = [event for event in events if event.device_type == on_card and not event.is_user_annotation]
     events.sort(key=lambda event: -getattr(event, field))
     total = sum(getattr(event, field) for event in events) / 1e3
     return {
