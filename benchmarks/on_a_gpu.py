@@ -23,9 +23,9 @@ SECONDS = 540  # of one part
 PARTS = {
     "tests": "the tests that need a device",
     "steps": "seconds and memory of the methods' steps and of the loss alone",
-    "speeds": "runs at each of the speeds that `--speed` names: images a second, in their logs",
+    "speeds": "images a second of training at each of the speeds that `--speed` names",
     "profile": "what a step's milliseconds are",
-    "study": "the study real-full: goes on where it was, as often as it is called",
+    "study": "the study real-long: goes on where it was, as often as it is called",
     "resumed": "whether a run that was stopped ends as one that was not",
 }
 
@@ -70,17 +70,9 @@ def commands(part: str, options: argparse.Namespace) -> Iterator[list[str]]:
             )
             yield ["benchmarks/transfer_step.py", *sizes, *few, *device]
     elif part == "speeds":
-        of_world = [
-            "--recipe",
-            "find-distill",
-            "--data",
-            "atbook.worlds:marked_glyphs",
-            "--teacher",
-            "untrained",
-        ]
-        for speed in ["tf32"] if small else ["exact", "tf32", "bf16", "compiled"]:
-            sizes = ["--steps", "2" if small else "1000", "--out", str(options.out / f"speed-{speed}")]
-            yield ["-m", "atlib", "train", *of_world, *sizes, "--speed", speed]
+        for model in ["glyphs"] if small else ["small", "base"]:
+            few = ["--steps", "2", "--speeds", "tf32"] if small else []
+            yield ["benchmarks/training_speed.py", "--model", model, *few, *device]
     elif part == "profile":
         for tokens, batch in [(197, 1)] if small else [(197, 64), (785, 16)]:
             sizes = ["--tokens", str(tokens), "--batch", str(batch)]
@@ -93,7 +85,7 @@ def commands(part: str, options: argparse.Namespace) -> Iterator[list[str]]:
             yield ["-m", "atbook", "experiments"]
         else:
             for seeds in ("1", "5"):
-                study = ["real-full", "--scale", "real-cifar10-full", "--seeds", seeds]
+                study = ["real-long", "--scale", "real-cifar10-long", "--seeds", seeds, "--jobs", "4"]
                 yield ["-m", "atbook", "experiment", *study, *folders, *data]
     else:
         few = ["--model", "glyphs", "--steps", "4", "--batch", "8"] if small else []

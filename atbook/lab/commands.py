@@ -12,7 +12,7 @@ from atbook.lab.detection import DETECTION
 from atbook.lab.evals import EXAMINATIONS, Examination, run_examination
 from atbook.lab.findings import findings_table
 from atbook.lab.real import REAL
-from atbook.lab.real_full import REAL_FULL
+from atbook.lab.real_full import REAL_FULL, REAL_LONG
 from atbook.lab.scales import (
     CLASSIFYING,
     SCALES,
@@ -41,6 +41,7 @@ EXPERIMENTS: dict[str, Study | Examination] = {
     DETECTION.name: DETECTION,
     REAL.name: REAL,
     REAL_FULL.name: REAL_FULL,
+    REAL_LONG.name: REAL_LONG,
     TRANSLATION.name: TRANSLATION,
     **EXAMINATIONS,
 }

@@ -23,6 +23,7 @@ SCALES = {
     "real-pacs": "PACS, published teacher",
     "real-cifar10-98px": "CIFAR-10, 98 pixels",
     "real-cifar10-full": "CIFAR-10, all labels",
+    "real-cifar10-long": "CIFAR-10, all labels, 100 passes",
 }
 SCRATCH = ("scratch", "scratch-2", "scratch-3")  # first weights matter, so that a seed has three
 

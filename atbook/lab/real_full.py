@@ -1,8 +1,9 @@
-"""The study of a published teacher on one GPU: all labels of CIFAR-10, and students as large as the teacher,
-as in the paper. What is left of Copy's and Distill's gain when labels are plenty, and what of it does a
-student have that sees nothing?"""
+"""The studies of a published teacher on one GPU: all labels of CIFAR-10, and students as large as the
+teacher, as in the paper. What is left of Copy's and Distill's gain when labels are plenty, and what of it
+does a student have that sees nothing?"""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -10,8 +11,9 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from atbook.lab.real import FINE_RATES, STUDENTS, Reader, fine_tuned, published, searched, untrained
-from atbook.lab.scales import AXES, place_of_training
+from atbook.lab.scales import AXES, WEIGHTS, place_of_training
 from atbook.lab.study import Sources, Variant, scratch, study
+from atbook.lab.tuning import Range
 from atlib.attention_transfer import AttentionTransfer
 from atlib.plan import Plan
 
@@ -42,12 +44,14 @@ _READING_RATES = {"lr": (*FINE_RATES["lr"], 8e-3, 1.6e-2, 3.2e-2, 6.4e-2)}
 _STARTS = {"scratch": 1e-3, "copy": 2e-3, "copy, blank image": 2e-3, "distill": 4e-3}
 
 
-def _student(name: str) -> Variant:
+def _student(name: str, **options) -> Variant:
     """One of those that are compared at the smaller scale, too."""
     how, twin = STUDENTS[name]
     build = scratch if how is None else partial(_beside, Plan(how=how, mismatched=True))
-    return searched(name, build, rates=_RATES, start=_STARTS[name], twin=twin)
+    return searched(name, build, rates=_RATES, start=_STARTS[name], twin=twin, **options)
 
+
+_FINE_TUNED = searched("fine-tune", fine_tuned, rates=FINE_RATES, start=1.25e-4)
 
 REAL_FULL = study(
     "real-full",
@@ -58,6 +62,17 @@ REAL_FULL = study(
         rates=_RATES,
         start=1e-3,
     ),
-    searched("fine-tune", fine_tuned, rates=FINE_RATES, start=1.25e-4),
+    _FINE_TUNED,
     searched("linear reader of features", _reader, rates=_READING_RATES, start=1e-3),
+)
+
+# A search in a tenth of the passes; of Distill for the weight of its loss too.
+_SHORT = {"in_trials": {"steps": 450}}
+_WEIGHED = Range(_RATES | WEIGHTS, {"lr": _STARTS["distill"], "transfer_weight": 3.0}, {}, step=0.0)
+
+REAL_LONG = study(
+    "real-long",
+    *(_student(name, **_SHORT) for name in STUDENTS if name != "distill"),
+    replace(_student("distill", **_SHORT), trials=_WEIGHED),
+    replace(_FINE_TUNED, **_SHORT),
 )

@@ -20,6 +20,7 @@ CLASSES = {
     "real-pacs": 7,
     "real-cifar10-98px": 10,
     "real-cifar10-full": 10,
+    "real-cifar10-long": 10,
     "mosaics": 10,
 }
 

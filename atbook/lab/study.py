@@ -167,6 +167,8 @@ class Variant:
     changes: Mapping = field(default_factory=dict)
     # Further changes to choose from on the validation split, with the tuning seed.
     trials: Sequence[Mapping] = ()
+    # Changes that trials alone have beside, such as fewer steps.
+    in_trials: Mapping = field(default_factory=dict)
     # Changes to the student's constructor arguments.
     student: Mapping = field(default_factory=dict)
     # Number of training images, None for the scale's.
@@ -411,7 +413,8 @@ def recipe_of(run: Run) -> Recipe:
     """The recipe of a trial, or the chosen one. Raises as `chosen` does."""
     variant, scale = run.study.variant(run.method), scale_of(run.place)
     trial = chosen(run.place, run.method, run.study) if run.trial is None else run.trial
-    return replace(variant.base(scale, run.place), **variant.choices(scale)[trial])
+    recipe = replace(variant.base(scale, run.place), **variant.choices(scale)[trial])
+    return recipe if run.trial is None else replace(recipe, **variant.in_trials)
 
 
 def built_on(study: Study, place: Place, method: str, seed: int) -> Run:

@@ -17,7 +17,7 @@ def log_of(folder):
 def test_the_benchmarks_understand_their_commands(tmp_path, monkeypatch, small):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     options = on_a_gpu.parse(["--out", str(tmp_path), *["--small"] * small])
-    for part in ("steps", "profile", "resumed"):
+    for part in ("steps", "speeds", "profile", "resumed"):
         for script, *words in on_a_gpu.commands(part, options):
             parsed = import_module(Path(script).stem).parse(words)
             assert parsed.device == ("cpu" if small else "cuda") and parsed.out.parent == tmp_path
