@@ -666,8 +666,9 @@ def _check_layers(watch: _Watch, model: nn.Module) -> None:
     block = next((block for block in watch.blocks if block is not None), None)
     siblings = () if block is None else watch.elements[block].children()
     alike = [part for part in siblings if type(part) is type(block) or attends(part)]
+    alike = alike if whole else alike[:depth]  # one that is not seen would give its number to the next
     seen = sum(part in watch.blocks for part in alike)
-    if not depth or whole and seen < len(alike):
+    if not depth or seen < len(alike):
         expected = len(alike) or sum("attention" in type(part).__name__.lower() for part in model.modules())
         raise Unwalkable(
             f"a {kind}: {seen} of {expected} layers call F.scaled_dot_product_attention, so and uncompiled"

@@ -236,8 +236,10 @@ def soft_distillation(student_logits: Tensor, teacher_logits: Tensor, temperatur
     if not temperature > 0:
         raise ValueError(f"temperature={temperature}: it must be above 0")
     _check_logits(student_logits, teacher_logits)
-    log_p_s = (student_logits / temperature).log_softmax(-1)
-    log_p_t = (teacher_logits.detach() / temperature).log_softmax(-1)
+    # in float32 at least: rounded shares do not sum to 1, and the divergence would be below 0
+    both = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (student_logits, teacher_logits))
+    log_p_s, log_p_t = ((x / temperature).log_softmax(-1) for x in both)
+    log_p_t = log_p_t.detach()
     return temperature**2 * (log_p_t.exp() * (log_p_t - log_p_s)).sum(-1).mean()
 
 

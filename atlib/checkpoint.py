@@ -39,8 +39,7 @@ def save_vit(
     (`Augmentation.describe`), and "classes", names in the order of the outputs. Raises `ValueError` when
     `architecture` does not describe `vit`."""
     _check_architecture(vit, architecture)
-    normalisation = _described(Normalisation.of(vit))
-    header = {"normalisation": normalisation, **more, "architecture": architecture._asdict()}
+    header = {"normalisation": _seen_by(vit, more), **more, "architecture": architecture._asdict()}
     return write_tensors(Path(path), dict(vit.state_dict()), header)
 
 
@@ -73,6 +72,11 @@ def read_pair(header: Mapping, teacher: nn.Module, student: nn.Module) -> Attent
     return AttentionTransfer(teacher, student, Plan(**header["plan"]), normalisation=given)
 
 
+def _seen_by(vit: nn.Module, more: Mapping) -> dict | None:
+    """How a ViT's images are normalised: as a header's augmentation says, not as the ViT's tag still does."""
+    return _described(normalisation_said(more) or Normalisation.of(vit))
+
+
 def _described(normalisation: Normalisation | None) -> dict | None:
     return None if normalisation is None else normalisation.describe()
 
@@ -88,7 +92,7 @@ def save_bundle(
     in `save_vit`."""
     _check_architecture(transfer.student, student)
     header = {
-        "normalisation": _described(Normalisation.of(transfer.student)),
+        "normalisation": _seen_by(transfer.student, more),
         **more,
         "needs_teacher": transfer.needs_teacher,
         "student": student._asdict(),

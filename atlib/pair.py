@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 # --- What a model was trained to see ---
 
@@ -195,6 +196,8 @@ class Pair(nn.Module, ABC):
         super().__init__()
         if any(teacher is student for teacher in teachers):
             raise ValueError("teacher and student are the same object: build a second ViT")
+        if any(inside(teacher) == "module" for teacher in teachers):
+            raise ValueError("a wrapped teacher hides how its images are normalised: give teacher.module")
         self.normalisation = stated(normalisation, teachers)
         self.assumed = normalisation is None and self.normalisation is not None  # it was not given
         #: What each teacher sees of the images.
@@ -298,6 +301,13 @@ def check_normalisation(model: nn.Module, images: object) -> None:
                 " normalisation=, or the data set an attribute `normalisation`",
                 stacklevel=3,
             )
+
+
+def inside(model: nn.Module) -> str | None:
+    """The attribute with the model that DataParallel, DDP or torch.compile wraps; None for any other."""
+    if isinstance(model, (nn.DataParallel, DistributedDataParallel)):
+        return "module"
+    return "_orig_mod" if "_orig_mod" in model._modules else None
 
 
 def student_of(model: nn.Module) -> nn.Module:

@@ -23,7 +23,7 @@ from atlib.data import as_data
 from atlib.loading import Batch, ShardSpec, TrainingData, steps_per_epoch
 from atlib.losses import noted
 from atlib.objectives import Loss, check_labels, mixed, student_loss
-from atlib.pair import Normalisation, Pair, attach, check_normalisation, student_of
+from atlib.pair import Normalisation, Pair, attach, check_normalisation, inside, student_of
 from atlib.plan import Plan
 from atlib.processes import accelerate_as_it_was, agree, divide, start_processes, to_train, whole_weights
 from atlib.recipe import Recipe
@@ -118,6 +118,9 @@ def train(
         raise ValueError("the model has no classifier (num_classes=0): build it with num_classes=")
     if learns_labels and targets is not None:
         check_labels(targets, classes)
+    if half := {str(p.dtype) for p in model.parameters() if p.requires_grad and p.dtype.itemsize < 4}:
+        # under autocast it would run, and most steps, and all of an average, be rounded away
+        raise ValueError(f"weights in {min(half)} lose small steps: model.float(), with mixed_precision=")
     if average_into is not None and recipe.ema is None:
         raise ValueError("average_into= needs a recipe with ema=")
     check_normalisation(model, data)
@@ -386,6 +389,9 @@ def make_optimizer(model: nn.Module, recipe: Recipe, fused: bool = False) -> tor
     if recipe.base_lr is not None:
         raise ValueError(f"base_lr={recipe.base_lr!r} is a rate per 256 images: take recipe.on(images)")
     trained = student_of(model)
+    for part in (model, trained):
+        if inner := inside(part):  # weights are called otherwise there than in `no_weight_decay`
+            raise ValueError(f"a {type(part).__name__} hides what it wraps: give model.{inner}")
     options = {"betas": recipe.betas} if get_optimizer_info(recipe.optimizer).has_betas else {}
     if fused and recipe.optimizer == "adamw":
         options["fused"] = True

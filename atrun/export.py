@@ -163,6 +163,8 @@ def _preparation(path: Path, model: nn.Module, normalisation: Normalisation | No
     size = getattr(getattr(student_of(model), "patch_embed", None), "img_size", None)
     if size is None:
         raise ValueError(f"{path} holds a {type(student_of(model)).__name__}, which takes no one image size")
+    if augmentation is not None:  # a ViT for any size
+        size = [augmentation.image_size] * 2
     return {
         "input_size": [3, *size],
         "mean": list(known.mean),

@@ -56,6 +56,14 @@ def test_a_pair_takes_no_wrapped_model(wrapped):
             AttentionTransfer(*of_pair, Plan(how="copy"))
 
 
+def test_a_layer_that_was_compiled_does_not_give_its_number_to_the_next():
+    teacher, student = (randomise(create_vit(SMALL), seed) for seed in (1, 2))
+    pair = AttentionTransfer(teacher, student, Plan(how="distill", layers=[0]))
+    teacher.blocks[0].compile(backend="eager")
+    with pytest.raises(Unwalkable, match="0 of 1 layers"):
+        pair(IMAGES)
+
+
 @pytest.mark.parametrize("kind", REFUSED)
 def test_what_is_not_seen_is_refused(kind):
     model = REFUSED[kind]().eval()

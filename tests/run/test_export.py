@@ -85,6 +85,25 @@ def test_timm_reads_a_file_with_its_labels_and_prepares_images_as_it_was_trained
     assert [one.probabilities for one in said[0]] == [one.probabilities for one in said[1]]
 
 
+def test_a_file_says_how_its_images_were_prepared_not_what_the_models_tag_and_size_say(tmp_path):
+    """A model of timm keeps its tag's normalisation in a training loop of one's own; and one for any size was
+    built for another."""
+    anysize = Architecture("vit_tiny_patch16_224", SMALL | {"img_size": 32, "dynamic_img_size": True})
+    model = vit(0, anysize, Normalisation(0.5, 0.5))
+    source = save_vit(tmp_path / "a.safetensors", model, anysize, SAID)
+    assert Normalisation.of(load_vit(source)) == PREPARED.normalisation
+    pair = AttentionTransfer(vit(1), model, Plan(how="distill", unequal_grid="resample", mismatched=True))
+    bundle = save_bundle(tmp_path / "b.safetensors", pair, anysize, NAMED, SAID)
+    assert read_header(bundle)["normalisation"] == PREPARED.normalisation.describe()
+    assert exported(source, tmp_path / "folder") == 0
+    settings = resolve_data_config(model=(found := of_timm(tmp_path / "folder")))
+    picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 30, 3), dtype=np.uint8))
+    picture.save(tmp_path / "photograph.png")
+    (said,) = predictions(source, [tmp_path / "photograph.png"])
+    prepared = create_transform(**settings)(picture)[None]
+    assert logits(found, prepared).softmax(-1)[0].tolist() == said.probabilities
+
+
 @pytest.mark.parametrize(
     "architecture",
     [

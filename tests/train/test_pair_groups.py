@@ -98,6 +98,27 @@ def test_rates_by_layer_and_no_decay_on_biases_norms_positions_and_tokens(name):
         assert groups[n] == (0.5**layers, 0.0 if p.ndim == 1 or n in free else 0.3), n
 
 
+@pytest.mark.parametrize("wrapped", [torch.nn.DataParallel, torch.compile])
+def test_a_wrapped_model_which_hides_names_and_normalisation_is_refused(wrapped):
+    """Else position and class token decay, layers have one rate, and a teacher's images keep the
+    student's."""
+    for model in (wrapped(vit(1)), wrapped(KINDS["copy"]()), LogitDistillation(vit(1), wrapped(vit(2)))):
+        with pytest.raises(ValueError, match="give model."):
+            make_optimizer(model, Recipe())
+    with pytest.raises(ValueError, match="give teacher.module"):
+        LogitDistillation(torch.nn.DataParallel(vit(1)), vit(2))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_weights_in_half_precision_are_not_trained(dtype):
+    """Under autocast it would run: 0.999 · 1 + 0.001 · 1.1 is 1 in bfloat16, for ever."""
+    with pytest.raises(ValueError, match=r"model.float\(\)"):
+        train(vit(1).to(dtype), DATA, Recipe(steps=1, mixed_precision="bf16"), cpu=True, progress=None)
+    pair = LogitDistillation(vit(1).to(dtype), vit(2))  # a teacher may be in it
+    if dtype == torch.bfloat16:  # autocast mixes no two halves
+        train(pair, DATA, Recipe(steps=1, mixed_precision="bf16"), cpu=True, progress=None)
+
+
 ALONE = {
     "mae": lambda: MaskedAutoencoder(vit(1)),
     "distilled mae": lambda: DistilledMae(vit(1), MaskedAutoencoder(vit(2))),
