@@ -2,6 +2,7 @@
 say what the records decide."""
 
 import re
+import shlex
 
 import pytest
 
@@ -76,3 +77,10 @@ def test_what_it_says_of_costs():
 def test_no_number_of_labels_takes_the_place_of_maps_in_match_within_500_steps():
     match = accuracies("labels", "match")
     assert all(match[f"scratch, {n} labels"].mean < 0.16 for n in (250, 4000, 32_000))
+
+
+def test_the_projects_three_students_are_of_one_size_and_all_searched():
+    lines = re.findall(r"^python -m atlib ((?:train|transfer|controls) .+)$", CHAPTER.read_text(), re.M)
+    run, control = map(shlex.split, lines)  # scratch, own maps and blank are rows of the second
+    assert run[0] == "train" and "--student" in run
+    assert control[:2] == ["controls", run[run.index("--out") + 1]] and "--rates" in control
