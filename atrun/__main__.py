@@ -11,14 +11,6 @@ from pathlib import Path
 from atlib import __version__
 from atlib._util import INTERRUPTED, out_of_memory
 
-# The options for what errors about data carry, the name of an argument.
-OF_DATA = {
-    "path": "--data_path FOLDER",
-    "count": "--data_size NUMBER",
-    "split": "--training_split NAME and --evaluation_split NAME",
-    "image_column": "--image_column NAME",
-    "label_column": "--label_column NAME",
-}
 # Where each command is, which is imported only when it is called, and its line of help.
 COMMANDS = {
     "train": (
@@ -50,9 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
     return dispatch("atlib", __doc__, COMMANDS, arguments)
 
 
-def dispatch(
-    package: str, says: str, known: Mapping[str, tuple[str, str]], arguments: list[str] | None = None
-) -> int:
+def dispatch(package: str, says: str, known: Mapping, arguments: list[str] | None = None) -> int:
     """Run the command of a package that the arguments (None: those of this process) ask for.
 
     known: {command: (the module that has `add_arguments(parser, command)`, its line of help)}. Returns what
@@ -99,8 +89,7 @@ def _explained(error: Exception) -> tuple[int, str | None]:
     if isinstance(error, CorruptImage):
         return 2, f"{error} (--on-corrupt skip leaves such images out)"
     if isinstance(error, (ValueError, OSError, WeightsUnavailable, Unwalkable)):
-        option = OF_DATA.get(getattr(error, "argument", ""))
-        return 2, f"{error} ({option})" if option else str(error)
+        return 2, str(error)
     if out_of_memory(error):
         ways = "--accumulate 4, --checkpoint_activations true or a smaller --batch_size needs less"
         return 1, f"out of memory ({error!r:.200}); in training, {ways}"

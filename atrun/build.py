@@ -147,9 +147,7 @@ def coco_images(
     """A split of a folder of COCO's form, in squares of `size` pixels: images in FOLDER/SPLIT, what is in
     them in FOLDER/annotations/instances_SPLIT.json. The rest: as in `atrun.data.coco.CocoObjects`."""
     if folder is None:
-        raise ValueError(
-            f"data {COCO!r}: --data_path FOLDER with {split}, annotations/instances_{split}.json"
-        )
+        raise ValueError(f"data {COCO!r}: --data_path FOLDER, with annotations/instances_{split}.json")
     if find_spec("pycocotools") is None:
         raise ValueError(f"data {COCO!r} needs pycocotools: pip install 'attention-transfer[detection]'")
     from atrun.data.coco import CocoObjects
@@ -262,10 +260,9 @@ def build(
 
 
 def untrained_teacher(config: RunConfig, folder: Path | None = None) -> Teacher:
-    """The teacher that was never trained: what the run's folder holds, else the student's architecture
-    without class head and stochastic depth, with first weights of its own by the seed: the control for maps
-    that are worth nothing (arXiv 2411.09702, table of pre-training methods, row "none"). Raises `OSError` for
-    a stored file of another model."""
+    """The teacher that was never trained, for maps that are worth nothing (arXiv 2411.09702, table of
+    pre-training methods, row "none"): the run's folder's, else the student's architecture with first weights.
+    """
     name, overrides = config.architecture(0)
     overrides = {key: value for key, value in overrides.items() if key != "drop_path_rate"}
     architecture = Architecture(name, overrides | {"num_classes": 0})
@@ -345,8 +342,7 @@ def with_detector(config: RunConfig, model: nn.Module, classes: int) -> nn.Modul
 
 def plan_for(config: RunConfig, teacher: VisionTransformer | Eva, student: VisionTransformer | Eva) -> Plan:
     """The run's plan; a student that only pools otherwise than its teacher is no mismatch, as pooling comes
-    after the last map, and in the published code. Any other difference must be asked for, with
-    `plan.mismatched` (arXiv 2605.07191)."""
+    after the last map, and in the published code."""
     only_pooling = set(differences(teacher, student)) == {"pooling"}
     return replace(config.plan, mismatched=True) if only_pooling else config.plan
 
@@ -365,8 +361,7 @@ def teacher_architecture(config: RunConfig) -> Architecture | None:
 
 
 def check_fits(config: RunConfig) -> None:
-    """Raise what `build` would for a teacher that does not fit, as far as that is known without weights: of a
-    timm name, and of a file that atlib wrote."""
+    """Raise what `build` would for a teacher that does not fit, as far as that is known without weights."""
     if config.method.reads_logits and not says_classes(config.teacher):
         raise ValueError(f"{config.method} needs a teacher of these classes: a run of fine-tune")
     native = teacher_architecture(config)

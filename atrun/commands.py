@@ -105,7 +105,6 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
 
 
 def train_command(arguments: argparse.Namespace) -> int:
-    """`train` and `pretrain`."""
     recipe, out = arguments.recipe, arguments.out
     if arguments.command == "pretrain":
         require_known("task of pre-training", recipe, TASKS)

@@ -91,8 +91,7 @@ def configure_again(
 
 
 def config_diff(config: RunConfig, images: int) -> list[str]:
-    """How a run on so many images differs from the published one, but for its teacher: "recipe.lr was 0.001
-    and is 0.008"."""
+    """How a run on so many images differs from the published one, but for its teacher, in sentences."""
     if config.recipe_name in DERIVED:
         return []
     now, then = config.on(images).flat(), _as_published(published(config.recipe_name))

@@ -1,5 +1,6 @@
 """What a run would be and cost, without training: parameter groups, schedule, memory, time, FLOPs."""
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -81,12 +82,9 @@ class Estimate(NamedTuple):
         return steps_per_epoch(self.count, self.config.recipe.batch_size)
 
 
-def estimate(
-    config: RunConfig, count: int, outputs: int, limit: float = 20.0, processes: int = 1
-) -> Estimate:
-    """What the run would be on `count` images, divided among processes, each with a device like this
-    machine's: a few steps are timed on random numbers, in some `limit` seconds; where that is too short for
-    one image, the time comes from FLOPs."""
+def estimate(config: RunConfig, count: int, outputs: int, limit: float = 20, processes: int = 1) -> Estimate:
+    """What the run would be on `count` images, divided among processes with a device each: a few steps are
+    timed on random numbers, in some `limit` seconds; where that is too short, the time comes from FLOPs."""
     config, skeleton = config.on(count), config.skeleton(outputs)
     with without_weights():
         model = assembled(config, outputs)
@@ -153,8 +151,6 @@ def moments(config: RunConfig, groups: list[Group]) -> dict[str, tuple[int, floa
 
 
 class RandomImages:
-    """A data set of noise."""
-
     def __init__(self, shape: tuple[int, ...], targets: Callable[[int], Tensor], batch: int, steps: int):
         self.batch, self.steps, self.targets = batch, steps, targets(1)
         self.images, self.labels = torch.randn(batch, *shape), targets(batch)
@@ -216,14 +212,12 @@ def speed() -> float:
 
 
 def fewest(config: RunConfig, outputs: int) -> int:
-    """The fewest images of a step: two for other networks than ViTs, whose batch norm wants them where one
-    pixel a channel is left."""
+    """The fewest images of a step: two where there may be batch norm."""
     return 1 if isinstance(config.skeleton(outputs), VITS) else 2
 
 
 def free_memory(device: torch.device | None = None) -> float:
-    """Bytes free on a device; None: on the GPU if there is one, else in this machine; infinite where the
-    system does not say."""
+    """Bytes free on a device (None: the GPU if there is one); infinite where the system does not say."""
     if torch.cuda.is_available() if device is None else device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     try:
@@ -234,8 +228,7 @@ def free_memory(device: torch.device | None = None) -> float:
 
 
 def made_up(config: RunConfig, outputs: int, count: int):
-    """Targets of the kind that a method learns, without meaning: classes, or objects, seven in an image, as
-    many as COCO has on average."""
+    """Targets without meaning: classes, or objects, seven in an image, as COCO has on average."""
     if not config.detects:
         return torch.randint(max(1, outputs), (count,))  # without labels there are no classes
     from atfamily.detection.objects import ObjectBatch, Objects
@@ -290,9 +283,7 @@ def flops_of_detector(config: RunConfig, outputs: int) -> int:
     trained detector finds more boxes, and looks into them."""
     model, objects = assembled(config, outputs).train(), made_up(config, outputs, 1)
     # PyTorch does not count the in-place form of baddbmm, which the map-free loss uses
-    also = {
-        torch.ops.aten.baddbmm_: lambda onto, left, right, **_: 2 * left[0] * left[1] * left[2] * right[2]
-    }
+    also = {torch.ops.aten.baddbmm_: lambda onto, left, right, **_: 2 * math.prod(left) * right[2]}
     with FlopCounterMode(display=False, custom_mapping=also) as counter:
         images = torch.randn(1, 3, *_size(config, outputs))
         loss_of(config)(model, images, objects, config.recipe).backward()

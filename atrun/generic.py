@@ -48,8 +48,7 @@ LOOKED_AT = 20  # images whose size is looked at
 
 
 class Derived(NamedTuple):
-    """The values of a run by the names of `RunConfig`, and of those that were derived the rule, by the
-    setting that changes it."""
+    """The values of a run by field, and the rules of those that were derived, by setting."""
 
     values: dict[str, Any]
     rules: dict[str, str]

@@ -54,7 +54,6 @@ class ModelOnTest(NamedTuple):
 
 
 def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
-    """Add the options of `evaluate`, and what it calls, `run`."""
     paths = "a finished run, or a file of weights that one has left; of several also the ensemble"
     parser.add_argument("paths", type=Path, nargs="+", metavar="DIR|FILE", help=paths)
     parser.add_argument("--data", metavar="NAME|PATH", help="default: what the run was trained on")

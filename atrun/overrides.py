@@ -81,8 +81,7 @@ def said_of(of: type) -> dict[str, Setting]:
 
 
 def help_text(sections: Mapping[str, Mapping[str, Setting]]) -> str:
-    """What each setting means, its type, and its value where nothing says it, section by section:
-    {title: {name: what is said of it}}."""
+    """What each setting means, its type, and its default: {title: {name: what is said of it}}."""
     texts = []
     for title, settings in sections.items():
         parser = ArgumentParser(exit_on_error=False)

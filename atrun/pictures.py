@@ -42,9 +42,8 @@ def _columns(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
     student = student_of(model)
     if not isinstance(model, AttentionTransfer) or model.plan.what != "map":
         own = walk(student, images, head=False).layers
-        return {
-            f"student {layer}": looked_at(student, own[layer].map) for layer in first_middle_last(len(own))
-        }
+        some = first_middle_last(len(own))
+        return {f"student {layer}": looked_at(student, own[layer].map) for layer in some}
     places = first_middle_last(len(model.layers))
     target = model.teacher_layers(images)
     maps = model.teacher_maps(target)  # of all layers: an average is over all

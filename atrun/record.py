@@ -138,9 +138,8 @@ def _commit() -> str:
     here = Path(__file__)
 
     def git(*arguments: str) -> str:
-        return subprocess.check_output(
-            ["git", *arguments], cwd=here.parents[1], text=True, stderr=subprocess.DEVNULL
-        ).strip()
+        how = {"cwd": here.parents[1], "text": True, "stderr": subprocess.DEVNULL}
+        return subprocess.check_output(["git", *arguments], **how).strip()
 
     try:
         # An installed atlib may lie in the .venv of another project's checkout, whose commit is not its own.

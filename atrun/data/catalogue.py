@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from atlib._util import require_known
-from atrun.data.decoding import DataError, MissingData
 from atrun.data.splits import VALIDATION_SHARE
 
 
@@ -23,18 +22,15 @@ class Known(NamedTuple):
 
 
 def find(name_or_path: str | Path, path: str | Path | None = None) -> tuple[str, Path | None, Known | None]:
-    """Tell a name of `CATALOGUE` (its files in `path`, if given), a file or folder, and a hub id "owner/name"
-    from each other: the name for messages, which is the hub's id where the path is None, the path, and what
-    is published."""
+    """Of a name of `CATALOGUE` (its files in `path`, if given), a file or folder, or a hub id "owner/name":
+    the name for messages, or the hub's id where the path is None, the path, and what is published."""
     name = str(name_or_path)
     known = CATALOGUE.get(name)
     if path is not None and not Path(path).exists():
-        raise MissingData(f"{path} does not exist: it is where the files of {name} are looked for", "path")
+        raise FileNotFoundError(f"{path} does not exist: --data_path FOLDER has the files of {name}")
     if path is None and known is not None:
         if known.hub is None:
-            raise DataError(
-                f"{name} is not whole on the hub: {known.otherwise}, and pass it as path=", "path"
-            )
+            raise ValueError(f"{name} is not whole on the hub: {known.otherwise}; --data_path FOLDER")
         return known.hub, None, known
     here = Path(path if path is not None else name_or_path).expanduser()
     if path is not None or here.exists():

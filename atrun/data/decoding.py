@@ -22,21 +22,8 @@ NOT_THE_IMAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.EST
 LARGEST = 500_000_000
 
 
-class DataError(ValueError):
-    """Data that cannot be read as they were asked for. argument: of `open_photos` or `open_stream`, the one
-    that is wrong or missing, such as "label_column"."""
-
-    def __init__(self, message: str, argument: str | None = None):
-        super().__init__(message)
-        self.argument = argument
-
-
 class CorruptImage(OSError):
     """An image that cannot be decoded; the message says its index, its file where that is known, and why."""
-
-
-class MissingData(DataError, FileNotFoundError):
-    """Files of a data set that are not where they are looked for."""
 
 
 class Made(NamedTuple):

@@ -19,8 +19,7 @@ from atrun.data.transforms import Augmentation
 
 
 class LabelSpace(NamedTuple):
-    """A classifier's classes by name and, for ImageNet, by WordNet id; `classes`: the indices of those that a
-    data set has (None: all)."""
+    """A classifier's classes by name and WordNet id; `classes`: those that a set has, None: all."""
 
     names: tuple[str, ...]
     ids: tuple[str, ...] = ()
@@ -52,9 +51,7 @@ class LabelSpace(NamedTuple):
         return [found[label] for label in labels]
 
 
-CIFAR10 = LabelSpace(
-    ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-)
+CIFAR10 = LabelSpace(tuple("airplane automobile bird cat deer dog frog horse ship truck".split()))
 IMAGENET = LabelSpace(tuple(ImageNetInfo().label_descriptions()), tuple(ImageNetInfo().label_names()))
 _LISTS = resources.files("timm.data") / "_info"
 # 200 classes each, as in their authors' eval.py

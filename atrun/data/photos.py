@@ -20,7 +20,6 @@ from atrun.data.decoding import (
     AS_STORED,
     ON_CORRUPT,
     CorruptImage,
-    DataError,
     Made,
     Wanted,
     as_stored,
@@ -148,8 +147,7 @@ class Photos(Decoded, Dataset):
     __getitems__ = take
 
     def loader(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Batches as `take` has them, in order, every image once. Raises `CorruptImage` where none is
-        left."""
+        """Batches as `take` has them, in order. Raises `CorruptImage` where no image is left."""
         batches, left = BatchSampler(range(len(self)), batch_size, drop_last=False), 0
         for made in loader_of(self._seen, batches, self.workers):
             images, targets = self._noted(made)
@@ -193,8 +191,7 @@ class Photos(Decoded, Dataset):
 def held(photos: Photos, device: torch.device, most: float, workers: int = 0) -> Images | None:
     """Photographs to train on, decoded once and held on a device, where they are then augmented: batches of
     the same bits. most: bytes that they may take; workers: processes that decode. None where they take more,
-    where one cannot be decoded, where their augmentation needs Pillow (`atrun.data.transforms.in_two`), and
-    where they are not of one size."""
+    are not of one size, cannot all be decoded, or are augmented by more than `in_two` can."""
     a, prepare, augment = photos.augmentation, None, None
     if a is not None:
         parts = in_two(a) if photos.train and isinstance(a, Augmentation) else None
@@ -245,16 +242,15 @@ def open_photos(
     name_or_path, path, split, image_column, label_column: as in `atrun.data.hub.open_rows_of`, whose
     errors it raises too. augmentation, train, on_corrupt, workers: as in `Photos`. labelled=False: images
     alone, of any folder, with the target `atlib.data.UNLABELLED`. `datasets` copies what it reads from
-    parquet or the hub into its cache, once. Raises `DataError` for what holds no images or no class indices.
+    parquet or the hub into its cache, once. Raises `ValueError` for what holds no images or no class indices.
     """
     from atrun.data.hub import class_names, open_rows_of
 
-    rows, image_column, label_column, known = open_rows_of(
-        name_or_path, path, split, image_column, label_column, labelled
-    )
+    columns = image_column, label_column, labelled
+    rows, image_column, label_column, known = open_rows_of(name_or_path, path, split, *columns)
     if len(rows) == 0:
         way_out = ": too few to hold a tenth out; make a folder validation/" if split == "validation" else ""
-        raise DataError(f"{name_or_path} {split} has no images{way_out}", "split")
+        raise ValueError(f"{name_or_path} {split} has no images{way_out}")
     # first, since its message knows what the columns hold
     pictures = undecoded(rows, image_column).select_columns([image_column])
     names, labels = (), [UNLABELLED] * len(rows)
@@ -262,36 +258,27 @@ def open_photos(
         names = class_names(rows, label_column, None if known is None else known.classes)
         labels = [checked_label(label, names, i) for i, label in enumerate(rows[label_column][:])]
     if known is not None and known.images.get(split) != len(rows):
-        warnings.warn(
-            f"{name_or_path} {split} has {len(rows):,} images here, {known.images.get(split, 0):,} were"
-            " published: results will not compare with others'",
-            stacklevel=2,
-        )
+        counts = f"{len(rows):,} images here, {known.images.get(split, 0):,} were published"
+        warnings.warn(f"{name_or_path} {split} has {counts}: results will not compare", stacklevel=2)
     how = {"augmentation": augmentation, "train": train, "on_corrupt": on_corrupt, "workers": workers}
     return Photos(pictures, image_column, torch.tensor(labels), names, **how)
 
 
 def checked_label(label: int, names: Sequence[str], index: int) -> int:
-    """The label of image `index`, if it is the number of one of the classes. Raises `DataError`."""
+    """The label of image `index`, if it is the number of one of the classes. Raises `ValueError`."""
     if label in range(len(names)):
         return label
     if label == -1:
-        raise DataError(f"image {index} has the label -1: this split was published without labels", "split")
-    raise DataError(
-        f"image {index} has the label {label!r}, classes are numbered 0 to {len(names) - 1}: label_column=",
-        "label_column",
-    )
+        raise ValueError(f"image {index} has the label -1: this split was published without labels")
+    raise ValueError(f"image {index} has the label {label!r} of 0 to {len(names) - 1}: label_column=")
 
 
 def undecoded(rows, image_column: str):
-    """The rows with image files instead of pictures. Raises `DataError` for a column that holds no images."""
+    """The rows with image files instead of pictures. Raises `ValueError` for a column without images."""
     import datasets
 
     feature = rows.features[image_column]
     binary = isinstance(feature, datasets.Value) and feature.dtype in ("binary", "large_binary")
     if not (binary or isinstance(feature, (datasets.Image, dict))):
-        raise DataError(
-            f"column {image_column!r} holds no images: image_column= names one of {list(rows.features)}",
-            "image_column",
-        )
+        raise ValueError(f"column {image_column!r} has no images: image_column={list(rows.features)}")
     return rows.cast_column(image_column, datasets.Image(decode=False))

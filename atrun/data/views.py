@@ -42,8 +42,7 @@ class Look:
 def looks(
     scale: tuple[float, float], local: int = 0, local_scale: tuple[float, float] = (0.05, 0.4)
 ) -> tuple[Look, ...]:
-    """The published views of an image: two, the first blurred, the second sometimes solarised, and `local`
-    smaller parts of it (DINO's multi-crop)."""
+    """The published views of an image: two, and `local` smaller parts of it (DINO's multi-crop)."""
     large = Look(scale, blur=1.0), Look(scale, blur=0.1, solarise=0.2)
     return large + (Look(local_scale, blur=0.5),) * local
 
@@ -166,8 +165,7 @@ def _grey(images: Tensor) -> Tensor:
 
 
 def _turned(turns: Tensor) -> Tensor:
-    """The rotations of RGB about the axis of greys by some turns of the colour circle, (B,): (B, 3, 3), by
-    Rodrigues' formula."""
+    """Rotations of RGB about the axis of greys by turns (B,): (B, 3, 3), by Rodrigues' formula."""
     angle = 2 * math.pi * turns[:, None, None]
     axis = turns.new_full((3,), 3**-0.5)
     across = torch.linalg.cross(axis.expand(3, 3), torch.eye(3, device=turns.device)).T

@@ -17,7 +17,6 @@ from atrun.teachers.load import is_file, load_teacher
 
 
 def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
-    """Add the options of `look`, and what it calls, `run`."""
     given = (
         "models and pictures, in any order, one or several of each: a timm name (its published weights are"
         " taken), a file of weights, a run's folder, local-dir:FOLDER, and picture files"

@@ -75,9 +75,7 @@ def published(name: str) -> Published:
     values = {key: value for key, value in shared(name).items() if key not in ("for_python", "task")}
     oddities = (*values.pop("oddities", ()), *values.pop("also", ()))
     if (after := values.pop("after", None)) is not None:
-        oddities += (
-            f"It starts from what `{after}` ends with: the run must name those weights as its teacher.",
-        )
+        oddities += (f"It starts from what `{after}` ends with: name those weights as its teacher.",)
     method = values["method"] = Method(values["method"])
     if method.transfers:
         values["plan"] = Plan(how=method, **values.get("plan", {}))

