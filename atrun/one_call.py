@@ -27,8 +27,8 @@ from atrun.classes import require_classes
 from atrun.commands import dry_run, settings_of, summary, until_stopped
 from atrun.config import UNTRAINED, RunConfig, read_config
 from atrun.configure import configured, data_name, teacher_name
+from atrun.data.catalogue import SPLIT_NAMES
 from atrun.data.folders import pictures_below
-from atrun.data.splits import SPLIT_NAMES
 from atrun.measure import decoded, tested_anew
 from atrun.method import DERIVED, Method, method_of_run
 from atrun.record import Record
@@ -307,16 +307,14 @@ def transfer_command(arguments: argparse.Namespace) -> int:
 
 
 def _dry_run(arguments: argparse.Namespace, student: str | None) -> int:
-    """What each method would be and cost, its first seed. Logits of a teacher of other classes can only be
-    counted when it has learned these: in their place stands what that costs."""
+    """What each method would be and cost; of logits of a teacher of other classes its fine-tuning."""
     for name in dict.fromkeys(arguments.methods):
         method = _method_on(name, arguments.data)
         if method.reads_logits and not says_classes(teacher_name(arguments.teacher)):
             print(f"{name}: first the teacher learns these classes, by {Method.FINE_TUNE}")
             method = Method.FINE_TUNE
-        settings = settings_of(arguments)
-        asked = _asked(arguments.teacher, arguments.data, student, method, settings, 0)
-        config, rules = configured(*asked)
+        of = arguments.teacher, arguments.data, student, method, settings_of(arguments), 0
+        config, rules = configured(*_asked(*of))
         note(rules)
         dry_run(config)
     if arguments.seeds > 1:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from PIL import Image, ImageFile
 
-from atrun.data.splits import SPLIT_NAMES
+from atrun.data.catalogue import SPLIT_NAMES
 
 WAY_OUT = (
     "each class needs a folder, such as FOLDER/train/cat/1.jpg and FOLDER/train/dog/2.jpg;"
@@ -157,8 +157,7 @@ def _holds_pictures(path: Path) -> bool:
 
 
 def _splits(path: Path) -> dict[str, Path]:
-    """The folder of each split. One alone that is called like a split, beside others, must hold folders:
-    "train" may be a class, beside "bus" and "car"."""
+    """The folder of each split; "train" beside "bus" and "car" is a class, where it holds no folders."""
     folders = _visible_folders(path)
     split_of = {name: split for split, names in SPLIT_NAMES.items() for name in names}
     called = {each: split_of[each.name.lower()] for each in folders if each.name.lower() in split_of}

@@ -10,9 +10,8 @@ from pathlib import Path
 import datasets
 
 from atlib._util import require_known
-from atrun.data.catalogue import Known, find
+from atrun.data.catalogue import VALIDATION_SHARE, Known, find, fixed_order
 from atrun.data.folders import ImageFolders
-from atrun.data.splits import VALIDATION_SHARE, fixed_order
 
 IMAGE_COLUMNS, LABEL_COLUMNS = ("image", "img"), ("label", "labels", "fine_label")
 SPLITS = ("train", "validation", "test")
