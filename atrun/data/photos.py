@@ -16,26 +16,16 @@ from atlib._util import require_known
 from atlib.data import UNLABELLED, Images
 from atlib.loading import Batch, ShardSpec, augmentation_seeds, loader_of, my_batches, my_repeats
 from atlib.pair import Normalisation
-from atrun.data.decoding import (
-    AS_STORED,
-    ON_CORRUPT,
-    CorruptImage,
-    Made,
-    Wanted,
-    as_stored,
-    decode,
-    large_pictures,
-    make,
-)
+from atrun.data.decoding import ON_CORRUPT, CorruptImage, Made, Wanted, decode, large_pictures
 from atrun.data.transforms import Augmentation, in_two
 from atrun.data.views import Views
 
+AS_STORED = Normalisation(0.5, 0.25)  # as `Images` normalises
 NAMED = 20  # corrupt images that are warned about one by one
 
 
 class Decoded:
-    """What images by index and images as they come have in common: how they are treated, and which of them
-    could not be decoded. Arguments: as in `Photos`."""
+    """What images by index and images as they come have in common. Arguments: as in `Photos`."""
 
     def __init__(
         self, classes: Sequence[str], augmentation: Augmentation | Views | None, train: bool, on_corrupt: str
@@ -75,20 +65,33 @@ class Decoded:
         return augmentation_seeds(part, *places).tolist()
 
     def made(self, wanted: Iterable[Wanted]) -> Made:
-        """Images decoded and treated, as for evaluation where their seed is None."""
-        a = self.augmentation
+        """Images decoded and treated; a black one stands for a share of which none can be decoded."""
+        images, targets, indices, corrupt = [], [], [], {}
+        for index, file, target, seed in wanted:
+            try:
+                picture = decode(file)
+            except CorruptImage as error:
+                corrupt[index] = str(error)
+                continue
+            with large_pictures():
+                images.append(self._treated(picture, seed))
+            targets.append(target)
+            indices.append(index)
+        if not images:
+            images, targets = [self._treated(Image.new("RGB", (256, 256)), None)], [0]
+        return Made(torch.stack(images), torch.tensor(targets), indices, corrupt)
 
-        def treat(picture: Image.Image, seed: int | None) -> Tensor:
-            return a.evaluate(picture) if seed is None else a.train(picture, seed)
-
-        return make(wanted, as_stored if a is None else treat)
+    def _treated(self, picture: Image.Image, seed: int | None) -> Tensor:
+        if (a := self.augmentation) is None:
+            return (torch.from_numpy(np.array(picture)).permute(2, 0, 1).float() / 255 - 0.5) / 0.25
+        return a.evaluate(picture) if seed is None else a.train(picture, seed)
 
     def deliver(
         self, make: Callable[[Sequence], Made], shares: Iterable[tuple[Sequence, float]], workers: int
     ) -> Iterator[Batch]:
         """One batch for each (what `make` makes images of, weight), in order, made by `workers` processes
-        ahead of time (0: by this one). What cannot be decoded is left out, and its weight falls to the part
-        of the share that is left, so that over all processes every image counts as much as without a gap."""
+        ahead of time (0: by this one). The weight of what cannot be decoded falls to the rest of its share,
+        so that over all processes every image counts as much as without a gap."""
         planned: list[tuple[int, float]] = []  # handed to workers, not yet delivered
 
         def drawn() -> Iterator[Sequence]:

@@ -96,8 +96,7 @@ def open_stream(
         require_known(f"split of {name_or_path}", split, known.images)
     from atrun.data.hub import class_names, columns_of, open_streamed  # `datasets` takes seconds
 
-    files_there = None if known is None else known.files.get(split)
-    rows, files = open_streamed(name, place, split, files_there)
+    rows, files = open_streamed(name, place, split, None if known is None else known.files.get(split))
     image_column, label_column = columns_of(rows, image_column, label_column, labelled)
     wanted = [image_column, *([label_column] if labelled else [])]
     pictures = undecoded(rows, image_column).select_columns(wanted)
