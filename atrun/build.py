@@ -1,11 +1,11 @@
 """What a run is put together from, made from its config: images, teacher, the model to train, its loss."""
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from timm.models.eva import Eva
@@ -47,7 +47,7 @@ LOSSES = {
     Method.DMAE: distilled_mae_loss,
     Method.MAE: mae_loss,
 }
-# Fields of a run, and arguments of `held_out_images`, that say how data are read.
+# Fields of a run that say how data are read.
 READING = ("data_path", "image_column", "label_column", "on_corrupt", "workers")
 
 
@@ -78,7 +78,7 @@ def training_images(config: RunConfig):
         images = maker(data)(split=split, size=size, seed=config.seed)
         require_size(config.skeleton(2), images, f"{data} {split}")
         if config.method.contrasts:
-            return images.with_augment(small_views(looks_of(config, SMALL_SCALE)))
+            return images.with_augment(small_views(looks_of(config)))
         return images
     if config.detects:
         how = {"jitter": config.jitter, "masks": config.detector == "mask-rcnn"}
@@ -91,7 +91,7 @@ def training_images(config: RunConfig):
     return images.select(draw(len(images), size, config.seed, name))
 
 
-def looks_of(config: RunConfig, scale: tuple[float, float]) -> tuple[Look, ...]:
+def looks_of(config: RunConfig, scale: tuple[float, float] = SMALL_SCALE) -> tuple[Look, ...]:
     """The views that a contrast is learned from; scale: of the large crops."""
     return looks(scale, config.local_views if config.method is Method.DINO else 0, config.local_scale)
 
@@ -105,25 +105,17 @@ def require_size(model: nn.Module, images, name: str) -> None:
 
 
 def held_out_images(
-    data: str,
-    split: str,
-    augmentation: Augmentation | None = None,
-    data_path: str | None = None,
-    image_column: str | None = None,
-    label_column: str | None = None,
-    on_corrupt: str = "skip",
-    workers: int = 0,
+    data: str, split: str, augmentation: Augmentation | None = None, reading: Mapping[str, Any] = {}
 ):
-    """A split of a data set, treated as in evaluation; with on_corrupt="skip" its `loader` leaves out what
-    cannot be decoded."""
+    """A split of a data set, treated as in evaluation. reading: some of `READING`."""
     if is_generated(data):
         return maker(data)(split=split, size=None, seed=0)
     # Imported here: `datasets` takes seconds, and generated data do not need it.
     from atrun.data.photos import open_photos
 
-    columns = {"image_column": image_column, "label_column": label_column}
-    how = {"augmentation": augmentation, "train": False, "on_corrupt": on_corrupt, "workers": workers}
-    return open_photos(data, path=data_path, split=split, **columns, **how)
+    how = {"data_path": None, "on_corrupt": "skip", **reading}
+    path = how.pop("data_path")
+    return open_photos(data, path=path, split=split, augmentation=augmentation, train=False, **how)
 
 
 def held_out(config: RunConfig, split: str | None = None):
@@ -132,7 +124,7 @@ def held_out(config: RunConfig, split: str | None = None):
     if config.detects:
         return coco_images(config.data_path, split, image_size(config), workers=config.workers)
     reading = {name: getattr(config, name) for name in READING}
-    return held_out_images(config.data, split, config.augmentation, **reading)
+    return held_out_images(config.data, split, config.augmentation, reading)
 
 
 def coco_images(
