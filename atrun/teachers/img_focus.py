@@ -26,8 +26,7 @@ WHAT_IT_IS = "a self-supervised ViT-S/14 of DINOv2's form, fine-tuned by others"
 
 
 def installed_graph() -> Path:
-    """Where the installed package keeps its graph. Raises `ModuleNotFoundError` where it is not installed,
-    and `ValueError` for another file than the one whose weights this book has used."""
+    """Where the installed package keeps its graph, which must be the one whose weights this book has used."""
     try:
         package = metadata.distribution(PACKAGE)  # its files are found without importing it
     except metadata.PackageNotFoundError as error:

@@ -175,17 +175,9 @@ def infer_architecture(encoder: Encoder, heads: int | None = None) -> tuple[Arch
     """The architecture that an encoder's weights are of, without a class head, and what was taken for granted
     because weights do not show it: first the heads."""
     state = encoder.state
-    packed = _shape(state, "blocks.0.mlp.fc1.weight", 2) != _shape(state, "blocks.0.mlp.fc2.weight", 2)[::-1]
-    ends = "relative_position_bias_table", ".q_bias", ".fc1_g.weight"
-    signs = {
-        "biases of BEiT or EVA": any(name.endswith(ends) for name in state),
-        "a norm before the blocks, as in CLIP": "norm_pre.weight" in state,
-        "attention pooling, as in SigLIP": "attn_pool.latent" in state,
-        "a gated MLP": packed,
-        "no positional embeddings, as in DINOv3": "pos_embed" not in state,
-    }
-    if unclear := [what for what, there in signs.items() if there]:
-        raise ValueError(f"weights with {' and '.join(unclear)}: name the model with architecture=")
+    _shape(state, "blocks.0.mlp.fc1.weight", 2)
+    if "attn_pool.latent" in state:  # whose GELU is another; other strangers do not fit into what is built
+        raise ValueError("weights with attention pooling, as in SigLIP: name the model with architecture=")
     width, _, *patch = _shape(state, "patch_embed.proj.weight", 4)
     prefix, grid = prefix_and_grid(state)
     chosen = _heads(encoder, width, prefix) if heads is None else heads
