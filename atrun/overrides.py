@@ -64,8 +64,7 @@ class Setting(NamedTuple):
 
 
 def said_of(of: type) -> dict[str, Setting]:
-    """The fields of a dataclass, with what the `#:` comment above or behind each says, which the book's page
-    of the library prints as well; without it where the source was not installed."""
+    """The fields of a dataclass, with what the `#:` comments at them say, where there is a source."""
     try:
         source = inspect.getsource(of)
     except OSError:

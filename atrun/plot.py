@@ -11,7 +11,6 @@ from atlib._util import write_atomically
 from atrun.log import read_log
 from atrun.pictures import as_png
 
-# What is drawn, each in a panel of its own, where a run has it.
 PANELS = (("task_loss", "task loss"), ("transfer_loss", "transfer loss"), ("_accuracy", "accuracy"))
 
 

@@ -51,9 +51,6 @@ class Record:
 ABOUT = ("python", "torch", "timm", "atlib", "device", "threads", "commit", "date")
 
 
-# --- One record, as a file of its own ---
-
-
 def write_record(path: str | Path, record: Record) -> Path:
     """Write a record atomically. Raises `ValueError`, with nothing written, when it breaks the schema."""
     return write_atomically(Path(path), (as_json(record, indent=1) + "\n").encode())

@@ -212,9 +212,8 @@ def place_image(picture: Image.Image, place: Placed, size: int) -> Tensor:
 
 
 def place_objects(objects: Objects, place: Placed, width: int, height: int, size: int) -> Objects:
-    """What lies in the square of objects of an image of that width and height in pixels. A box that the
-    square's edge cuts holds the pixels that are left, where masks tell which. Objects of which less than a
-    pixel is left in width or height go, and those of which no pixel is."""
+    """What lies in the square of objects of an image of that width and height in pixels, but for what is less
+    than a pixel. A box that the square's edge cuts holds the pixels that are left, where masks tell which."""
     boxes, labels, masks, crowd = objects
     if place.flipped:
         boxes = torch.stack([width - boxes[:, 2], boxes[:, 1], width - boxes[:, 0], boxes[:, 3]], dim=1)
@@ -264,10 +263,8 @@ def _read(file: Path, masks: bool) -> tuple[list[dict], dict[int, list[dict]], l
         by_image: dict[int, list[dict]] = {each["id"]: [] for each in images}
         category_ids = {each["id"] for each in categories}
         for each in annotations:
-            if each["image_id"] not in by_image or each["category_id"] not in category_ids:
-                raise ValueError(f"ids {each['id']}: an annotation of no image, or of none of the categories")
-            if not _usable(each, *sizes[each["image_id"]], masks):
-                raise ValueError(f"annotation {each['id']}: no box in its image, or a mask of another size")
+            if each["category_id"] not in category_ids or not _usable(each, *sizes[each["image_id"]], masks):
+                raise ValueError(f"annotation {each['id']}: its category, its box or its mask does not fit")
             by_image[each["image_id"]].append(each)
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{file} is not in COCO's form: {type(error).__name__}, {error}") from error

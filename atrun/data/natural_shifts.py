@@ -121,8 +121,7 @@ def open_shifted(
 
 
 def _reassessed(rows, image_column: str) -> tuple[Sequence[int], Tensor]:
-    """The rows with at least one reassessed label, and the set of right classes of each, bool (n, 1000);
-    found by file name, such as ILSVRC2012_val_00000001.JPEG."""
+    """The rows with a reassessed label, by file name, and the right classes of each, bool (n, 1000)."""
     import pyarrow.compute as compute
 
     published, positions, labels = RealLabelsImagenet([""] * 50_000).real_labels, [], []
@@ -145,9 +144,8 @@ SHIFTED = {
     "cifar10.1": ShiftedSet("XiangPan/CIFAR10.1", "test", CIFAR10),
     # Recht et al. 2019 (1902.10811), "matched frequency", 10,000 images
     "imagenetv2": ShiftedSet("clip-benchmark/wds_imagenetv2", "test", IMAGENET),
-    # Hendrycks et al. 2021, Natural Adversarial Examples (1907.07174)
+    # Hendrycks et al. 2021 (1907.07174), and (2006.16241)
     "imagenet-a": ShiftedSet("barkermrl/imagenet-a", "train", IMAGENET_A),
-    # Hendrycks et al. 2021, The Many Faces of Robustness (2006.16241)
     "imagenet-r": ShiftedSet("axiong/imagenet-r", "test", IMAGENET_R),
     # Wang et al. 2019 (1905.13549)
     "imagenet-sketch": ShiftedSet("clip-benchmark/wds_imagenet_sketch", "test", IMAGENET),

@@ -136,8 +136,7 @@ def in_two(augmentation: Augmentation) -> tuple[Callable[[Image.Image], Image.Im
     bytes wherever it is: the same pixels for the same seeds. None where more is drawn than a flip and where a
     square lies, as Pillow changes sizes and colours otherwise than a GPU does."""
     a = augmentation
-    colours = a.rand_augment, a.three_augment, a.color_jitter, a.random_erasing
-    if a.crop == "random-resized" or any(colours):
+    if a.crop == "random-resized" or any((a.rand_augment, a.three_augment, a.color_jitter, a.random_erasing)):
         return None
     crop, _, _ = _training(a).transforms
     shorter, square, _ = crop.transforms

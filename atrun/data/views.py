@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count
+from typing import NamedTuple
 
 import torch
 from PIL import Image, ImageFilter, ImageOps
@@ -24,8 +25,7 @@ JITTERED, GREYED = 0.8, 0.2
 SIGMA = (0.1, 2.0)  # of the blur, in pixels
 
 
-@dataclass(frozen=True)
-class Look:
+class Look(NamedTuple):
     """How one view is made, beside its flip and its colours, which all have."""
 
     #: the least and the largest share of the image's area that is cropped
@@ -34,9 +34,6 @@ class Look:
     blur: float
     #: probability that what is bright turns dark
     solarise: float = 0.0
-
-    def __post_init__(self):
-        object.__setattr__(self, "scale", tuple(self.scale))  # JSON reads a tuple back as a list
 
 
 def looks(
