@@ -109,7 +109,7 @@ def open_stream(
     else:
         whole = None if known is None else known.images.get(split)
     if None not in (count, whole) and count != whole:
-        raise ValueError(f"{name_or_path} {split} has {whole:,} images: leave data_size={count} out")
+        raise ValueError(f"{name_or_path} {split} has {whole:,} images, not {count:,}: leave data_size out")
     count = count if whole is None else whole
     if not count:  # steps and schedule hang on it
         has = "has no images" if count == 0 else "does not say how many images it has: data_size="
