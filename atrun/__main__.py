@@ -11,34 +11,17 @@ from pathlib import Path
 from atlib import __version__
 from atlib._util import INTERRUPTED, out_of_memory
 
-# The options for what errors about data carry, the name of an argument.
-OF_DATA = {
-    "path": "--data_path FOLDER",
-    "count": "--data_size NUMBER",
-    "split": "--training_split NAME and --evaluation_split NAME",
-    "image_column": "--image_column NAME",
-    "label_column": "--label_column NAME",
-}
 # Where each command is, which is imported only when it is called, and its line of help.
 COMMANDS = {
-    "train": (
-        "atrun.commands",
-        "train a student by a recipe, in a folder of its own; also under accelerate launch and torchrun",
-    ),
-    "transfer": (
-        "atrun.one_call",
-        "a small student of a teacher on your photographs; by several methods, a table with intervals",
-    ),
+    "train": ("atrun.commands", "train a student by a recipe; also under accelerate launch and torchrun"),
+    "transfer": ("atrun.one_call", "a small student of a teacher on photographs, by one or more methods"),
     "pretrain": ("atrun.commands", "make a teacher of images alone: by masking, or by contrast"),
     "resume": ("atrun.commands", "go on with a run that was stopped, from its newest good checkpoint"),
     "evaluate": ("atrun.measure", "accuracy of what a run has made, on any data"),
     "predict": ("atrun.predict", "classes of image files, with their probabilities, as CSV or JSON"),
     "export": ("atrun.export", "what a run has made, as a folder that timm reads or an ONNX file"),
     "compare": ("atrun.compare", "two runs on the same images: difference, interval, McNemar's test"),
-    "controls": (
-        "atrun.controls",
-        "does a student follow its teacher's maps, or read them? a table of controls",
-    ),
+    "controls": ("atrun.controls", "does a student follow its teacher's maps, or read them? a table"),
     "plot": ("atrun.plot", "losses and accuracies of runs as curves"),
     "teacher": ("atrun.teacher_command", "what a teacher is, and what of it can be transferred"),
     "look": ("atrun.looking.commands", "a page of where every token of a model looks on a picture"),
@@ -50,14 +33,12 @@ def main(arguments: list[str] | None = None) -> int:
     return dispatch("atlib", __doc__, COMMANDS, arguments)
 
 
-def dispatch(
-    package: str, says: str, known: Mapping[str, tuple[str, str]], arguments: list[str] | None = None
-) -> int:
+def dispatch(package: str, says: str, known: Mapping, arguments: list[str] | None = None) -> int:
     """Run the command of a package that the arguments (None: those of this process) ask for.
 
-    known: {command: (the module that has `add_arguments(parser, command)`, its line of help)}. Returns what
-    the command does, 2 after printing what was wrong with the request, 1 for a training that failed, 75 for
-    one that was stopped, 130 for one that was interrupted."""
+    known: {command: (the module that has `add_arguments(parser, command)`, which sets what is called as
+    `run`, its line of help)}. Returns what that does, 2 for a wrong request, 1 for a training that failed, 75
+    for one that was stopped, 130 for one that was interrupted."""
     arguments = sys.argv[1:] if arguments is None else arguments
     program = f"python -m {package}"
     parser = argparse.ArgumentParser(prog=program, description=says)
@@ -99,8 +80,7 @@ def _explained(error: Exception) -> tuple[int, str | None]:
     if isinstance(error, CorruptImage):
         return 2, f"{error} (--on-corrupt skip leaves such images out)"
     if isinstance(error, (ValueError, OSError, WeightsUnavailable, Unwalkable)):
-        option = OF_DATA.get(getattr(error, "argument", ""))
-        return 2, f"{error} ({option})" if option else str(error)
+        return 2, str(error)
     if out_of_memory(error):
         ways = "--accumulate 4, --checkpoint_activations true or a smaller --batch_size needs less"
         return 1, f"out of memory ({error!r:.200}); in training, {ways}"

@@ -1,11 +1,11 @@
 """What a run is put together from, made from its config: images, teacher, the model to train, its loss."""
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from timm.models.eva import Eva
@@ -47,7 +47,7 @@ LOSSES = {
     Method.DMAE: distilled_mae_loss,
     Method.MAE: mae_loss,
 }
-# Fields of a run, and arguments of `held_out_images`, that say how data are read.
+# Fields of a run that say how data are read.
 READING = ("data_path", "image_column", "label_column", "on_corrupt", "workers")
 
 
@@ -78,7 +78,7 @@ def training_images(config: RunConfig):
         images = maker(data)(split=split, size=size, seed=config.seed)
         require_size(config.skeleton(2), images, f"{data} {split}")
         if config.method.contrasts:
-            return images.with_augment(small_views(looks_of(config, SMALL_SCALE)))
+            return images.with_augment(small_views(looks_of(config)))
         return images
     if config.detects:
         how = {"jitter": config.jitter, "masks": config.detector == "mask-rcnn"}
@@ -91,7 +91,7 @@ def training_images(config: RunConfig):
     return images.select(draw(len(images), size, config.seed, name))
 
 
-def looks_of(config: RunConfig, scale: tuple[float, float]) -> tuple[Look, ...]:
+def looks_of(config: RunConfig, scale: tuple[float, float] = SMALL_SCALE) -> tuple[Look, ...]:
     """The views that a contrast is learned from; scale: of the large crops."""
     return looks(scale, config.local_views if config.method is Method.DINO else 0, config.local_scale)
 
@@ -105,25 +105,17 @@ def require_size(model: nn.Module, images, name: str) -> None:
 
 
 def held_out_images(
-    data: str,
-    split: str,
-    augmentation: Augmentation | None = None,
-    data_path: str | None = None,
-    image_column: str | None = None,
-    label_column: str | None = None,
-    on_corrupt: str = "skip",
-    workers: int = 0,
+    data: str, split: str, augmentation: Augmentation | None = None, reading: Mapping[str, Any] = {}
 ):
-    """A split of a data set, treated as in evaluation; with on_corrupt="skip" its `loader` leaves out what
-    cannot be decoded."""
+    """A split of a data set, treated as in evaluation. reading: some of `READING`."""
     if is_generated(data):
         return maker(data)(split=split, size=None, seed=0)
     # Imported here: `datasets` takes seconds, and generated data do not need it.
     from atrun.data.photos import open_photos
 
-    columns = {"image_column": image_column, "label_column": label_column}
-    how = {"augmentation": augmentation, "train": False, "on_corrupt": on_corrupt, "workers": workers}
-    return open_photos(data, path=data_path, split=split, **columns, **how)
+    how = {"data_path": None, "on_corrupt": "skip", **reading}
+    path = how.pop("data_path")
+    return open_photos(data, path=path, split=split, augmentation=augmentation, train=False, **how)
 
 
 def held_out(config: RunConfig, split: str | None = None):
@@ -132,7 +124,7 @@ def held_out(config: RunConfig, split: str | None = None):
     if config.detects:
         return coco_images(config.data_path, split, image_size(config), workers=config.workers)
     reading = {name: getattr(config, name) for name in READING}
-    return held_out_images(config.data, split, config.augmentation, **reading)
+    return held_out_images(config.data, split, config.augmentation, reading)
 
 
 def coco_images(
@@ -147,9 +139,7 @@ def coco_images(
     """A split of a folder of COCO's form, in squares of `size` pixels: images in FOLDER/SPLIT, what is in
     them in FOLDER/annotations/instances_SPLIT.json. The rest: as in `atrun.data.coco.CocoObjects`."""
     if folder is None:
-        raise ValueError(
-            f"data {COCO!r}: --data_path FOLDER with {split}, annotations/instances_{split}.json"
-        )
+        raise ValueError(f"data {COCO!r}: --data_path FOLDER, with annotations/instances_{split}.json")
     if find_spec("pycocotools") is None:
         raise ValueError(f"data {COCO!r} needs pycocotools: pip install 'attention-transfer[detection]'")
     from atrun.data.coco import CocoObjects
@@ -262,10 +252,9 @@ def build(
 
 
 def untrained_teacher(config: RunConfig, folder: Path | None = None) -> Teacher:
-    """The teacher that was never trained: what the run's folder holds, else the student's architecture
-    without class head and stochastic depth, with first weights of its own by the seed: the control for maps
-    that are worth nothing (arXiv 2411.09702, table of pre-training methods, row "none"). Raises `OSError` for
-    a stored file of another model."""
+    """The teacher that was never trained, for maps that are worth nothing (arXiv 2411.09702, table of
+    pre-training methods, row "none"): the run's folder's, else the student's architecture with first weights.
+    """
     name, overrides = config.architecture(0)
     overrides = {key: value for key, value in overrides.items() if key != "drop_path_rate"}
     architecture = Architecture(name, overrides | {"num_classes": 0})
@@ -345,8 +334,7 @@ def with_detector(config: RunConfig, model: nn.Module, classes: int) -> nn.Modul
 
 def plan_for(config: RunConfig, teacher: VisionTransformer | Eva, student: VisionTransformer | Eva) -> Plan:
     """The run's plan; a student that only pools otherwise than its teacher is no mismatch, as pooling comes
-    after the last map, and in the published code. Any other difference must be asked for, with
-    `plan.mismatched` (arXiv 2605.07191)."""
+    after the last map, and in the published code."""
     only_pooling = set(differences(teacher, student)) == {"pooling"}
     return replace(config.plan, mismatched=True) if only_pooling else config.plan
 
@@ -365,8 +353,7 @@ def teacher_architecture(config: RunConfig) -> Architecture | None:
 
 
 def check_fits(config: RunConfig) -> None:
-    """Raise what `build` would for a teacher that does not fit, as far as that is known without weights: of a
-    timm name, and of a file that atlib wrote."""
+    """Raise what `build` would for a teacher that does not fit, as far as that is known without weights."""
     if config.method.reads_logits and not says_classes(config.teacher):
         raise ValueError(f"{config.method} needs a teacher of these classes: a run of fine-tune")
     native = teacher_architecture(config)

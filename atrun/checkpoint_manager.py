@@ -182,8 +182,7 @@ class CheckpointManager:
         _force(self.folder)
 
     def _prune(self, written: Path) -> None:
-        """Remove what need not be kept after `written`; later ones were damaged, or the run would have gone
-        on from there, and do not count."""
+        """Remove what need not be kept after `written`; later ones, which were damaged, do not count."""
         whole = [path for path in self._checkpoints() if path <= written and _manifest(path) is not None]
         scores = {path: score for path, score in self._scores().items() if path in whole}
         keep = {*whole[-self.last :], *([max(scores, key=scores.get)] if scores else [])}
@@ -303,8 +302,7 @@ def digest_of_tensors(tensors: Mapping[str, Tensor]) -> str:
 
 
 def digest_of_model(model: nn.Module) -> str:
-    """The SHA-256 of a model's weights and of what they do not show: its modules' classes, their heads,
-    scales and ε, and which GELU they have."""
+    """The SHA-256 of a model's weights and of what they do not show of its modules."""
     keys = ("num_heads", "num_attention_heads", "scale", "scaling", "eps", "approximate")
     shown = []
     for name, part in model.named_modules():

@@ -54,7 +54,6 @@ def labels_by_name(
     if classes is None and numbers and numbers != tuple(range(len(data))):
         raise ValueError(f"{path} names no classes, and {name} has numbers in another order: {_some(data)}")
     some_are_names = None in (numbers, outputs_numbers)
-    # what classes without names get
     counted = [tuple(several) == tuple(map(str, range(len(several)))) for several in (data, classes or ())]
     if classes is None or counted[0] != counted[1] and some_are_names:
         if outputs is not None and len(data) != outputs:
@@ -69,8 +68,7 @@ def labels_by_name(
         raise ValueError(f"{name} has classes that {path} lacks, {_some(unknown)}; it has {_some(classes)}")
     if twice := [one for one in data if any(count[one] > 1 for count in counts)]:
         raise ValueError(f"{_some(twice)}: two classes of this name in {name} or {path}")
-    output = {one: index for index, one in enumerate(classes)}
-    place = torch.tensor([output[one] for one in data])
+    place = torch.tensor([classes.index(one) for one in data])
     fewer = f", {len(data)} of the {len(classes)} that it tells apart" if len(data) < len(classes) else ""
     return place[images.targets], f"\nclasses were matched by their names{fewer}"
 

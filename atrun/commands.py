@@ -30,10 +30,9 @@ from atrun.runner import (
 )
 
 SETTINGS = (
-    "Settings are further options, `--NAME VALUE` after the others: a field of the run or of its recipe as it"
-    " stands (--lr 1e-3 --steps 500 --workers 8), of its parts (--plan.what q,"
-    " --augmentation.flip 0), or any argument of the model's constructor (--model.depth 6). Published recipes"
-    " are in epochs (--epochs 50 --warmup_epochs 5) and rates per 256 images (--base_lr 1e-3): steps and rate"
+    "Settings are further options, `--NAME VALUE` after the others: a field of the run or its recipe (--lr"
+    " 1e-3), of its parts (--plan.what q), or any argument of the model's constructor (--model.depth 6)."
+    " Published recipes are in epochs (--epochs 50) and rates per 256 images (--base_lr 1e-3): steps and rate"
     " follow from the data and --batch_size, unless --steps and --lr say them. Lists are JSON, [0, 1]; null"
     " is none. The defaults below are those where a recipe says nothing else."
 )
@@ -105,7 +104,6 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
 
 
 def train_command(arguments: argparse.Namespace) -> int:
-    """`train` and `pretrain`."""
     recipe, out = arguments.recipe, arguments.out
     if arguments.command == "pretrain":
         require_known("task of pre-training", recipe, TASKS)
@@ -156,8 +154,7 @@ def resume_command(arguments: argparse.Namespace) -> int:
 
 
 def dry_run(config: RunConfig, processes: int | None = None) -> int:
-    """Print what a run would be and cost, after some of its steps on noise; nothing is trained. processes:
-    that share a step; None: as many as a launcher has started."""
+    """Print what a run would be and cost. processes: that share a step; None: as a launcher started."""
     processes = processes_asked() if processes is None else processes
     if not 1 <= processes <= config.recipe.batch_size:
         raise ValueError(f"--processes {processes}: from 1 to the batch, {config.recipe.batch_size}")

@@ -43,8 +43,7 @@ def compared(first: Tensor, second: Tensor, labels: Tensor) -> Comparison:
 def compare_runs(
     first: Path, second: Path, split: str | None = None, averaged: bool = False, trust_data: bool = False
 ) -> Comparison:
-    """Compare what two finished runs have made, on the images that both are evaluated on, wherever each reads
-    them, prepared as each was trained."""
+    """Compare what two finished runs have made, on images that both are evaluated on, as each sees them."""
     configs = [read_config(folder, trust_data) for folder in (first, second)]
     for folder, config in zip((first, second), configs):
         if not config.classifies:
@@ -65,7 +64,6 @@ def compare_runs(
 
 
 def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
-    """Add the options of `compare`, and what it calls, `run`."""
     parser.add_argument("first", type=Path, metavar="RUN")
     parser.add_argument("second", type=Path, metavar="RUN")
     parser.add_argument("--split", help="default: the one that the runs evaluate on")

@@ -132,9 +132,8 @@ def require_use(names: Iterable[str], method: Method, data: str) -> None:
     without_use = unused(method, data)
     for name in names:
         if name in without_use:
-            raise ValueError(
-                f"{name} would change nothing of {method} on {data!r}: {without_use[name]} has it"
-            )
+            of = without_use[name]
+            raise ValueError(f"{name} would change nothing of {method} on {data!r}: {of} has it")
 
 
 @dataclass(frozen=True)
@@ -340,8 +339,7 @@ class RunConfig:
         return replace(self, recipe=self.recipe.on(images))
 
     def architecture(self, num_classes: int) -> Architecture:
-        """The model for so many classes, unless it has its own `num_classes`; without a class head for
-        masking and for detection."""
+        """The model for so many classes, unless it has its own `num_classes`."""
         arguments: dict[str, Any] = {"num_classes": num_classes if self.classifies else 0}
         if self.augmentation is not None:
             arguments["img_size"] = self.augmentation.image_size
@@ -440,8 +438,7 @@ def write_config(folder: Path, config: RunConfig) -> Path:
 
 def read_config(folder: Path, trust_data: bool = False) -> RunConfig:
     """The run that a folder, or a config.json, describes; trust_data: its data may be made by any function,
-    else by one of an installed package. Raises `ValueError` for another function, `OSError` for a file that
-    is missing or damaged."""
+    also of no installed package. Raises `OSError` for a file that is missing or damaged."""
     path = Path(folder)
     path = path if path.suffix == ".json" else path / "config.json"
     if not path.exists():

@@ -1,7 +1,6 @@
 """From what was asked on the command line to a checked run, before data or weights are touched."""
 
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -91,8 +90,7 @@ def configure_again(
 
 
 def config_diff(config: RunConfig, images: int) -> list[str]:
-    """How a run on so many images differs from the published one, but for its teacher: "recipe.lr was 0.001
-    and is 0.008"."""
+    """How a run on so many images differs from the published one, but for its teacher, in sentences."""
     if config.recipe_name in DERIVED:
         return []
     now, then = config.on(images).flat(), _as_published(published(config.recipe_name))
@@ -149,16 +147,10 @@ def _weights(name_or_path: str, what: str) -> str:
             if not path.exists():
                 raise FileNotFoundError(f"{path} is missing: `python -m atlib resume {run}` goes on")
         return str(path.resolve())
-    _require_vit(name_or_path)
+    with without_weights():
+        create_vit(name_or_path)  # refuses what is no ViT
     check_activation(name_or_path)
     with_weights = name_or_path not in PRESETS and timm.get_pretrained_cfg(name_or_path)
     if not (with_weights and with_weights.has_weights or weights_file(name_or_path).exists()):
         raise ValueError(f"the {what} {name_or_path} has no published weights: another name, or a file")
     return name_or_path
-
-
-@cache
-def _require_vit(name: str) -> None:
-    """Raise `ValueError` for a name that is no ViT of timm's."""
-    with without_weights():
-        create_vit(name)

@@ -14,7 +14,6 @@ from atrun.runner import load_result, weights_of
 
 
 def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
-    """Add the options of `controls`, and what it calls, `run`."""
     parser.add_argument("folder", type=Path, metavar="RUN", help="a finished run of copy, or of distill")
     train = "train a student under each control, by the run's recipe (default: switch the maps of the run's)"
     parser.add_argument("--train", action="store_true", help=train)

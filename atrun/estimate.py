@@ -1,12 +1,13 @@
 """What a run would be and cost, without training: parameter groups, schedule, memory, time, FLOPs."""
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import NamedTuple
 
+import psutil
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -24,15 +25,7 @@ from atlib.processes import processes_asked
 from atlib.recipe import Recipe
 from atlib.train import make_optimizer, schedule, train
 from atlib.vit import VITS, without_weights
-from atrun.build import (
-    SMALL_SCALE,
-    image_size,
-    joined,
-    looks_of,
-    loss_of,
-    teacher_architecture,
-    with_detector,
-)
+from atrun.build import image_size, joined, looks_of, loss_of, teacher_architecture, with_detector
 from atrun.config import UNTRAINED, RunConfig, built_for
 from atrun.method import Method
 from atrun.teachers.build import headless, on_meta
@@ -81,12 +74,9 @@ class Estimate(NamedTuple):
         return steps_per_epoch(self.count, self.config.recipe.batch_size)
 
 
-def estimate(
-    config: RunConfig, count: int, outputs: int, limit: float = 20.0, processes: int = 1
-) -> Estimate:
-    """What the run would be on `count` images, divided among processes, each with a device like this
-    machine's: a few steps are timed on random numbers, in some `limit` seconds; where that is too short for
-    one image, the time comes from FLOPs."""
+def estimate(config: RunConfig, count: int, outputs: int, limit: float = 20, processes: int = 1) -> Estimate:
+    """What the run would be on `count` images, divided among processes with a device each: a few steps are
+    timed on random numbers, in some `limit` seconds; where that is too short, the time comes from FLOPs."""
     config, skeleton = config.on(count), config.skeleton(outputs)
     with without_weights():
         model = assembled(config, outputs)
@@ -153,8 +143,6 @@ def moments(config: RunConfig, groups: list[Group]) -> dict[str, tuple[int, floa
 
 
 class RandomImages:
-    """A data set of noise."""
-
     def __init__(self, shape: tuple[int, ...], targets: Callable[[int], Tensor], batch: int, steps: int):
         self.batch, self.steps, self.targets = batch, steps, targets(1)
         self.images, self.labels = torch.randn(batch, *shape), targets(batch)
@@ -194,7 +182,7 @@ def _step(config: RunConfig, model: nn.Module, outputs: int, batch: int) -> floa
     """Seconds of one step of `batch` images: the median of a few, the first left out."""
     accumulate = config.recipe.accumulate if batch == config.recipe.batch_size else 1
     recipe = replace(config.recipe, steps=STEPS, batch_size=batch, accumulate=accumulate, repeats=1)
-    views = (len(looks_of(config, SMALL_SCALE)),) if config.method.contrasts else ()
+    views = (len(looks_of(config)),) if config.method.contrasts else ()
     shape = (*views, 3, *_size(config, outputs))
     images = RandomImages(shape, lambda count: made_up(config, outputs, count), batch, STEPS)
     log: list[dict] = []
@@ -216,26 +204,19 @@ def speed() -> float:
 
 
 def fewest(config: RunConfig, outputs: int) -> int:
-    """The fewest images of a step: two for other networks than ViTs, whose batch norm wants them where one
-    pixel a channel is left."""
+    """The fewest images of a step: two where there may be batch norm."""
     return 1 if isinstance(config.skeleton(outputs), VITS) else 2
 
 
 def free_memory(device: torch.device | None = None) -> float:
-    """Bytes free on a device; None: on the GPU if there is one, else in this machine; infinite where the
-    system does not say."""
+    """Bytes free on a device; None: on the GPU if there is one, else in this machine."""
     if torch.cuda.is_available() if device is None else device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    try:
-        lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-        return 1024.0 * int(lines["MemAvailable"].split()[0])
-    except (OSError, KeyError, ValueError):
-        return float("inf")
+    return psutil.virtual_memory().available
 
 
 def made_up(config: RunConfig, outputs: int, count: int):
-    """Targets of the kind that a method learns, without meaning: classes, or objects, seven in an image, as
-    many as COCO has on average."""
+    """Targets without meaning: classes, or objects, seven in an image, as COCO has on average."""
     if not config.detects:
         return torch.randint(max(1, outputs), (count,))  # without labels there are no classes
     from atfamily.detection.objects import ObjectBatch, Objects
@@ -257,8 +238,8 @@ def made_up(config: RunConfig, outputs: int, count: int):
 
 def flops_of(config: RunConfig, skeleton: nn.Module) -> int | None:
     """The fewest FLOPs that training takes an image (`atfamily.measures.accounting`); None where they are not
-    counted: other kinds of ViT, pre-training without labels, mean maps, logits, transfers of queries, keys or
-    values."""
+    counted: other kinds of ViT, most pre-training, mean maps, logits, transfers of queries, keys or values.
+    """
     method, native = config.method, teacher_architecture(config)
     uncounted = method is Method.MEAN_MAPS or method.reads_logits or not isinstance(skeleton, VITS)
     if uncounted or method.pretrains and not method.is_unlabelled:
@@ -271,8 +252,7 @@ def flops_of(config: RunConfig, skeleton: nn.Module) -> int | None:
         if config.plan is None and not features:
             return accounting.fine_tuning(shape)
         if native is not None:
-            size = config.teacher_image_size or image_size(config)
-            teacher = shape_of(on_meta(headless(native, size)))
+            teacher = shape_of(on_meta(headless(native, config.teacher_image_size or image_size(config))))
     except ValueError:  # it has products that are not counted
         return None
     pairs = (config.plan or Plan(layers=config.feature_layers)).pairs_of(shape.depth, None)
@@ -286,13 +266,10 @@ def flops_of(config: RunConfig, skeleton: nn.Module) -> int | None:
 
 
 def flops_of_detector(config: RunConfig, outputs: int) -> int:
-    """FLOPs of a training step of one image with made-up objects, as PyTorch counts them while it runs. A
-    trained detector finds more boxes, and looks into them."""
+    """FLOPs of a training step of one image with made-up objects, as PyTorch counts them."""
     model, objects = assembled(config, outputs).train(), made_up(config, outputs, 1)
     # PyTorch does not count the in-place form of baddbmm, which the map-free loss uses
-    also = {
-        torch.ops.aten.baddbmm_: lambda onto, left, right, **_: 2 * left[0] * left[1] * left[2] * right[2]
-    }
+    also = {torch.ops.aten.baddbmm_: lambda onto, left, right, **_: 2 * math.prod(left) * right[2]}
     with FlopCounterMode(display=False, custom_mapping=also) as counter:
         images = torch.randn(1, 3, *_size(config, outputs))
         loss_of(config)(model, images, objects, config.recipe).backward()
@@ -347,7 +324,6 @@ def state_per_weight(recipe: Recipe) -> float:
 
 
 def _size(config: RunConfig, outputs: int) -> tuple[int, int]:
-    """Height and width of a run's images."""
     return built_for(config.skeleton(outputs)) or (image_size(config),) * 2
 
 
@@ -389,8 +365,7 @@ def as_text(estimate: Estimate, config_diff: Sequence[str] = ()) -> str:
         ],
         "steps": [
             f"{recipe.steps:,} steps of {recipe.batch_size:,} images{among}{parts}:"
-            f" {estimate.steps_per_epoch:,} an"
-            f" epoch, {recipe.steps / estimate.steps_per_epoch:.4g} epochs"
+            f" {estimate.steps_per_epoch:,} an epoch, {recipe.steps / estimate.steps_per_epoch:.4g} epochs"
         ],
         "all that decides a result": decisive,
         "changed against the published recipe": config_diff,

@@ -51,9 +51,7 @@ def open_to_export(path: Path, normalisation: Normalisation | None = None) -> Ex
         raise ValueError(f"{path} holds a detector: export {path.with_name('student.safetensors')}, its ViT")
     said = header.get("architecture") or header.get("student")
     if said is None:
-        raise OSError(
-            f"{path} does not say its architecture: load it with load_teacher, write it by save_vit"
-        )
+        raise OSError(f"{path} does not say its architecture: read it by load_teacher, write it by save_vit")
     model, architecture = load_result(path), Architecture.read(said)
     classes, count = None, student_of(model).num_classes
     if count and (header.get("classes") or is_run(path.parent)):
@@ -208,7 +206,6 @@ def _require_same(model: nn.Module, images: Tensor, found: Tensor, tolerance: fl
 
 
 def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
-    """Add the options of `export`, and what it calls, `run`."""
     parser.add_argument("path", type=Path, metavar="RUN|FILE", help="a finished run, or its weights")
     out = "a new folder, which timm.create_model('local-dir:FOLDER', pretrained=True) reads, or an .onnx"
     parser.add_argument("--out", type=Path, metavar="FOLDER|FILE.onnx", required=True, help=out)

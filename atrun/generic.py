@@ -48,8 +48,7 @@ LOOKED_AT = 20  # images whose size is looked at
 
 
 class Derived(NamedTuple):
-    """The values of a run by the names of `RunConfig`, and of those that were derived the rule, by the
-    setting that changes it."""
+    """The values of a run by field, and the rules of those that were derived, by setting."""
 
     values: dict[str, Any]
     rules: dict[str, str]
@@ -64,15 +63,6 @@ class Derived(NamedTuple):
         ]
         head = "these settings were derived; give one yourself, and it is taken instead:"
         return "\n".join([f"{self.values['method']}: {head}", *lines])
-
-
-class Material(NamedTuple):
-    """What the rules look at. images: to train on; side: the median of the shorter sides of some of them, in
-    pixels, None where none was looked at; fixed: whether the student takes them as they come."""
-
-    images: int
-    side: int | None
-    fixed: bool
 
 
 class Model(NamedTuple):
@@ -92,28 +82,24 @@ def derive(name: str, data: str, teacher: str | None, changes: Mapping[str, str]
     sizes of some are looked at, and a teacher's file is read.
     """
     method = Method(name)
-    if teacher == UNTRAINED and method is Method.FINE_TUNE:
-        raise ValueError(f"{name} with --teacher {UNTRAINED}: choose the recipe scratch")
     if data == COCO:
         raise ValueError(f"the recipe {name!r} classifies images; take a recipe of detection for {data!r}")
     told = read_settings(changes)
-    material = _material(data, told, seed, not method.is_unlabelled)
+    images, side = _material(data, told, seed, not method.is_unlabelled)
     model = _model(teacher, told, name)
     of_model = model.architecture.name if isinstance(model.architecture.name, str) else "{...}"
     rules = {"model": f"{of_model}: {model.whose}, with all its components (2605.07191)"}
-    size = told.get("augmentation.image_size", _image_size(model, material, rules))
+    size = told.get("augmentation.image_size", _image_size(model, side, is_generated(data), rules))
 
-    # how many images a step, how many passes
-    batch = 2 ** math.floor(math.log2(max(16, min(256, material.images / 16))))
-    of_images = f"at least 16 steps a pass over {material.images:,} images, at most 256 a step"
-    rules["batch_size"] = f"{batch}: {of_images}"
+    batch = 2 ** math.floor(math.log2(max(16, min(256, images / 16))))
+    rules["batch_size"] = f"{batch}: at least 16 steps a pass over {images:,} images, at most 256 a step"
     batch, passes = told.get("batch_size", batch), PASSES.get(method, 200)
-    epochs = max(passes, math.ceil(SEEN / material.images))
+    epochs = max(passes, math.ceil(SEEN / images))
     rules["epochs"] = (
         f"{epochs}: the {passes} of the paper (2411.09702), or as many as show {SEEN:,} images, the shortest"
         " schedule of the BiT-HyperRule (1912.11370)"
     )
-    steps_a_pass = steps_per_epoch(material.images, batch)
+    steps_a_pass = steps_per_epoch(images, batch)
     if "steps" in told:
         epochs = told["steps"] / steps_a_pass
     epochs = told.get("epochs", epochs)
@@ -143,8 +129,7 @@ def derive(name: str, data: str, teacher: str | None, changes: Mapping[str, str]
     layer_decay = None
     if method is Method.FINE_TUNE:
         layer_decay = 0.65 if depth <= 12 else 0.75
-        why = "MAE's fine-tuning, 0.65 for 12 layers and 0.75 for 24 (2111.06377)"
-        rules["layer_decay"] = f"{layer_decay}: {why}"
+        rules["layer_decay"] = f"{layer_decay}: MAE's, 0.65 for 12 layers and 0.75 for 24 (2111.06377)"
     average = 0.9999 if epochs * steps_a_pass >= 50_000 else None
     why = "0.9999 (2411.09702) in runs of 50,000 steps or more, five times its span"
     rules["ema"] = f"{average or 'null'}: {why}"
@@ -164,7 +149,6 @@ def derive(name: str, data: str, teacher: str | None, changes: Mapping[str, str]
         drop_path = min(0.3, depth // 12 / 10)
         rules["drop_path"] = f"{drop_path}: MAE's recipes, 0.1 for each 12 layers (2111.06377)"
 
-    # what is done to images
     normalised = {} if model.normalisation is None else vars(model.normalisation)
     augmentation = Augmentation(**shared("_erased")["augmentation"], image_size=size, **normalised)
     crop = "random-resized: with RandAugment, random erasing, mixup and cutmix, as the paper (2411.09702)"
@@ -174,7 +158,7 @@ def derive(name: str, data: str, teacher: str | None, changes: Mapping[str, str]
         augmentation = Augmentation(size, crop="padded", padding=4, crop_pct=1.0, **normalised)
         crop = f"padded: up to {SMALL} pixels a side as CIFAR's (1512.03385), crop and flip; no mixup"
     architecture = model.architecture
-    if material.fixed:
+    if is_generated(data):
         rules["mixup"] = f"{recipe.mixup}: none up to {SMALL} pixels a side, else the paper's (2411.09702)"
         architecture = architecture._replace(overrides={**architecture.overrides, "img_size": size})
     else:
@@ -205,16 +189,17 @@ def derive(name: str, data: str, teacher: str | None, changes: Mapping[str, str]
     return Derived(values, _without(rules, *unused))
 
 
-def _material(data: str, told: Mapping[str, Any], seed: int, labelled: bool = True) -> Material:
+def _material(data: str, told: Mapping[str, Any], seed: int, labelled=True) -> tuple[int, int | None]:
+    """How many images there are, and the median of the shorter sides of some that were looked at, or None."""
     split, size = told.get("training_split", "train"), told.get("data_size")
     if is_generated(data):
         images = maker(data)(split=split, size=size, seed=seed)
-        return Material(len(images), min(images.take([0])[0].shape[-2:]), fixed=True)
+        return len(images), min(images.take([0])[0].shape[-2:])
     if told.get("streaming") and size is None:
         raise ValueError("a stream does not say how many images it has: --data_size NUMBER")
     parts, known = split.split("+"), CATALOGUE[data].images if data in CATALOGUE else {}
     if told.get("streaming") or set(parts) <= set(known):
-        return Material(size or sum(known[part] for part in parts), None, fixed=False)
+        return size or sum(known[part] for part in parts), None
     from atrun.data.decoding import CorruptImage, decode
     from atrun.data.photos import open_photos  # imported here: `datasets` takes seconds
 
@@ -227,7 +212,7 @@ def _material(data: str, told: Mapping[str, Any], seed: int, labelled: bool = Tr
             sides.append(min(decode(photos.rows[index][photos.image_column]).size))
     if not sides:
         raise CorruptImage(f"none of the {len(some)} images that were looked at can be decoded")
-    return Material(size or len(photos), round(median(sides)), fixed=False)
+    return size or len(photos), round(median(sides))
 
 
 def _model(teacher: str | None, told: Mapping[str, Any], name: str) -> Model:
@@ -267,21 +252,21 @@ def _model(teacher: str | None, told: Mapping[str, Any], name: str) -> Model:
     return Model(Architecture(built.name, plain), vit, normalisation, whose, vit_of_teacher)
 
 
-def _image_size(model: Model, material: Material, rules: dict[str, str]) -> int:
+def _image_size(model: Model, side: int | None, as_they_come: bool, rules: dict[str, str]) -> int:
     """The model's, or less where the images are smaller; its rule is added."""
-    if material.fixed:
-        return material.side
+    if as_they_come:
+        return side
     native, patch = (built_for(model.vit) or ANY)[0], PATCH
     if isinstance(model.vit, VITS):
         native, patch = model.vit.patch_embed.img_size[0], model.vit.patch_embed.patch_size[0]
     size, why = native, model.whose
-    if material.side is not None:
-        whole = -(-material.side // patch) * patch
+    if side is not None:
+        whole = -(-side // patch) * patch
         size = min(native, max(whole, GRID * patch))
         if size == whole != native:
-            why = f"the images' shorter side, {material.side}, in whole patches of {patch} pixels"
+            why = f"the images' shorter side, {side}, in whole patches of {patch} pixels"
         elif size != native:
-            why = f"{GRID} patches of {patch} pixels; the images' shorter side, {material.side}, has fewer"
+            why = f"{GRID} patches of {patch} pixels; the images' shorter side, {side}, has fewer"
     rules["augmentation.image_size"] = f"{size}: {why}"
     return size
 
@@ -296,8 +281,7 @@ def _sizes(vit: VisionTransformer | Eva) -> Sizes:
 
 
 def with_student(student: str | None, teacher: str | None, changes: Mapping[str, str]) -> dict[str, str]:
-    """The settings with what `--student` stands for, where they do not say it: a timm name is the model, a
-    size is read by `atlib.student.student_sizes`, None is none."""
+    """The settings with what `--student`, a timm name or a size, stands for, where they do not say it."""
     if student is None:
         return dict(changes)
     if timm.is_model(student):

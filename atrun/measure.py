@@ -54,7 +54,6 @@ class ModelOnTest(NamedTuple):
 
 
 def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
-    """Add the options of `evaluate`, and what it calls, `run`."""
     paths = "a finished run, or a file of weights that one has left; of several also the ensemble"
     parser.add_argument("paths", type=Path, nargs="+", metavar="DIR|FILE", help=paths)
     parser.add_argument("--data", metavar="NAME|PATH", help="default: what the run was trained on")
@@ -130,7 +129,7 @@ def _test_of(
             augmentation, note = _preparation(path, model)
         elif reading:
             raise ValueError(f"--{next(iter(reading))} would change nothing: {data} are generated")
-        images = held_out_images(data, split, augmentation, **reading)
+        images = held_out_images(data, split, augmentation, reading)
     places = [getattr(config, name, None) for name in ("data_path", "image_column", "label_column")]
     as_then = arguments.data is None or places == [None] * 3
     if config is not None and data == config.data and as_then and not reading:
@@ -216,8 +215,7 @@ def shifted_test(
 
 
 def same_images(first: Any, second: Any) -> bool:
-    """Whether two sets hold the same images in the same order: as many, and the same stored pixels in
-    `LOOKED_AT` of them. Names and labels do not tell."""
+    """Whether two sets are as many images, of which `LOOKED_AT` have the same stored pixels."""
 
     def stored(images: Any, index: int) -> tuple[Sequence[int], bytes]:  # before it is prepared for a model
         if isinstance(images, Images):

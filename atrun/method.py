@@ -69,8 +69,7 @@ class Method(StrEnum):
 
     @property
     def keeps_weights_apart(self) -> bool:
-        """Whether something of a teacher reaches a student with weights of its own, which need not be
-        random."""
+        """Whether something of a teacher reaches a student with weights of its own."""
         return self.transfers or self in (Method.FEATURES, Method.MEAN_MAPS) or self.reads_logits
 
     @property

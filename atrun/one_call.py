@@ -27,8 +27,8 @@ from atrun.classes import require_classes
 from atrun.commands import dry_run, settings_of, summary, until_stopped
 from atrun.config import UNTRAINED, RunConfig, read_config
 from atrun.configure import configured, data_name, teacher_name
+from atrun.data.catalogue import SPLIT_NAMES
 from atrun.data.folders import pictures_below
-from atrun.data.splits import SPLIT_NAMES
 from atrun.measure import decoded, tested_anew
 from atrun.method import DERIVED, Method, method_of_run
 from atrun.record import Record
@@ -142,10 +142,9 @@ def compare_methods(
         runs[str(method), seed] = _asked(of, str(data), student, method, settings, seed)
     configs, rules = zip(*(configured(*asked) for asked in runs.values()))
     note("\n".join(dict.fromkeys(rules)))
-    rows: dict[str, dict[str, list]] = {
-        str(method): {"accuracies": [], "seconds": [], "folders": []} for method in methods
-    }
-    right: dict[str, list[Tensor]] = {name: [] for name in rows}
+    names = list(map(str, methods))
+    rows: dict[str, dict[str, list]] = {n: {"accuracies": [], "seconds": [], "folders": []} for n in names}
+    right: dict[str, list[Tensor]] = {name: [] for name in names}
     for ((name, seed), asked), *derived in zip(runs.items(), configs, rules):
         trained = _carried_out(asked, *derived, out / f"{name}-{seed}")
         right[name].append(trained.right)
@@ -174,9 +173,7 @@ def is_flat(data: str | Path) -> bool:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # whoever reads them says what is not read
         places = {file.relative_to(folder).parent.parts for file in pictures_below(folder)}
-    return bool(places) and all(
-        len(parts) < 2 and {part.lower() for part in parts} <= splits for parts in places
-    )
+    return bool(places) and all(len(parts) < 2 and {*map(str.lower, parts)} <= splits for parts in places)
 
 
 def _method_on(method: str, data: str | Path) -> Method:
@@ -185,17 +182,14 @@ def _method_on(method: str, data: str | Path) -> Method:
     if not is_flat(data) or asked.pretrains:
         return asked
     if asked not in (Method.DISTILL, Method.FEATURES):
-        raise ValueError(
-            f"{method} needs labels, a folder of images for each class; distill and features none"
-        )
+        raise ValueError(f"{method} needs labels, a folder for each class; distill and features need none")
     return Method(f"{asked}-unlabelled")
 
 
 def _written(
     teacher: str | Path | nn.Module, out: Path, settings: Mapping[str, str]
 ) -> tuple[str, Mapping[str, str]]:
-    """A teacher by its name or path, a live one as a file or folder beside the run's folder; and the settings
-    with what such a file does not say."""
+    """A teacher's name or path, a live one written beside `out`, and settings with what it does not say."""
     if isinstance(teacher, (str, Path)):
         return str(teacher), settings
     sizes = sizes_of(teacher)
@@ -274,23 +268,21 @@ def _require_unchanged(folder: Path, config: RunConfig, tested_on) -> None:
 
 
 def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
-    """Add the options of `transfer`, and what it calls, `run`."""
     parser.add_argument("--teacher", required=True, help="a timm name, a file of weights, or a run's folder")
     data = "folders of images, one for each class; a flat folder trains by the transfer loss alone"
     parser.add_argument("--data", metavar="NAME|PATH", required=True, help=data)
     student = "tiny, small, half, a timm name, or teacher, for its size (default: small)"
     parser.add_argument("--student", metavar="SIZE|NAME", default="small", help=student)
     methods = f"one, or several for a table: {', '.join(METHODS)} (default: distill)"
-    parser.add_argument(
-        "--methods", nargs="+", choices=METHODS, default=["distill"], metavar="METHOD", help=methods
-    )
+    several = {"nargs": "+", "choices": METHODS, "default": ["distill"], "metavar": "METHOD"}
+    parser.add_argument("--methods", **several, help=methods)
     parser.add_argument("--seeds", type=int, default=1, help="runs of each method (default: 1)")
     out = "the run's folder; of several runs, which are OUT/METHOD-SEED, that of their table"
     parser.add_argument("--out", type=Path, metavar="DIR", help=out)
     dry = "print the student, the pairs of layers and the cost of each method; train nothing"
     parser.add_argument("--dry-run", action="store_true", help=dry)
     parser.epilog = (
-        "Settings of a run are further options, --epochs 20: `python -m atlib train --settings` lists them."
+        "Settings are further options, --epochs 20: `python -m atlib train --settings` lists them."
     )
     parser.set_defaults(run=transfer_command, takes_settings=True)
 
@@ -315,16 +307,14 @@ def transfer_command(arguments: argparse.Namespace) -> int:
 
 
 def _dry_run(arguments: argparse.Namespace, student: str | None) -> int:
-    """What each method would be and cost, its first seed. Logits of a teacher of other classes can only be
-    counted when it has learned these: in their place stands what that costs."""
+    """What each method would be and cost; of logits of a teacher of other classes its fine-tuning."""
     for name in dict.fromkeys(arguments.methods):
         method = _method_on(name, arguments.data)
         if method.reads_logits and not says_classes(teacher_name(arguments.teacher)):
             print(f"{name}: first the teacher learns these classes, by {Method.FINE_TUNE}")
             method = Method.FINE_TUNE
-        settings = settings_of(arguments)
-        asked = _asked(arguments.teacher, arguments.data, student, method, settings, 0)
-        config, rules = configured(*asked)
+        of = arguments.teacher, arguments.data, student, method, settings_of(arguments), 0
+        config, rules = configured(*_asked(*of))
         note(rules)
         dry_run(config)
     if arguments.seeds > 1:

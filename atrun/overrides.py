@@ -64,8 +64,7 @@ class Setting(NamedTuple):
 
 
 def said_of(of: type) -> dict[str, Setting]:
-    """The fields of a dataclass, with what the `#:` comment above or behind each says, which the book's page
-    of the library prints as well; without it where the source was not installed."""
+    """The fields of a dataclass, with what the `#:` comments at them say, where there is a source."""
     try:
         source = inspect.getsource(of)
     except OSError:
@@ -81,8 +80,7 @@ def said_of(of: type) -> dict[str, Setting]:
 
 
 def help_text(sections: Mapping[str, Mapping[str, Setting]]) -> str:
-    """What each setting means, its type, and its value where nothing says it, section by section:
-    {title: {name: what is said of it}}."""
+    """What each setting means, its type, and its default: {title: {name: what is said of it}}."""
     texts = []
     for title, settings in sections.items():
         parser = ArgumentParser(exit_on_error=False)

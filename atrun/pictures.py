@@ -42,16 +42,13 @@ def _columns(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
     student = student_of(model)
     if not isinstance(model, AttentionTransfer) or model.plan.what != "map":
         own = walk(student, images, head=False).layers
-        return {
-            f"student {layer}": looked_at(student, own[layer].map) for layer in first_middle_last(len(own))
-        }
+        some = first_middle_last(len(own))
+        return {f"student {layer}": looked_at(student, own[layer].map) for layer in some}
     places = first_middle_last(len(model.layers))
-    target = model.teacher_layers(images)
-    maps = model.teacher_maps(target)  # of all layers: an average is over all
-    taught = [maps[place] for place in places]
+    maps = model.teacher_maps(model.teacher_layers(images))  # of all layers: an average is over all
     own = model.walk(images).layers
     pairs = [model.pairing.layers[place] for place in places]
     titles = [f"teacher {of}" if of == layer else f"teacher {of} for {layer}" for layer, of in pairs]
-    return {title: looked_at(student, p) for title, p in zip(titles, taught)} | {
+    return {title: looked_at(student, maps[place]) for title, place in zip(titles, places)} | {
         f"student {layer}": looked_at(student, own[layer].map) for layer, _ in pairs
     }

@@ -1,6 +1,7 @@
 """`python -m atlib plot RUN...`: what the logs of runs say, as curves."""
 
 import argparse
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,7 +11,6 @@ from atlib._util import write_atomically
 from atrun.log import read_log
 from atrun.pictures import as_png
 
-# What is drawn, each in a panel of its own, where a run has it.
 PANELS = (("task_loss", "task loss"), ("transfer_loss", "transfer loss"), ("_accuracy", "accuracy"))
 
 
@@ -21,10 +21,8 @@ def curves(runs: Sequence[Path]) -> Figure:
         logs[folder] = [entry for entry in read_log(folder) if entry.get("event") == "epoch"]
         if not logs[folder]:
             raise ValueError(f"{folder} has no log of a whole pass yet: name a run that has trained")
-    names_of_folders = [folder.name for folder in logs]
-    called = {
-        folder: folder.name if names_of_folders.count(folder.name) == 1 else str(folder) for folder in logs
-    }
+    alike = Counter(folder.name for folder in logs)
+    called = {folder: folder.name if alike[folder.name] == 1 else str(folder) for folder in logs}
     figure = Figure(figsize=(4 * len(PANELS), 3.2), layout="constrained")
     for axes, (ending, title) in zip(figure.subplots(1, len(PANELS)), PANELS):
         axes.set(title=title, xlabel="epoch")
@@ -40,7 +38,6 @@ def curves(runs: Sequence[Path]) -> Figure:
 
 
 def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
-    """Add the options of `plot`, and what it calls, `run`."""
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN")
     parser.add_argument("--out", type=Path, metavar="FILE.png", required=True, help="where the picture goes")
     parser.set_defaults(run=plot_command)

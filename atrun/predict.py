@@ -54,10 +54,8 @@ def predictions(path: Path, files: Sequence[Path], on_corrupt: str = "raise") ->
     require_known("on_corrupt", on_corrupt, ON_CORRUPT)
     _, augmentation = preparation_of(path)
     if augmentation is None:
-        raise ValueError(
-            f"{path} does not say how image files are prepared for it: name a run, or let save_vit(...,"
-            ' {"augmentation": Augmentation(...).describe(), "classes": [...]}) say it'
-        )
+        says_it = 'save_vit(..., {"augmentation": Augmentation(...).describe(), "classes": [...]}) says it'
+        raise ValueError(f"{path} does not say how image files are prepared for it: {says_it}")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = load_result(path).to(device)
     if student_of(model).num_classes == 0:
@@ -119,7 +117,6 @@ def _decoded(file: Path, on_corrupt: str) -> Image.Image | None:
 
 
 def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
-    """Add the options of `predict`, and what it calls, `run`."""
     parser.add_argument("path", type=Path, metavar="RUN|FILE", help="a finished run, or its weights")
     parser.add_argument("images", type=Path, nargs="+", metavar="IMAGE|FOLDER")
     parser.add_argument("--out", type=Path, metavar="FILE.csv|.json", help="default: the CSV is printed")

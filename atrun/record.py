@@ -51,9 +51,6 @@ class Record:
 ABOUT = ("python", "torch", "timm", "atlib", "device", "threads", "commit", "date")
 
 
-# --- One record, as a file of its own ---
-
-
 def write_record(path: str | Path, record: Record) -> Path:
     """Write a record atomically. Raises `ValueError`, with nothing written, when it breaks the schema."""
     return write_atomically(Path(path), (as_json(record, indent=1) + "\n").encode())
@@ -138,9 +135,8 @@ def _commit() -> str:
     here = Path(__file__)
 
     def git(*arguments: str) -> str:
-        return subprocess.check_output(
-            ["git", *arguments], cwd=here.parents[1], text=True, stderr=subprocess.DEVNULL
-        ).strip()
+        how = {"cwd": here.parents[1], "text": True, "stderr": subprocess.DEVNULL}
+        return subprocess.check_output(["git", *arguments], **how).strip()
 
     try:
         # An installed atlib may lie in the .venv of another project's checkout, whose commit is not its own.

@@ -115,8 +115,7 @@ def table_report(
 
 def _command(words: Sequence[str], settings: Mapping[str, str], folder: Path) -> str:
     further = [word for name, value in settings.items() for word in (f"--{name}", value)]
-    out = f"{folder.resolve()}-again"
-    line = shlex.join(["python", "-m", "atlib", *words, *further, "--out", out])
+    line = shlex.join(["python", "-m", "atlib", *words, *further, "--out", f"{folder.resolve()}-again"])
     return f"<h2>The command that repeats it</h2><pre>{escape(line)}</pre>"
 
 

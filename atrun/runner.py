@@ -55,8 +55,6 @@ def start(config: RunConfig, folder: Path, images=None, log: Callable[[dict], No
     """
     require_tracker(config.tracker)
     require_together()
-    if is_main_process():
-        check_folder(folder)
     images = training_images(config) if images is None else images
     config = config.on(len(images))
     ready = _make_ready(config, images, folder)
@@ -182,8 +180,7 @@ def _make_ready(config: RunConfig, images, folder: Path) -> tuple[Any | None, Bu
 
 
 def _check_classes(config: RunConfig, images, tested_on, outputs: int) -> None:
-    """Raise `ValueError` for classes of the evaluation that the training images or the model lack. A part of
-    the images, chosen by the seed, may lack some."""
+    """Raise `ValueError` for classes of the evaluation that the training images or the model lack."""
     trained_on, what = config.training_split, f"{config.data} {config.evaluation_split}"
     classes = tuple(images.classes), tuple(tested_on.classes)
     if all(classes) and classes[0] != classes[1]:
@@ -217,11 +214,9 @@ def _carry_out(
     # what a file says beside the weights: how images are prepared and normalised, its classes, its test
     normalisation = getattr(images, "normalisation", None)
     prepared: dict[str, Any] = {} if detects else {"augmentation": config.describe().get("augmentation")}
-    if config.classifies:
-        prepared["classes"] = list(images.classes)
     prepared["normalisation"] = None if normalisation is None else normalisation.describe()
     if config.classifies:
-        prepared |= tested_as(config, tested_on)
+        prepared |= {"classes": list(images.classes), **tested_as(config, tested_on)}
     split = "none" if config.method.pretrains else config.evaluation_split
     if built.untrained is not None:
         same["teacher's sha256"] = digest_of_tensors(built.untrained.state_dict())
@@ -354,8 +349,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def tested_as(config: RunConfig, images) -> dict[str, Any]:
-    """Which images a classifier is tested on, as its file says it, so that a later evaluation can tell
-    whether it has the same: others may be images that the model has learned."""
+    """Which images a classifier is tested on, as its file says it: others may be some that it has learned."""
     labels = hashlib.sha256(images.targets.long().cpu().numpy().tobytes()).hexdigest()
     files = {name: value for name, value in identity_of(images).items() if name in FILES}
     return {"tested_on": {"split": config.evaluation_split, "images": len(images), "labels": labels, **files}}

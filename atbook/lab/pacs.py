@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 
 from atlib.data import Images
+from atrun.data.catalogue import VALIDATION_SHARE, fixed_order
 from atrun.data.in_memory import images_in_memory
-from atrun.data.splits import VALIDATION_SHARE, fixed_order
 
 PACS = "flwrlabs/pacs"
 DOMAINS = ("photo", "art_painting", "cartoon", "sketch")

@@ -4,9 +4,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from atlib._util import require_known
-from atrun.data.decoding import DataError, MissingData
-from atrun.data.splits import VALIDATION_SHARE
+
+# What a split's folder of images may be called, in small or capital letters.
+SPLIT_NAMES = {
+    "train": ("train", "training"),
+    "validation": ("validation", "valid", "val", "dev"),
+    "test": ("test", "testing", "eval", "evaluation"),
+}
+VALIDATION_SHARE = 0.1  # of "train", where a data set publishes no validation split
 
 
 class Known(NamedTuple):
@@ -23,18 +31,15 @@ class Known(NamedTuple):
 
 
 def find(name_or_path: str | Path, path: str | Path | None = None) -> tuple[str, Path | None, Known | None]:
-    """Tell a name of `CATALOGUE` (its files in `path`, if given), a file or folder, and a hub id "owner/name"
-    from each other: the name for messages, which is the hub's id where the path is None, the path, and what
-    is published."""
+    """Of a name of `CATALOGUE` (its files in `path`, if given), a file or folder, or a hub id "owner/name":
+    the name for messages, or the hub's id where the path is None, the path, and what is published."""
     name = str(name_or_path)
     known = CATALOGUE.get(name)
     if path is not None and not Path(path).exists():
-        raise MissingData(f"{path} does not exist: it is where the files of {name} are looked for", "path")
+        raise FileNotFoundError(f"{path} does not exist: --data_path FOLDER has the files of {name}")
     if path is None and known is not None:
         if known.hub is None:
-            raise DataError(
-                f"{name} is not whole on the hub: {known.otherwise}, and pass it as path=", "path"
-            )
+            raise ValueError(f"{name} is not whole on the hub: {known.otherwise}; --data_path FOLDER")
         return known.hub, None, known
     here = Path(path if path is not None else name_or_path).expanduser()
     if path is not None or here.exists():
@@ -44,6 +49,11 @@ def find(name_or_path: str | Path, path: str | Path | None = None) -> tuple[str,
     if name.count("/") != 1:  # all that is left is a hub id, "owner/name"
         require_known("data set", name, CATALOGUE)
     return name, None, None
+
+
+def fixed_order(count: int) -> np.ndarray:
+    """The order in which images are held out: always the same, so that it never depends on a run's seed."""
+    return np.random.default_rng(0).permutation(count)
 
 
 def _published(train: int, validation: int = 0, test: int = 0) -> dict[str, int]:
@@ -71,10 +81,9 @@ CATALOGUE: dict[str, Known] = {
         "validation",
         files={"train": "data/train-*.parquet", "validation": "data/validation-*.parquet"},
     ),
-    # The release of fall 2011, which papers mean (1409.0575, state of August 2014). It has no splits: a
-    # tenth of a folder without them is held out here, so a paper that trains on all of it trains on
-    # "train+validation". The hub's copies are packed in shards whose columns are called otherwise, or hold
-    # some of the classes; the release of winter 2021 has 19,167 of them.
+    # The release of fall 2011, which papers mean (1409.0575, state of August 2014; that of winter 2021 has
+    # 19,167 classes). It has no splits, so a paper that trains on all of it trains on "train+validation". The
+    # hub's copies have other columns, or some of the classes.
     "imagenet-21k": Known(
         None,
         21_841,
@@ -91,9 +100,8 @@ CATALOGUE: dict[str, Known] = {
     "inat2018": Known(None, 8142, {"train": 437_513, "validation": 24_426}, "validation", _UNPACK),
     # The authors give the sum of both, 268,243; 265,213 is what the challenge's copies count.
     "inat2019": Known(None, 1010, {"train": 265_213, "validation": 3_030}, "validation", _UNPACK),
-    # The small sets of transfer learning. Papers train on training and validation images together
-    # ("train+validation") and report the test split. Nilsback and Zisserman 2008; Parkhi et al. 2012; Krause
-    # et al. 2013
+    # The small sets of transfer learning: papers train on "train+validation" and report the test split.
+    # Nilsback and Zisserman 2008; Parkhi et al. 2012; Krause et al. 2013
     "flowers102": Known("dpdl-benchmark/oxford_flowers102", 102, _published(1_020, 1_020, 6_149), "test"),
     "pets": Known("timm/oxford-iiit-pet", 37, _published(3_680, test=3_669), "test"),
     # Maji et al. 2013 (1306.5151). Its classes are the 100 variants. The hub's copies need code of their own

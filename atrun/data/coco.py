@@ -17,7 +17,7 @@ from torchvision.transforms import functional as vision
 from atfamily.detection.objects import Found, ObjectBatch, Objects, check_objects
 from atlib.loading import Batch, ShardSpec, augmentation_seeds, draw_below, loader_of, my_batches, my_repeats
 from atlib.pair import IMAGENET
-from atrun.data.decoding import CorruptImage, DataError, MissingData, as_rgb, in_eight_bits, large_pictures
+from atrun.data.decoding import CorruptImage, as_rgb, in_eight_bits, large_pictures
 
 # Edges in annotations are rounded; one that lies further out of its image than this is an error.
 ROUNDING = 1.0  # pixels
@@ -41,8 +41,8 @@ class CocoObjects:
     order of their ids. jitter: the range of large-scale jitter (Ghiasi et al. 2021, arXiv 2012.07177), for
     training: the longer side becomes a random share of `size`, a random part is cut out where it is larger,
     and half of the images are flipped; None: the longer side fits, at the upper left. What is left of the
-    square is the mean colour. masks: whether pixels are read, too. Raises `MissingData`, `DataError` for what
-    is not COCO's, and `CorruptImage` for an image that cannot be decoded, when it is read.
+    square is the mean colour. masks: whether pixels are read, too. Raises `FileNotFoundError`, `ValueError`
+    for what is not COCO's, and `CorruptImage` for an image that cannot be decoded, when it is read.
     """
 
     normalisation = IMAGENET  # how the images come out; COCO's models are started from it
@@ -61,14 +61,14 @@ class CocoObjects:
         self.folder, self.file = Path(images), Path(annotations)
         self.size, self.jitter, self.masks, self.workers = size, jitter, masks, workers
         if not self.folder.is_dir():
-            raise MissingData(f"{self.folder} is no folder: images= names that of the image files", "path")
+            raise FileNotFoundError(f"{self.folder} is no folder: it must hold the image files")
         self.entries, self._annotations, categories = _read(self.file, masks)
         self.classes = tuple(str(each.get("name", each["id"])) for each in categories)
         self._number = {each["id"]: number for number, each in enumerate(categories)}
         names = [entry["file_name"] for entry in self.entries]
         if absent := [name for name in names if not (self.folder / name).is_file()]:
             first = f"{len(absent)} of {len(names)} images, the first {absent[0]}"
-            raise MissingData(f"{first}: in {self.file}, not in {self.folder}", "path")
+            raise FileNotFoundError(f"{first}: in {self.file}, not in {self.folder}")
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -100,8 +100,7 @@ class CocoObjects:
         return [{"area": float(one["area"])} if one.get("area") else {} for one in objects]
 
     def placed(self, number: int, seed: int | None) -> Placed:
-        """Where an image lies in its square: as for evaluation where the seed is None or nothing is
-        jittered."""
+        """Where an image lies in its square; seed None: as for evaluation."""
         entry = self.entries[number]
         longer = max(entry["height"], entry["width"])
         if seed is None or self.jitter is None:
@@ -161,7 +160,7 @@ class CocoObjects:
         from pycocotools import mask as run_lengths
 
         packed = annotation["segmentation"]
-        bad = DataError(f"{self.file}, annotation {annotation['id']}: run lengths do not fill the image")
+        bad = ValueError(f"{self.file}, annotation {annotation['id']}: run lengths do not fill the image")
         try:
             if isinstance(packed, list):
                 packed = run_lengths.merge(run_lengths.frPyObjects(packed, height, width))
@@ -194,15 +193,14 @@ class CocoObjects:
         except Exception as error:  # PIL raises half a dozen kinds for a damaged file
             raise CorruptImage(f"{path} cannot be decoded ({error})") from error
         if size not in (stored, shown.size):
-            raise DataError(f"{path} is {stored} pixels, {self.file} says {size} of image {entry['id']}")
+            raise ValueError(f"{path} is {stored} pixels, {self.file} says {size} of image {entry['id']}")
         if shown is not picture and stored == shown.size:
-            raise DataError(f"{path} is turned by EXIF ({turn}): its boxes may be of either view")
+            raise ValueError(f"{path} is turned by EXIF ({turn}): its boxes may be of either view")
         return picture if size == stored else shown  # boxes are of the view whose size the annotations say
 
 
 def place_image(picture: Image.Image, place: Placed, size: int) -> Tensor:
-    """The part of a picture that lies in the square: float32 (3, size, size), normalised as ImageNet, 0 where
-    there is no picture."""
+    """The part of a picture that lies in the square, and 0 beside it: float32 (3, size, size), normalised."""
     if place.flipped:
         picture = vision.hflip(picture)
     across, down = _scaled(place.scale, *picture.size)
@@ -214,9 +212,8 @@ def place_image(picture: Image.Image, place: Placed, size: int) -> Tensor:
 
 
 def place_objects(objects: Objects, place: Placed, width: int, height: int, size: int) -> Objects:
-    """What lies in the square of objects of an image of that width and height in pixels. A box that the
-    square's edge cuts holds the pixels that are left, where masks tell which. Objects of which less than a
-    pixel is left in width or height go, and those of which no pixel is."""
+    """What lies in the square of objects of an image of that width and height in pixels, but for what is less
+    than a pixel. A box that the square's edge cuts holds the pixels that are left, where masks tell which."""
     boxes, labels, masks, crowd = objects
     if place.flipped:
         boxes = torch.stack([width - boxes[:, 2], boxes[:, 1], width - boxes[:, 0], boxes[:, 3]], dim=1)
@@ -250,7 +247,7 @@ def _scaled(scale: float, *sides: int) -> list[int]:
 def _read(file: Path, masks: bool) -> tuple[list[dict], dict[int, list[dict]], list[dict]]:
     """Images, annotations by image and categories of a file, the first and last in the order of their ids."""
     if not file.is_file():
-        raise MissingData(f"{file} is not there: annotations= names the JSON file", "path")
+        raise FileNotFoundError(f"{file}, the JSON file of annotations, is not there")
     try:
         read = json.loads(file.read_text(encoding="utf-8"))
         images, categories = (
@@ -266,13 +263,11 @@ def _read(file: Path, masks: bool) -> tuple[list[dict], dict[int, list[dict]], l
         by_image: dict[int, list[dict]] = {each["id"]: [] for each in images}
         category_ids = {each["id"] for each in categories}
         for each in annotations:
-            if each["image_id"] not in by_image or each["category_id"] not in category_ids:
-                raise ValueError(f"ids {each['id']}: an annotation of no image, or of none of the categories")
-            if not _usable(each, *sizes[each["image_id"]], masks):
-                raise ValueError(f"annotation {each['id']}: no box in its image, or a mask of another size")
+            if each["category_id"] not in category_ids or not _usable(each, *sizes[each["image_id"]], masks):
+                raise ValueError(f"annotation {each['id']}: its category, its box or its mask does not fit")
             by_image[each["image_id"]].append(each)
     except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{file} is not in COCO's form: {type(error).__name__}, {error}") from error
+        raise ValueError(f"{file} is not in COCO's form: {type(error).__name__}, {error}") from error
     return images, by_image, categories
 
 

@@ -2,19 +2,14 @@
 
 import errno
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from atlib.pair import Normalisation
-
-# (image, seed of its augmentation) -> float (3, height, width)
-Transform = Callable[[Image.Image, int | None], Tensor]
 ON_CORRUPT = ("raise", "skip")  # what is done with an image that cannot be decoded
 # What the system lacks or a disk does: nothing that is wrong with an image.
 NOT_THE_IMAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.ESTALE)
@@ -22,27 +17,13 @@ NOT_THE_IMAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.EST
 LARGEST = 500_000_000
 
 
-class DataError(ValueError):
-    """Data that cannot be read as they were asked for. argument: of `open_photos` or `open_stream`, the one
-    that is wrong or missing, such as "label_column"."""
-
-    def __init__(self, message: str, argument: str | None = None):
-        super().__init__(message)
-        self.argument = argument
-
-
 class CorruptImage(OSError):
     """An image that cannot be decoded; the message says its index, its file where that is known, and why."""
 
 
-class MissingData(DataError, FileNotFoundError):
-    """Files of a data set that are not where they are looked for."""
-
-
 class Made(NamedTuple):
-    """What became of a share of images. images: (b, 3, height, width) of those that could be decoded, targets
-    (b,) and indices likewise; corrupt: {index: why} of the others. Where none could, `images` is one blank
-    image, and `indices` is empty."""
+    """What became of a share of images. images, targets: (b, 3, height, width) and (b,) of those that could
+    be decoded, or of a blank one; indices: of the decoded; corrupt: {index: why} of the others."""
 
     images: Tensor
     targets: Tensor
@@ -108,29 +89,3 @@ def in_eight_bits(image: Image.Image) -> Image.Image:
     if high < 4096:
         warnings.warn("16-bit pictures use 12 bits at most, and get dark: scale them by 16", stacklevel=2)
     return Image.fromarray((values >> 8).astype(np.uint8))
-
-
-def make(wanted: Iterable[Wanted], transform: Transform) -> Made:
-    """Decode and transform images; a black one stands for a share of which none can be decoded."""
-    images, targets, indices, corrupt = [], [], [], {}
-    for index, file, target, seed in wanted:
-        try:
-            picture = decode(file)
-        except CorruptImage as error:
-            corrupt[index] = str(error)
-            continue
-        with large_pictures():
-            images.append(transform(picture, seed))
-        targets.append(target)
-        indices.append(index)
-    if not images:
-        images, targets = [transform(Image.new("RGB", (256, 256)), None)], [0]
-    return Made(torch.stack(images), torch.tensor(targets), indices, corrupt)
-
-
-AS_STORED = Normalisation(0.5, 0.25)  # as `Images` normalises
-
-
-def as_stored(image: Image.Image, seed: int | None = None) -> Tensor:
-    """A picture as it is, float (3, height, width), scaled as `Images` scales: (pixel / 255 - 0.5) / 0.25."""
-    return (torch.from_numpy(np.array(image)).permute(2, 0, 1).float() / 255 - 0.5) / 0.25

@@ -14,13 +14,13 @@ from pathlib import Path
 
 from PIL import Image, ImageFile
 
-from atrun.data.decoding import DataError
-from atrun.data.splits import SPLIT_NAMES
+from atrun.data.catalogue import SPLIT_NAMES
 
 WAY_OUT = (
     "each class needs a folder, such as FOLDER/train/cat/1.jpg and FOLDER/train/dog/2.jpg;"
     " `python -m atlib pretrain` learns without labels"
 )
+SPLITS = "splits are folders called train, validation and test"
 
 
 @cache
@@ -63,9 +63,7 @@ class ImageFolders(Mapping):
         self.path, self.labelled = Path(os.path.abspath(path)), labelled
         self.folders = _splits(self.path)
         if not any(map(_holds_pictures, self.folders.values())):
-            raise FileNotFoundError(
-                f"{path} holds no images: put them as {path}/train/cat/1.jpg, or give train*.parquet"
-            )
+            raise FileNotFoundError(f"{path} holds no images, such as train/cat/1.jpg, and no train*.parquet")
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.folders)
@@ -97,24 +95,24 @@ class ImageFolders(Mapping):
         """The classes of a split: those that the training images have, if there are some."""
         folder, train = self.folders[split], self.folders.get("train")
         if not counts:
-            raise DataError(f"{folder} holds images and no class folders: {WAY_OUT}", "split")
+            raise ValueError(f"{folder} holds images and no class folders: {WAY_OUT}")
         names = sorted(counts) if train is None else [each.name for each in _visible_folders(train)]
         looks: dict[str, list[str]] = {}
         for name in names:
             looks.setdefault(_as_seen(name), []).append(name)
         if alike := [several for several in looks.values() if len(several) > 1]:
             listed = ", ".join(" and ".join(map(ascii, several)) for several in alike[:5])
-            raise DataError(f"{train or folder}: classes look alike, {listed}: merge or rename them")
+            raise ValueError(f"{train or folder}: classes look alike, {listed}: merge or rename them")
         if train is None:
             return names
         if unknown := sorted(counts.keys() - set(names)):
             listed = ", ".join(f"{name!a} ({counts[name]} images)" for name in unknown[:5])
-            raise DataError(f"{folder}: {len(unknown)} classes are not in {train}: {listed}", "split")
+            raise ValueError(f"{folder}: {len(unknown)} classes are not in {train}: {listed}")
         if empty := [name for name in names if not counts.get(name) and not _holds_pictures(train / name)]:
             listed = ", ".join(map(ascii, empty[:5]))
-            raise DataError(f"{train}: class folders without an image, {listed}: remove them", "split")
+            raise ValueError(f"{train}: class folders without an image, {listed}: remove them")
         if len(names) < 2:
-            raise DataError(f"{train} has one class, {names[0]!r}, which nothing can be told from: {WAY_OUT}")
+            raise ValueError(f"{train} has one class, {names[0]!r}: {WAY_OUT}")
         return names
 
 
@@ -135,8 +133,7 @@ def _visible_folders(path: Path) -> list[Path]:
 
 
 def _files(folder: Path) -> Iterator[tuple[Path, bool]]:
-    """All files below a folder, and whether each is read as a picture. Hidden ones that are no pictures are
-    nobody's data."""
+    """All files below a folder, but for hidden ones that are no pictures, and whether each is read."""
 
     def fail(error: OSError) -> None:
         raise error
@@ -144,7 +141,7 @@ def _files(folder: Path) -> Iterator[tuple[Path, bool]]:
     for root, folders, names in os.walk(folder, onerror=fail, followlinks=True):
         here = Path(root)
         if here.is_symlink() and any(here.samefile(parent) for parent in here.parents):
-            raise DataError(f"{here} is a link to a folder that holds it: take it away")
+            raise ValueError(f"{here} is a link to a folder that holds it: take it away")
         folders.sort()
         hidden = any(map(_hidden, here.relative_to(folder).parts))
         for name in sorted(names):
@@ -160,33 +157,23 @@ def _holds_pictures(path: Path) -> bool:
 
 
 def _splits(path: Path) -> dict[str, Path]:
-    """The folder of each split. One alone that is called like a split, beside others, must hold folders:
-    "train" may be a class, beside "bus" and "car"."""
+    """The folder of each split; "train" beside "bus" and "car" is a class, where it holds no folders."""
     folders = _visible_folders(path)
-    called = {
-        each: split for each in folders for split in SPLIT_NAMES if each.name.lower() in SPLIT_NAMES[split]
-    }
+    split_of = {name: split for split, names in SPLIT_NAMES.items() for name in names}
+    called = {each: split_of[each.name.lower()] for each in folders if each.name.lower() in split_of}
     if len(set(called.values())) < 2 and len(called) < len(folders):
         called = {each: split for each, split in called.items() if _visible_folders(each)}
     if not called:
-        names = {each.name for each in folders} | {
-            one.name for each in folders for one in _visible_folders(each)
-        }
+        names = {one.name for each in folders for one in (each, *_visible_folders(each))}
         first_words = {re.split(r"[_\-. ]", name.lower())[0] for name in names}
         if sum(not first_words.isdisjoint(called) for called in SPLIT_NAMES.values()) > 1:
-            warnings.warn(
-                f"{path}: {', '.join(sorted(names)[:5])} are read as classes or as parts of them: splits are"
-                " folders called train, validation and test, with the classes in them",
-                stacklevel=2,
-            )
+            listed = ", ".join(sorted(names)[:5])
+            warnings.warn(f"{path}: {listed} are read as classes or as parts of them: {SPLITS}", stacklevel=2)
         return {"train": path}
     others = [each for each in sorted(path.iterdir()) if each not in called and not _hidden(each.name)]
     if pictures := [each.name for each in others if _holds_pictures(each)]:
-        warnings.warn(
-            f"{path}: images are read from {', '.join(each.name for each in called)} and not from"
-            f" {', '.join(pictures[:5])}: splits are folders called train, validation and test",
-            stacklevel=2,
-        )
+        read, unread = ", ".join(each.name for each in called), ", ".join(pictures[:5])
+        warnings.warn(f"{path}: images are read from {read} and not from {unread}: {SPLITS}", stacklevel=2)
     if len(set(called.values())) < len(called):
         several = ", ".join(each.name for each in called)
         raise ValueError(f"{path} has two folders for one split among {several}: keep one")

@@ -17,8 +17,7 @@ def is_generated(data: str) -> bool:
 
 
 def require_installed(data: str) -> None:
-    """Raise `ValueError` for a data set of a function outside the installed packages: what a run's folder
-    names may be a stranger's, and lie in the working folder. Nothing is imported."""
+    """Raise `ValueError` for a function outside the installed packages, which may be a stranger's."""
     package = data.split(":")[0].split(".")[0]
     if is_generated(data) and not _is_installed(package):
         raise ValueError(f"{data!r} is of no installed package, and would run: --trust-data allows it")

@@ -10,10 +10,8 @@ from pathlib import Path
 import datasets
 
 from atlib._util import require_known
-from atrun.data.catalogue import Known, find
-from atrun.data.decoding import DataError
+from atrun.data.catalogue import VALIDATION_SHARE, Known, find, fixed_order
 from atrun.data.folders import ImageFolders
-from atrun.data.splits import VALIDATION_SHARE, fixed_order
 
 IMAGE_COLUMNS, LABEL_COLUMNS = ("image", "img"), ("label", "labels", "fine_label")
 SPLITS = ("train", "validation", "test")
@@ -28,8 +26,8 @@ def open_rows_of(
     label_column: str | None = None,
     labelled: bool = True,
 ) -> tuple[datasets.Dataset, str, str | None, Known | None]:
-    """Open a split of a data set by name, path or hub id: its rows, image and label
-    column (None with labelled=False), and what is published about it (None without a name).
+    """Open a split of a data set by name, path or hub id: its rows, image and label column (None with
+    labelled=False), and what is published about it (None without a name).
 
     A path may be parquet or arrow files named after their splits, one such file, a data set saved by
     `datasets`, one folder per class, whose sorted names are the classes, below a folder per split or none, or
@@ -66,11 +64,11 @@ def open_streamed(
         builder = "parquet" if (splits := _files_of(Path(path), "parquet")) else "arrow"
         splits = splits or _files_of(Path(path), "arrow")
         if not splits:
-            raise DataError(f"{path} holds no parquet or arrow files to stream: open_photos reads it")
+            raise ValueError(f"{path} holds no parquet or arrow files to stream: open_photos reads it")
     parts, held_out = _parts(splits, split, name)
     if held_out or len(parts) > 1:
         way_out = "ask for 'train+validation' or another published split, or use open_photos"
-        raise DataError(f"{split!r} of {name} cannot be streamed: {way_out}", "split")
+        raise ValueError(f"{split!r} of {name} cannot be streamed: {way_out}")
     if path is None:
         return splits[parts[0]], None
     return _read(splits[parts[0]], builder, streaming=True), splits[parts[0]]
@@ -79,8 +77,7 @@ def open_streamed(
 def columns_of(
     rows: Rows, image: str | None = None, label: str | None = None, labelled: bool = True
 ) -> tuple[str, str | None]:
-    """The image and the label column: those named, else those that are usually so called; without labels, the
-    image column and None."""
+    """The image and the label column, those named, else those that are usually so called; or None for it."""
     images = IMAGE_COLUMNS if image is None else (image,)
     labels = LABEL_COLUMNS if label is None else (label,)
     return find_column(rows, images, "image"), find_column(rows, labels, "label") if labelled else None
@@ -106,10 +103,8 @@ def _from_hub(name: str, split: str | None = None, files: str | None = None, **o
     try:
         return datasets.load_dataset(name, **options)
     except Exception as error:  # datasets, huggingface_hub and httpx each have their own errors
-        raise ConnectionError(
-            f"{name!r} could not be read from the hub ({type(error).__name__}: {error}): without a network,"
-            " fetch train.parquet, test.parquet elsewhere, and pass their folder as path="
-        ) from error
+        why = f"{type(error).__name__}: {error}"
+        raise ConnectionError(f"{name!r} is not read from the hub ({why}): fetch it, give path=") from error
 
 
 def _from_files(name: str, path: Path, labelled: bool = True) -> Mapping[str, datasets.Dataset]:
@@ -123,9 +118,8 @@ def _from_files(name: str, path: Path, labelled: bool = True) -> Mapping[str, da
     if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
         saved = datasets.load_from_disk(str(path))
         return saved if isinstance(saved, datasets.DatasetDict) else {"train": saved}
-    return {split: _read_annotated(file) for split, file in _annotated(path).items()} or ImageFolders(
-        path, labelled
-    )
+    annotated = {split: _read_annotated(file) for split, file in _annotated(path).items()}
+    return annotated or ImageFolders(path, labelled)
 
 
 def _files_of(path: Path, suffix: str) -> dict[str, list[str]]:
@@ -207,36 +201,26 @@ def _parts(splits, split: str, name: str) -> tuple[list[str], bool]:
 
 
 def find_column(rows: Rows, names: tuple[str, ...], kind: str) -> str:
-    """The first of `names` that is a column of `rows`. Raises `DataError` listing what there is."""
+    """The first of `names` that is a column of `rows`. Raises `ValueError` listing what there is."""
     for name in names:
         if name in rows.column_names:
             return name
-    raise DataError(
-        f"no {kind} column: none of {', '.join(names)} among {', '.join(rows.column_names)}:"
-        f" name it with {kind}_column=",
-        f"{kind}_column",
-    )
+    there = ", ".join(rows.column_names)
+    raise ValueError(f"no {kind} column among {there}: {kind}_column= names it")
 
 
 def class_names(rows: Rows, column: str, published: int | None = None) -> tuple[str, ...]:
-    """The names of the classes that a column of class indices has, or the numbers of those that were
-    published or are found."""
+    """The names of the classes of a column of class indices, or their numbers."""
     feature = rows.features[column]
     if isinstance(feature, datasets.ClassLabel):
         if published not in (None, len(feature.names)):
-            raise DataError(
-                f"{len(feature.names)} classes, {published} were published: open another set by its path",
-                "path",
-            )
+            raise ValueError(f"{len(feature.names)} classes, {published} were published: open it by its path")
         return tuple(feature.names)
     if published is not None and str(getattr(feature, "dtype", "")).startswith(("int", "uint")):
         return tuple(map(str, range(published)))
     if isinstance(rows, datasets.IterableDataset):
-        raise DataError(f"column {column!r} does not name its classes, as a stream must: open_photos")
+        raise ValueError(f"column {column!r} does not name its classes, as a stream must: open_photos")
     labels = set(rows[column])
     if wrong := [label for label in labels if not isinstance(label, int) or label < 0]:
-        raise DataError(
-            f"column {column!r} holds {wrong[0]!r:.40}, no class index: rows.class_encode_column makes some",
-            "label_column",
-        )
+        raise ValueError(f"column {column!r} holds {wrong[0]!r:.40}, no class index: label_column=")
     return tuple(map(str, range(max(labels, default=-1) + 1)))

@@ -19,8 +19,7 @@ from atrun.data.transforms import Augmentation
 
 
 class LabelSpace(NamedTuple):
-    """A classifier's classes by name and, for ImageNet, by WordNet id; `classes`: the indices of those that a
-    data set has (None: all)."""
+    """A classifier's classes by name and WordNet id; `classes`: those that a set has, None: all."""
 
     names: tuple[str, ...]
     ids: tuple[str, ...] = ()
@@ -52,9 +51,7 @@ class LabelSpace(NamedTuple):
         return [found[label] for label in labels]
 
 
-CIFAR10 = LabelSpace(
-    ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-)
+CIFAR10 = LabelSpace(tuple("airplane automobile bird cat deer dog frog horse ship truck".split()))
 IMAGENET = LabelSpace(tuple(ImageNetInfo().label_descriptions()), tuple(ImageNetInfo().label_names()))
 _LISTS = resources.files("timm.data") / "_info"
 # 200 classes each, as in their authors' eval.py
@@ -124,8 +121,7 @@ def open_shifted(
 
 
 def _reassessed(rows, image_column: str) -> tuple[Sequence[int], Tensor]:
-    """The rows with at least one reassessed label, and the set of right classes of each, bool (n, 1000);
-    found by file name, such as ILSVRC2012_val_00000001.JPEG."""
+    """The rows with a reassessed label, by file name, and the right classes of each, bool (n, 1000)."""
     import pyarrow.compute as compute
 
     published, positions, labels = RealLabelsImagenet([""] * 50_000).real_labels, [], []
@@ -148,9 +144,8 @@ SHIFTED = {
     "cifar10.1": ShiftedSet("XiangPan/CIFAR10.1", "test", CIFAR10),
     # Recht et al. 2019 (1902.10811), "matched frequency", 10,000 images
     "imagenetv2": ShiftedSet("clip-benchmark/wds_imagenetv2", "test", IMAGENET),
-    # Hendrycks et al. 2021, Natural Adversarial Examples (1907.07174)
+    # Hendrycks et al. 2021 (1907.07174), and (2006.16241)
     "imagenet-a": ShiftedSet("barkermrl/imagenet-a", "train", IMAGENET_A),
-    # Hendrycks et al. 2021, The Many Faces of Robustness (2006.16241)
     "imagenet-r": ShiftedSet("axiong/imagenet-r", "test", IMAGENET_R),
     # Wang et al. 2019 (1905.13549)
     "imagenet-sketch": ShiftedSet("clip-benchmark/wds_imagenet_sketch", "test", IMAGENET),

@@ -16,27 +16,16 @@ from atlib._util import require_known
 from atlib.data import UNLABELLED, Images
 from atlib.loading import Batch, ShardSpec, augmentation_seeds, loader_of, my_batches, my_repeats
 from atlib.pair import Normalisation
-from atrun.data.decoding import (
-    AS_STORED,
-    ON_CORRUPT,
-    CorruptImage,
-    DataError,
-    Made,
-    Wanted,
-    as_stored,
-    decode,
-    large_pictures,
-    make,
-)
+from atrun.data.decoding import ON_CORRUPT, CorruptImage, Made, Wanted, decode, large_pictures
 from atrun.data.transforms import Augmentation, in_two
 from atrun.data.views import Views
 
+AS_STORED = Normalisation(0.5, 0.25)  # as `Images` normalises
 NAMED = 20  # corrupt images that are warned about one by one
 
 
 class Decoded:
-    """What images by index and images as they come have in common: how they are treated, and which of them
-    could not be decoded. Arguments: as in `Photos`."""
+    """What images by index and images as they come have in common. Arguments: as in `Photos`."""
 
     def __init__(
         self, classes: Sequence[str], augmentation: Augmentation | Views | None, train: bool, on_corrupt: str
@@ -76,20 +65,33 @@ class Decoded:
         return augmentation_seeds(part, *places).tolist()
 
     def made(self, wanted: Iterable[Wanted]) -> Made:
-        """Images decoded and treated, as for evaluation where their seed is None."""
-        a = self.augmentation
+        """Images decoded and treated; a black one stands for a share of which none can be decoded."""
+        images, targets, indices, corrupt = [], [], [], {}
+        for index, file, target, seed in wanted:
+            try:
+                picture = decode(file)
+            except CorruptImage as error:
+                corrupt[index] = str(error)
+                continue
+            with large_pictures():
+                images.append(self._treated(picture, seed))
+            targets.append(target)
+            indices.append(index)
+        if not images:
+            images, targets = [self._treated(Image.new("RGB", (256, 256)), None)], [0]
+        return Made(torch.stack(images), torch.tensor(targets), indices, corrupt)
 
-        def treat(picture: Image.Image, seed: int | None) -> Tensor:
-            return a.evaluate(picture) if seed is None else a.train(picture, seed)
-
-        return make(wanted, as_stored if a is None else treat)
+    def _treated(self, picture: Image.Image, seed: int | None) -> Tensor:
+        if (a := self.augmentation) is None:
+            return (torch.from_numpy(np.array(picture)).permute(2, 0, 1).float() / 255 - 0.5) / 0.25
+        return a.evaluate(picture) if seed is None else a.train(picture, seed)
 
     def deliver(
         self, make: Callable[[Sequence], Made], shares: Iterable[tuple[Sequence, float]], workers: int
     ) -> Iterator[Batch]:
         """One batch for each (what `make` makes images of, weight), in order, made by `workers` processes
-        ahead of time (0: by this one). What cannot be decoded is left out, and its weight falls to the part
-        of the share that is left, so that over all processes every image counts as much as without a gap."""
+        ahead of time (0: by this one). The weight of what cannot be decoded falls to the rest of its share,
+        so that over all processes every image counts as much as without a gap."""
         planned: list[tuple[int, float]] = []  # handed to workers, not yet delivered
 
         def drawn() -> Iterator[Sequence]:
@@ -148,8 +150,7 @@ class Photos(Decoded, Dataset):
     __getitems__ = take
 
     def loader(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Batches as `take` has them, in order, every image once. Raises `CorruptImage` where none is
-        left."""
+        """Batches as `take` has them, in order. Raises `CorruptImage` where no image is left."""
         batches, left = BatchSampler(range(len(self)), batch_size, drop_last=False), 0
         for made in loader_of(self._seen, batches, self.workers):
             images, targets = self._noted(made)
@@ -193,8 +194,7 @@ class Photos(Decoded, Dataset):
 def held(photos: Photos, device: torch.device, most: float, workers: int = 0) -> Images | None:
     """Photographs to train on, decoded once and held on a device, where they are then augmented: batches of
     the same bits. most: bytes that they may take; workers: processes that decode. None where they take more,
-    where one cannot be decoded, where their augmentation needs Pillow (`atrun.data.transforms.in_two`), and
-    where they are not of one size."""
+    are not of one size, cannot all be decoded, or are augmented by more than `in_two` can."""
     a, prepare, augment = photos.augmentation, None, None
     if a is not None:
         parts = in_two(a) if photos.train and isinstance(a, Augmentation) else None
@@ -245,16 +245,15 @@ def open_photos(
     name_or_path, path, split, image_column, label_column: as in `atrun.data.hub.open_rows_of`, whose
     errors it raises too. augmentation, train, on_corrupt, workers: as in `Photos`. labelled=False: images
     alone, of any folder, with the target `atlib.data.UNLABELLED`. `datasets` copies what it reads from
-    parquet or the hub into its cache, once. Raises `DataError` for what holds no images or no class indices.
+    parquet or the hub into its cache, once. Raises `ValueError` for what holds no images or no class indices.
     """
     from atrun.data.hub import class_names, open_rows_of
 
-    rows, image_column, label_column, known = open_rows_of(
-        name_or_path, path, split, image_column, label_column, labelled
-    )
+    columns = image_column, label_column, labelled
+    rows, image_column, label_column, known = open_rows_of(name_or_path, path, split, *columns)
     if len(rows) == 0:
         way_out = ": too few to hold a tenth out; make a folder validation/" if split == "validation" else ""
-        raise DataError(f"{name_or_path} {split} has no images{way_out}", "split")
+        raise ValueError(f"{name_or_path} {split} has no images{way_out}")
     # first, since its message knows what the columns hold
     pictures = undecoded(rows, image_column).select_columns([image_column])
     names, labels = (), [UNLABELLED] * len(rows)
@@ -262,36 +261,27 @@ def open_photos(
         names = class_names(rows, label_column, None if known is None else known.classes)
         labels = [checked_label(label, names, i) for i, label in enumerate(rows[label_column][:])]
     if known is not None and known.images.get(split) != len(rows):
-        warnings.warn(
-            f"{name_or_path} {split} has {len(rows):,} images here, {known.images.get(split, 0):,} were"
-            " published: results will not compare with others'",
-            stacklevel=2,
-        )
+        counts = f"{len(rows):,} images here, {known.images.get(split, 0):,} were published"
+        warnings.warn(f"{name_or_path} {split} has {counts}: results will not compare", stacklevel=2)
     how = {"augmentation": augmentation, "train": train, "on_corrupt": on_corrupt, "workers": workers}
     return Photos(pictures, image_column, torch.tensor(labels), names, **how)
 
 
 def checked_label(label: int, names: Sequence[str], index: int) -> int:
-    """The label of image `index`, if it is the number of one of the classes. Raises `DataError`."""
+    """The label of image `index`, if it is the number of one of the classes. Raises `ValueError`."""
     if label in range(len(names)):
         return label
     if label == -1:
-        raise DataError(f"image {index} has the label -1: this split was published without labels", "split")
-    raise DataError(
-        f"image {index} has the label {label!r}, classes are numbered 0 to {len(names) - 1}: label_column=",
-        "label_column",
-    )
+        raise ValueError(f"image {index} has the label -1: this split was published without labels")
+    raise ValueError(f"image {index} has the label {label!r} of 0 to {len(names) - 1}: label_column=")
 
 
 def undecoded(rows, image_column: str):
-    """The rows with image files instead of pictures. Raises `DataError` for a column that holds no images."""
+    """The rows with image files instead of pictures. Raises `ValueError` for a column without images."""
     import datasets
 
     feature = rows.features[image_column]
     binary = isinstance(feature, datasets.Value) and feature.dtype in ("binary", "large_binary")
     if not (binary or isinstance(feature, (datasets.Image, dict))):
-        raise DataError(
-            f"column {image_column!r} holds no images: image_column= names one of {list(rows.features)}",
-            "image_column",
-        )
+        raise ValueError(f"column {image_column!r} has no images: image_column={list(rows.features)}")
     return rows.cast_column(image_column, datasets.Image(decode=False))

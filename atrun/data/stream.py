@@ -8,7 +8,7 @@ from atlib._util import require_known
 from atlib.data import UNLABELLED
 from atlib.loading import Batch, ShardSpec, my_positions
 from atrun.data.catalogue import find
-from atrun.data.decoding import DataError, Wanted
+from atrun.data.decoding import Wanted
 from atrun.data.photos import Decoded, checked_label, undecoded
 from atrun.data.transforms import Augmentation
 from atrun.data.views import Views
@@ -44,9 +44,8 @@ class PhotoStream(Decoded):
         return self.count
 
     def epoch(self, part: ShardSpec, workers: int = 0) -> Iterator[Batch]:
-        """One process's batches of an epoch, decoded by `workers` processes ahead of time (0: by this one);
-        of the steps before `part.start` rows are read, not decoded. Raises `DataError` where the stream has
-        not as many images as was said."""
+        """One process's batches of an epoch, decoded by `workers` processes ahead of time (0: by this one).
+        Raises `ValueError` where the stream has not as many images as was said."""
         self.corrupt.clear()
         return self.deliver(self.made, self._shares(part), workers)
 
@@ -61,9 +60,7 @@ class PhotoStream(Decoded):
                 while at < position // part.repeats:
                     at, row = at + 1, next(images, None)
                     if row is None:
-                        raise DataError(
-                            f"the stream ended after {at} of {self.count} images: count=", "count"
-                        )
+                        raise ValueError(f"the stream has only {at} of {self.count} images: data_size=")
                 label = UNLABELLED
                 if self.label_column is not None:
                     label = checked_label(row[self.label_column], self.classes, at)
@@ -72,7 +69,7 @@ class PhotoStream(Decoded):
         # of other processes, after this one's last
         expected = self.count - at - 1
         if part.repeats == 1 and at >= 0 and sum(1 for _ in islice(images, expected + 1)) > expected:
-            raise DataError(f"the stream has more than the announced {self.count} images: count=", "count")
+            raise ValueError(f"the stream has more than {self.count} images: data_size=")
 
 
 def open_stream(
@@ -99,8 +96,7 @@ def open_stream(
         require_known(f"split of {name_or_path}", split, known.images)
     from atrun.data.hub import class_names, columns_of, open_streamed  # `datasets` takes seconds
 
-    files_there = None if known is None else known.files.get(split)
-    rows, files = open_streamed(name, place, split, files_there)
+    rows, files = open_streamed(name, place, split, None if known is None else known.files.get(split))
     image_column, label_column = columns_of(rows, image_column, label_column, labelled)
     wanted = [image_column, *([label_column] if labelled else [])]
     pictures = undecoded(rows, image_column).select_columns(wanted)
@@ -113,13 +109,11 @@ def open_stream(
     else:
         whole = None if known is None else known.images.get(split)
     if None not in (count, whole) and count != whole:
-        raise DataError(
-            f"{name_or_path} {split} has {whole:,} images, not {count:,}: leave count= out", "count"
-        )
+        raise ValueError(f"{name_or_path} {split} has {whole:,} images, not {count:,}: leave data_size out")
     count = count if whole is None else whole
     if not count:  # steps and schedule hang on it
-        has = "has no images" if count == 0 else "does not say how many images it has: pass count="
-        raise DataError(f"{name_or_path} {split} {has}", "count" if count is None else "split")
+        has = "has no images" if count == 0 else "does not say how many images it has: data_size="
+        raise ValueError(f"{name_or_path} {split} {has}")
     how = {"augmentation": augmentation, "train": train, "on_corrupt": on_corrupt, "buffer": buffer}
     return PhotoStream(pictures, count, image_column, label_column, classes, **how)
 

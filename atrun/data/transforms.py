@@ -62,15 +62,12 @@ class Augmentation:
         if self.rand_augment is not None and not self.rand_augment.startswith("rand"):
             raise ValueError(f"rand_augment={self.rand_augment!r} is no string of timm's RandAugment")
         if self.rand_augment is not None and (self.three_augment or self.color_jitter):
-            raise ValueError(
-                "rand_augment= changes colours itself: no three_augment=, color_jitter= beside it"
-            )
+            raise ValueError("rand_augment= changes colours: no three_augment=, color_jitter= beside it")
         for name in ("scale", "mean", "std"):  # JSON reads tuples back as lists, which cannot be hashed
             object.__setattr__(self, name, tuple(map(float, getattr(self, name))))
 
     def train(self, image: Image.Image, seed: int) -> Tensor:
-        """The image augmented and normalised, float32 (3, image_size, image_size), by a seed from 0 on; the
-        global generators are as before afterwards."""
+        """The image augmented and normalised, float32 (3, image_size, image_size), by a seed from 0 on."""
         with rng_put_back():
             seed_generators(seed)
             return _training(self)(image.convert("RGB"))
@@ -139,8 +136,7 @@ def in_two(augmentation: Augmentation) -> tuple[Callable[[Image.Image], Image.Im
     bytes wherever it is: the same pixels for the same seeds. None where more is drawn than a flip and where a
     square lies, as Pillow changes sizes and colours otherwise than a GPU does."""
     a = augmentation
-    colours = a.rand_augment, a.three_augment, a.color_jitter, a.random_erasing
-    if a.crop == "random-resized" or any(colours):
+    if a.crop == "random-resized" or any((a.rand_augment, a.three_augment, a.color_jitter, a.random_erasing)):
         return None
     crop, _, _ = _training(a).transforms
     shorter, square, _ = crop.transforms

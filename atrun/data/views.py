@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count
+from typing import NamedTuple
 
 import torch
 from PIL import Image, ImageFilter, ImageOps
@@ -24,8 +25,7 @@ JITTERED, GREYED = 0.8, 0.2
 SIGMA = (0.1, 2.0)  # of the blur, in pixels
 
 
-@dataclass(frozen=True)
-class Look:
+class Look(NamedTuple):
     """How one view is made, beside its flip and its colours, which all have."""
 
     #: the least and the largest share of the image's area that is cropped
@@ -35,15 +35,11 @@ class Look:
     #: probability that what is bright turns dark
     solarise: float = 0.0
 
-    def __post_init__(self):
-        object.__setattr__(self, "scale", tuple(self.scale))  # JSON reads a tuple back as a list
-
 
 def looks(
     scale: tuple[float, float], local: int = 0, local_scale: tuple[float, float] = (0.05, 0.4)
 ) -> tuple[Look, ...]:
-    """The published views of an image: two, the first blurred, the second sometimes solarised, and `local`
-    smaller parts of it (DINO's multi-crop)."""
+    """The published views of an image: two, and `local` smaller parts of it (DINO's multi-crop)."""
     large = Look(scale, blur=1.0), Look(scale, blur=0.1, solarise=0.2)
     return large + (Look(local_scale, blur=0.5),) * local
 
@@ -166,8 +162,7 @@ def _grey(images: Tensor) -> Tensor:
 
 
 def _turned(turns: Tensor) -> Tensor:
-    """The rotations of RGB about the axis of greys by some turns of the colour circle, (B,): (B, 3, 3), by
-    Rodrigues' formula."""
+    """Rotations of RGB about the axis of greys by turns (B,): (B, 3, 3), by Rodrigues' formula."""
     angle = 2 * math.pi * turns[:, None, None]
     axis = turns.new_full((3,), 3**-0.5)
     across = torch.linalg.cross(axis.expand(3, 3), torch.eye(3, device=turns.device)).T

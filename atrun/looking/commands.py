@@ -17,7 +17,6 @@ from atrun.teachers.load import is_file, load_teacher
 
 
 def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
-    """Add the options of `look`, and what it calls, `run`."""
     given = (
         "models and pictures, in any order, one or several of each: a timm name (its published weights are"
         " taken), a file of weights, a run's folder, local-dir:FOLDER, and picture files"
@@ -31,8 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
         says = f"of the three channels, of pixels in 0..1 {default}"
         parser.add_argument(f"--{name}", type=float, nargs=3, metavar=("R", "G", "B"), help=says)
     crop = "the picture is resized to size / CROP and its middle is taken; 1 keeps most of it"
-    parser.add_argument("--crop", type=float, metavar="CROP", help=crop)
-    parser.add_argument("--squash", action="store_true", help="squeeze all of the picture into the size")
+    parser.add_argument("--crop", type=float, dest="crop_pct", metavar="CROP", help=crop)
+    squash = {"action": "store_const", "const": "squash", "dest": "crop_mode"}
+    parser.add_argument("--squash", **squash, help="squeeze all of the picture into the size")
     for name in ("layers", "only-heads"):
         says = f"which {name.removeprefix('only-')} the page keeps (default: all)"
         parser.add_argument(f"--{name}", type=int, nargs="+", metavar="NUMBER", help=says)
@@ -57,11 +57,9 @@ def look_command(arguments: argparse.Namespace) -> int:
     if len(set(names)) < len(names):
         raise ValueError(f"{', '.join(names)}: the same model twice; name two")
     opened = {name: open_picture(name) for name in pictures}  # before weights are read
-    loaded = [_loaded(name, arguments) for name in models]
+    vits, preparations = zip(*(_loaded(name, arguments) for name in models))
     options = {"layers": arguments.layers, "heads": arguments.only_heads, "megabytes": arguments.megabytes}
-    preparations = {name: preparation for name, (_, preparation) in zip(names, loaded)}
-    walked = {name: model for name, (model, _) in zip(names, loaded)}
-    shown = look(walked, opened, preparation=preparations, **options)
+    shown = look(dict(zip(names, vits)), opened, preparation=dict(zip(names, preparations)), **options)
     path = shown.save(out)
     print(*shown.notes, f"{path}: {path.stat().st_size / 1e6:.1f} MB, needs no network", sep="\n")
     return 0
@@ -86,11 +84,8 @@ def _loaded(name: str, arguments: argparse.Namespace) -> tuple[nn.Module, Prepar
         size = {} if arguments.size is None else {"img_size": arguments.size}
         model = create_classifier(name, pretrained=True, **size)
     changes = _said(header)
-    asked = {"mean": arguments.mean, "std": arguments.std, "crop_pct": arguments.crop}
-    asked = {field: value for field, value in asked.items() if value is not None}
-    if arguments.squash:
-        asked["crop_mode"] = "squash"
-    if asked:
+    asked = {name: getattr(arguments, name) for name in ("mean", "std", "crop_pct", "crop_mode")}
+    if asked := {name: value for name, value in asked.items() if value is not None}:
         changes = {**changes, **asked, "source": f"{', '.join(asked)} as asked, the rest as the model has it"}
     if arguments.size is not None:
         changes["size"] = (arguments.size, arguments.size)

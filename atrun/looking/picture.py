@@ -38,8 +38,7 @@ def panels_of(rows: Rows, layer: int, query: int | None) -> dict[str, np.ndarray
 def drawn(
     pictures: Mapping[str, Mapping[str, tuple[Rows, Prepared]]], layer: int, query: int | None, kind: str
 ) -> bytes:
-    """A row for each picture and model: the photograph, then `panels_of`, each on a scale of its own from 0
-    to its largest. kind: "png" or "svg"."""
+    """A row for each picture and model: the photograph, then `panels_of`. kind: "png" or "svg"."""
     lines = [
         (f"{model}, {picture}", prepared.photograph, panels_of(rows, layer, query))
         for picture, models in pictures.items()

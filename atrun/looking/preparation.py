@@ -55,8 +55,7 @@ class Prepared(NamedTuple):
 
 
 def preparation_of(vit: nn.Module, **changes: Any) -> Preparation:
-    """How a model's own configuration in timm prepares pictures for it, else timm's default, which `source`
-    says, with `changes` to the fields; the size is the model's own."""
+    """How timm prepares pictures for a model of this size, as `source` says, with `changes` to the fields."""
     size = changes.pop("size", None) or usual_image_size(vit)
     settings = resolve_model_data_config(vit, args={"input_size": (3, *size)})
     names = ("mean", "std", "crop_pct", "crop_mode", "interpolation")

@@ -6,10 +6,9 @@ sentences, or names of `notes`; `also` adds some to those taken; `after` is the 
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from atlib._util import require_known
 from atlib.plan import Plan
@@ -18,8 +17,7 @@ from atrun.data.transforms import Augmentation
 from atrun.method import Method
 
 
-@dataclass(frozen=True)
-class Published:
+class Published(NamedTuple):
     """A recipe as its source prints it, with its length in epochs and its rate per 256 images.
 
     source: paper with table or section; model: a timm name, a preset, or its authors' name; options: of the
@@ -33,12 +31,12 @@ class Published:
     method: Method
     recipe: Recipe
     augmentation: Augmentation | None = None
-    options: Mapping = field(default_factory=dict)
+    options: Mapping = {}
     teacher: str | None = None
     plan: Plan | None = None
     drop_path: float = 0.0
-    pretext: Mapping = field(default_factory=dict)
-    detection: Mapping = field(default_factory=dict)
+    pretext: Mapping = {}
+    detection: Mapping = {}
     oddities: tuple[str, ...] = ()
 
 
@@ -75,9 +73,7 @@ def published(name: str) -> Published:
     values = {key: value for key, value in shared(name).items() if key not in ("for_python", "task")}
     oddities = (*values.pop("oddities", ()), *values.pop("also", ()))
     if (after := values.pop("after", None)) is not None:
-        oddities += (
-            f"It starts from what `{after}` ends with: the run must name those weights as its teacher.",
-        )
+        oddities += (f"It starts from what `{after}` ends with: name those weights as its teacher.",)
     method = values["method"] = Method(values["method"])
     if method.transfers:
         values["plan"] = Plan(how=method, **values.get("plan", {}))

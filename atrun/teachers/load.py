@@ -8,19 +8,8 @@ from typing import Any
 from atlib.compatibility import sizes_of
 from atlib.pair import Normalisation, attach
 from atlib.vit import Architecture, WeightsUnavailable, check_activation, create_vit
-from atrun.teachers.build import (
-    OF_TIMM,
-    Teacher,
-    architecture_said,
-    check_image_size,
-    encoder_for,
-    filled,
-    grid_of,
-    headless,
-    normalisation_of,
-    not_finite,
-    told,
-)
+from atrun.teachers import build
+from atrun.teachers.build import Teacher
 from atrun.teachers.files import normalisation_beside, read_weights
 from atrun.teachers.names import config_says, dinov3, find_encoder, infer_architecture, read_folder
 
@@ -56,7 +45,7 @@ def load_teacher(
     if normalisation is not None:
         attach(teacher.vit, normalisation)
         teacher = teacher._replace(normalised="as was said")
-    if bad := not_finite(teacher.vit):
+    if bad := build.not_finite(teacher.vit):
         many = f"{len(bad)} weights are NaN or infinite, first {bad[0]}"
         raise ValueError(f"{teacher.name}: {many}: take another checkpoint")
     sizes_of(teacher.vit)
@@ -71,9 +60,8 @@ def load_teacher(
 
 
 def report(name_or_path: str | Path, **options: Any) -> str:
-    """What there is to know of a teacher, as text. options: image_size, heads and architecture, as
-    `load_teacher` has them, whose errors it raises; what is not finite and what cannot be walked is reported
-    and not refused."""
+    """What there is to know of a teacher, as text, also where it cannot teach. options: image_size, heads and
+    architecture, as `load_teacher` has them, whose other errors it raises."""
     from atrun.teachers.description import described
 
     lines = described(_read(name_or_path, **options))
@@ -100,17 +88,15 @@ def _read(
     looks_so = isinstance(name_or_path, str) and re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", hub)
     # a file that is missing in a folder that is there is a path, and so is what ends like a file
     if hub != said or looks_so and not Path(said).parent.exists() and Path(said).suffix not in SUFFIXES:
-        raise WeightsUnavailable(
-            f"{said!r} is no file here: `hf download {hub} config.json model.safetensors --local-dir {hub}`,"
-            " and name that folder"
-        )
+        fetch = f"`hf download {hub} config.json model.safetensors --local-dir {hub}`, and name that folder"
+        raise WeightsUnavailable(f"{said!r} is no file here: {fetch}")
     if is_file(name_or_path):
         path = weights_in(Path(name_or_path))
         folder = path if path.is_dir() else path.parent
         if config_says(folder, "model_type") and (path == folder or path.name.startswith("model")):
             native, encoder, assumed = read_folder(folder)
             said_beside = normalisation_beside(folder)
-            return filled(folder, native, encoder, image_size, said_beside, assumed=assumed)
+            return build.filled(folder, native, encoder, image_size, said_beside, assumed=assumed)
         return _from_file(path, image_size, heads, architecture)
     if heads is not None or architecture is not None:
         raise ValueError(f"{said!r} is no file here, and heads= and architecture= are for files")
@@ -126,7 +112,7 @@ def weights_in(path: Path) -> Path:
         path = only[0]
     if not path.is_dir() or config_says(path, "model_type"):
         return path
-    named = [path / name for name in OF_TIMM if (path / name).is_file()]
+    named = [path / name for name in build.OF_TIMM if (path / name).is_file()]
     files = named or [file for file in path.iterdir() if file.suffix in SUFFIXES]
     if named or len(files) == 1:
         return files[0]
@@ -135,8 +121,8 @@ def weights_in(path: Path) -> Path:
 
 def _from_timm(name: str, image_size: int | None) -> Teacher:
     named = Architecture(name)
-    grid = grid_of(named)  # what is no ViT is refused before it is downloaded
-    check_image_size(named, image_size)
+    grid = build.grid_of(named)  # what is no ViT is refused before it is downloaded
+    build.check_image_size(named, image_size)
     # With its head: without one, timm would not notice that weights are missing.
     vit = create_vit(name, pretrained=True, **({} if image_size is None else {"img_size": image_size}))
     before = set(vit.state_dict())
@@ -145,11 +131,11 @@ def _from_timm(name: str, image_size: int | None) -> Teacher:
     return Teacher(
         vit.eval(),
         name,
-        headless(named, image_size),
+        build.headless(named, image_size),
         "timm's published weights",
         used=len(state),
         unused=sorted(before - set(state)),
-        resized=told(grid, vit.patch_embed.grid_size) if vit.pos_embed is not None else None,
+        resized=build.told(grid, vit.patch_embed.grid_size) if vit.pos_embed is not None else None,
         normalised="as timm says of it",
     )
 
@@ -165,15 +151,17 @@ def _from_file(path: Path, image_size: int | None, heads: int | None, architectu
         if architecture is not None:
             native = Architecture(architecture)
         elif heads is None:
-            native = architecture_said(weights, path)
+            native = build.architecture_said(weights, path)
             if native is None and (name := dinov3(weights.tensors)) is not None:
                 native = Architecture(name)
-        encoder = find_encoder(weights) if native is None else encoder_for(weights, native)
+        encoder = find_encoder(weights) if native is None else build.encoder_for(weights, native)
         if native is None:
             native, assumed = infer_architecture(encoder, heads)
             guessed = assumed[0] if heads is None else ""
-        normalisation = normalisation_of(architecture, weights, encoder, path)
-        teacher = filled(path, native, encoder, image_size, normalisation, assumed=assumed, guessed=guessed)
+        normalisation = build.normalisation_of(architecture, weights, encoder, path)
+        teacher = build.filled(
+            path, native, encoder, image_size, normalisation, assumed=assumed, guessed=guessed
+        )
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     inside = f", in its entry {weights.container!r}" if weights.container else ""

@@ -9,7 +9,6 @@ import pyarrow.parquet
 import pytest
 
 from atrun.data.catalogue import CATALOGUE, find
-from atrun.data.decoding import DataError
 from atrun.data.hub import open_rows_of
 from atrun.data.photos import open_photos
 from atrun.data.stream import open_stream
@@ -108,7 +107,7 @@ def test_training_images_with_a_published_validation_split_are_all_used(hub):
     assert len(photos) == 4 and len(photos.classes) == 1000
     with pytest.raises(ValueError):
         open_photos("imagenet-1k", split="test", train=False)
-    with pytest.raises(DataError, match="stream"):
+    with pytest.raises(ValueError, match="stream"):
         open_stream("cifar10", split="train", augmentation=SMALL)
 
 
@@ -139,9 +138,9 @@ def test_a_known_name_reads_a_folder_per_class(tmp_path, monkeypatch):
         file = tmp_path / split / ids[index % 3] / f"ILSVRC2012_val_{index:08}.png"
         file.parent.mkdir(parents=True, exist_ok=True)
         picture(index).save(file)
-    with pytest.raises(DataError):  # not a thousand classes
+    with pytest.raises(ValueError):  # not a thousand classes
         open_photos("imagenet-1k", path=tmp_path, train=True)
-    with pytest.raises(DataError, match="stream"):
+    with pytest.raises(ValueError, match="stream"):
         open_stream("imagenet-1k", path=tmp_path, augmentation=SMALL)
     for name in ("imagenet-1k", "cifar100"):  # the columns of the second have other names on the hub
         images = {"train": 9, "validation": 3}

@@ -96,9 +96,7 @@ def test_fine_tuning_on_few_images(teacher, decay, rate):
     ],
 )
 def test_the_image_size_is_the_teachers_or_less(monkeypatch, name, shorter_side, expected):
-    monkeypatch.setattr(
-        generic, "_material", lambda *asked: generic.Material(5000, shorter_side, fixed=False)
-    )
+    monkeypatch.setattr(generic, "_material", lambda *asked: (5000, shorter_side))
     values = generic.derive("scratch", "photographs", None, {"model": name}).values
     assert values["augmentation"].image_size == expected
 
