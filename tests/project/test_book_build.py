@@ -36,15 +36,10 @@ def outputs(folder, source):
 @pytest.mark.slow
 def test_notebooks_run_side_by_side_and_a_failing_one_is_named(tmp_path, capsys):
     """Two that wait for each other end only when they run at the same time."""
-    one = notebook(
-        tmp_path,
-        "one",
-        "open('1', 'w')\n" + WAIT.format("2"),
-        "import os\nprint(os.environ['OMP_NUM_THREADS'])",
-    )
-    two = notebook(
-        tmp_path, "two", "open('2', 'w')\n" + WAIT.format("1"), "print('page')\n1 / 0", "open('3', 'w')"
-    )
+    cells = ("open('1', 'w')\n" + WAIT.format("2"), "import os\nprint(os.environ['OMP_NUM_THREADS'])")
+    one = notebook(tmp_path, "one", *cells)
+    cells = ("open('2', 'w')\n" + WAIT.format("1"), "print('page')\n1 / 0", "open('3', 'w')")
+    two = notebook(tmp_path, "two", *cells)
     assert execute.execute([one, two], tmp_path / "cache", 60) == [two]
     said = capsys.readouterr()
     assert "two.md FAILED" in said.err and "ZeroDivisionError" in said.err and "1 / 0" in said.err
@@ -69,8 +64,7 @@ list(DataLoader(range(4), num_workers=2))"""
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="kernels are forked on Linux alone")
 def test_a_forked_kernel_is_like_one_of_its_own_process(tmp_path):
-    """Same path, folder, environment, signals, threads, numbers, settings of matplotlib; figures and what
-    processes say arrive."""
+    """Path, folder, environment, signals, threads, numbers, settings; figures and processes' words arrive."""
     (tmp_path / "matplotlibrc").write_text("font.size: 17\n")
     source = notebook(tmp_path, "probe", PROBE, "import tools")
     _, alone, _, missing = execute.run(source, 300)
@@ -80,13 +74,9 @@ def test_a_forked_kernel_is_like_one_of_its_own_process(tmp_path):
     assert "No module named 'tools'" in str(missing) and "No module named 'tools'" in str(missing_too)
     first, second = (nb.cells[0].outputs for nb in (alone, fork))
     # what is printed in one cell may arrive in several parts
-    kinds, same = (
-        [kind for kind, _ in groupby(output.output_type for output in cell)] for cell in (first, second)
-    )
+    kinds, same = ([kind for kind, _ in groupby(x.output_type for x in cell)] for cell in (first, second))
     assert same == kinds
-    texts, same = (
-        "".join(output.text for output in cell if output.output_type == "stream") for cell in (first, second)
-    )
+    texts, same = ("".join(x.text for x in cell if x.output_type == "stream") for cell in (first, second))
     assert same == texts and "said by a process" in same and "inline" in same and "\n17.0\n" in same
     pictures, same = (
         [
@@ -138,9 +128,8 @@ def test_a_stopped_build_goes_on_and_leaves_no_kernel(tmp_path, number):
     assert not is_running(kernel)
 
     (tmp_path / "go").touch()
-    again = subprocess.run(
-        command, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=300, check=True
-    )
+    options = {"capture_output": True, "text": True, "cwd": tmp_path, "timeout": 300, "check": True}
+    again = subprocess.run(command, env=environment, **options)
     assert again.stdout.startswith("1 of 2 ") and again.stdout.endswith("[]\n")
     assert (tmp_path / "runs").read_text() == "x", "the first had run, and did not run again"
 
