@@ -32,8 +32,7 @@ CUT = {"img_size": 56, "depth": 2, "embed_dim": 96, "num_heads": 3, "num_classes
 
 @pytest.mark.parametrize("name", TEACHERS)
 def test_a_student_computes_what_its_teacher_computes(name):
-    """With the teacher's weights the student computes the teacher's features: activations, eps and poolings
-    came along. Same seed, same start as timm builds by that name."""
+    """With the teacher's weights it computes the teacher's features; same seed, same start as timm's."""
     if not timm.is_model(name):
         pytest.skip(f"this timm has no {name}")
     sizes = CUT | {"img_size": 56 if "patch14" in name else 64}
