@@ -62,8 +62,7 @@ def place(tmp_path):
 
 
 def run(place, method, study=REAL):
-    """A variant trained at a rate that nothing has chosen, and its results. Its record says which teacher it
-    had."""
+    """A variant trained at a rate that nothing has chosen, its results, and its record's teacher."""
     variant = study.variant(method)
     fixed = replace(variant, trials=({"lr": 1e-3},), changes={**variant.changes, "steps": 2})
     which = Run(replace(study, variants=(fixed,)), place, method, 0)

@@ -1,5 +1,4 @@
-"""Scales: labels follow from the seed, held-out images do not, all methods are tuned alike; and teachers: the
-pre-text, the world, the model and the recipe are those that were asked for."""
+"""Scales: labels follow from the seed; teachers: pre-text, world, model and recipe that were asked for."""
 
 import os
 import signal

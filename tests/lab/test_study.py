@@ -1,5 +1,4 @@
-"""Studies: tuned on validation images, reported on test images, repeatable, resumed where they stopped; the
-central experiment first, then one that starts from it."""
+"""Studies: tuned on validation images, reported on test images, repeatable, resumed where they stopped."""
 
 import shutil
 import signal
@@ -107,8 +106,7 @@ def found(place, study=CENTRAL):
 
 
 def score(place, study, method, *values):
-    """Give the trials of a method other validation accuracies. The loss says the opposite: it must not
-    decide."""
+    """Give a method's trials other accuracies; the loss says the opposite, and must not decide."""
     for trial, value in enumerate(values):
         record = Run(study, place, method, TUNING_SEED, trial).record()
         results = {"validation_accuracy": value, "validation_loss": value}
@@ -155,9 +153,7 @@ def test_the_best_trial_is_chosen_and_the_first_of_equals(place):
 def test_a_teacher_of_fewer_images_is_not_taken_for_one_of_more(place, monkeypatch, tmp_path):
     monkeypatch.setattr(runner, "scales", lambda data=None: {"toy": replace(toy.TOY, unlabelled=48)})
     before = toy.files(tmp_path)
-    with pytest.raises(
-        ValueError, match="teacher, seed 0, learned from 16 images, not 48: move .*teacher-seed0"
-    ):
+    with pytest.raises(ValueError, match="seed 0, learned from 16 images, not 48: move .*teacher-seed0"):
         make_teacher(place, 0)
     assert toy.files(tmp_path) == before
 
