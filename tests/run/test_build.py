@@ -43,10 +43,8 @@ def test_a_student_that_only_pools_otherwise_is_taught(tmp_path, how):
 def test_any_other_difference_must_be_asked_for(tmp_path, student):
     with pytest.raises(ValueError, match="layer_scale"):
         build(config(tmp_path, **student), 8)
-    assert (
-        "layer_scale"
-        in build(config(tmp_path, plan=Plan(mismatched=True), **student), 8).model.pairing.components
-    )
+    asked = config(tmp_path, plan=Plan(mismatched=True), **student)
+    assert "layer_scale" in build(asked, 8).model.pairing.components
 
 
 def test_weights_say_how_images_are_prepared_for_them(tmp_path):

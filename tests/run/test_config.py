@@ -1,5 +1,4 @@
-"""A run's config: what is found wrong before anything is touched, and that nothing is lost on the way through
-JSON."""
+"""A run's config: found wrong before anything is touched, and whole after JSON."""
 
 import json
 from dataclasses import replace

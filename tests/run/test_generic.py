@@ -1,8 +1,4 @@
-"""Recipes without a model's name: each rule's value against numbers worked out by hand, and what replaces it.
-
-Data of the catalogue are counted without being opened, and a timm name needs no weights, so that most of
-these cost nothing.
-"""
+"""Recipes without a model's name: each rule's value against numbers by hand, and what replaces it."""
 
 from pathlib import Path
 
@@ -96,9 +92,7 @@ def test_fine_tuning_on_few_images(teacher, decay, rate):
     ],
 )
 def test_the_image_size_is_the_teachers_or_less(monkeypatch, name, shorter_side, expected):
-    monkeypatch.setattr(
-        generic, "_material", lambda *asked: generic.Material(5000, shorter_side, fixed=False)
-    )
+    monkeypatch.setattr(generic, "_material", lambda *_: generic.Material(5000, shorter_side, fixed=False))
     values = generic.derive("scratch", "photographs", None, {"model": name}).values
     assert values["augmentation"].image_size == expected
 

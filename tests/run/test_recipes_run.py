@@ -1,5 +1,4 @@
-"""Recipes on a few small photographs: those of the command line through it, in the order that their papers
-run them, those for Python through `train`; two steps each."""
+"""Recipes on a few small photographs, in the order that their papers run them; two steps each."""
 
 import json
 
@@ -92,8 +91,7 @@ def test_each_recipe_runs_and_begins_where_the_one_before_it_ended(run):
 
 @pytest.mark.parametrize("name", ["mae-lite-distilled-pretrain", "attndistill-vit-tiny"])
 def test_what_pretrains_beside_a_teacher_leaves_a_student_that_has_learned_from_it(run, name, photographs):
-    """From other first weights than the teacher's, whose file stays as it is; the next recipe starts from the
-    result."""
+    """From other first weights than the teacher's; the next recipe starts from the result."""
     teacher = run("mae-lite-pretrain") / "teacher.safetensors"
     before = teacher.read_bytes()
     folder = run(name, "mae-lite-pretrain")

@@ -1,5 +1,4 @@
-"""Records round-trip, are refused before they are written when they break the schema, and are named when they
-cannot be read."""
+"""Records round-trip, are refused when they break the schema, and are named when they cannot be read."""
 
 import json
 import os
@@ -103,12 +102,8 @@ def test_damaged_records_are_named_and_left_alone(tmp_path, good, damage):
 
 def test_a_record_takes_the_place_of_the_one_of_the_same_run(tmp_path, good):
     path = tmp_path / "records.jsonl"
-    others = [
-        good,
-        replace(good, kind="trial", trial=0),
-        replace(good, method="distill"),
-        replace(good, seed=4),
-    ]
+    trial = replace(good, kind="trial", trial=0)
+    others = [good, trial, replace(good, method="distill"), replace(good, seed=4)]
     for written in others:
         add_record(path, written)
     before = path.read_bytes().splitlines()
@@ -133,9 +128,8 @@ def test_the_commit_of_a_checkout_that_atlib_is_only_installed_in_is_not_taken(m
     installed.touch()
     who = ["-c", "user.name=A", "-c", "user.email=a@b.c"]
     subprocess.run(["git", "init", "--quiet"], cwd=tmp_path, check=True)
-    subprocess.run(
-        ["git", *who, "commit", "--quiet", "--allow-empty", "-m", "theirs"], cwd=tmp_path, check=True
-    )
+    commit = ["commit", "--quiet", "--allow-empty", "-m", "theirs"]
+    subprocess.run(["git", *who, *commit], cwd=tmp_path, check=True)
     monkeypatch.setattr(record, "__file__", str(installed))
     assert about()["commit"] == "unknown"
 
