@@ -1,5 +1,4 @@
-"""What comes in odd: each costs its own student a remark at most, and nobody else anything. And right answers
-in other styles: they get their points."""
+"""What comes in odd costs its student a remark at most; right answers in other styles get their points."""
 
 import io
 import json
