@@ -1,5 +1,4 @@
-"""What is transferred and what it costs: the paper's arithmetic, the activations themselves, PyTorch's own
-FLOP counter and its profiler."""
+"""What transfer moves and costs: the paper's arithmetic, activations, PyTorch's FLOP counter and profiler."""
 
 import pytest
 import torch
@@ -52,9 +51,7 @@ def counted(module, backward):
     """FLOPs of the matrix products of one batch as PyTorch counts them."""
     images, labels = random_images(BATCH, 3, 24, 24), torch.tensor([0, 4])
     # PyTorch does not count the in-place form of baddbmm, which the map-free loss uses.
-    also = {
-        torch.ops.aten.baddbmm_: lambda onto, left, right, **_: 2 * left[0] * left[1] * left[2] * right[2]
-    }
+    also = {torch.ops.aten.baddbmm_: lambda x, left, right, **_: 2 * left[0] * left[1] * left[2] * right[2]}
     with FlopCounterMode(display=False, custom_mapping=also) as counter, torch.set_grad_enabled(backward):
         output = module(images)
         if backward:
@@ -137,8 +134,7 @@ def test_memory_of_a_small_mlp_by_hand():
     "how, layers", [("alone", None), ("copy", None), ("distill", None), ("distill", [0])]
 )
 def test_what_is_kept_is_what_the_allocator_has_not_got_back(how, layers):
-    """Between forward and backward pass, by the profiler's list of allocations: all but the images, which
-    were there before."""
+    """Between forward and backward pass, by the profiler's list of allocations: all but the images."""
     model = create_vit(SIZE).train() if how == "alone" else pair(how, layers=layers)
     images, labels = torch.zeros(8, 3, 16, 16), torch.zeros(8, dtype=torch.long)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:

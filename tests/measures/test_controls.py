@@ -64,9 +64,8 @@ def test_what_a_trained_student_makes_of_other_maps(taught):
 
     def answers(images, maps):
         with torch.no_grad():
-            return walk(student, images, replace={i: Instead(map=p) for i, p in maps.items()}).logits.argmax(
-                1
-            )
+            walked = walk(student, images, replace={i: Instead(map=p) for i, p in maps.items()})
+            return walked.logits.argmax(1)
 
     order = patch_order(16, 1, seed_for(0, "twins"))
     expected = {
