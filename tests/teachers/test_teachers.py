@@ -1,5 +1,4 @@
-"""A teacher read from a file in any published layout is the model that was written; what does not fit is
-refused."""
+"""A teacher read from any published layout is the model that was written; what does not fit is refused."""
 
 import argparse
 import json
@@ -67,15 +66,9 @@ DINO_HEAD = {"head.mlp.0.weight": torch.zeros(3), "head.last_layer.weight_g": to
 def dino_of(vit):
     """A full checkpoint of main_dino.py: the student is wrapped, the teacher is not, and both have a head."""
     student = {f"module.backbone.{name}": value + 1 for name, value in encoder_of(vit).items()}
-    models = {
-        "student": student | under("module.", DINO_HEAD),
-        "teacher": under("backbone.", encoder_of(vit)) | DINO_HEAD,
-    }
-    about = {
-        "args": argparse.Namespace(arch="vit_tiny"),
-        "epoch": 100,
-        "dino_loss": {"center": torch.zeros(1, 3)},
-    }
+    teacher = under("backbone.", encoder_of(vit)) | DINO_HEAD
+    models = {"student": student | under("module.", DINO_HEAD), "teacher": teacher}
+    about = {"args": argparse.Namespace(arch="vit"), "epoch": 100, "dino_loss": {"center": torch.zeros(3)}}
     return models | about
 
 
@@ -162,8 +155,7 @@ def test_published_layouts(tmp_path, name):
 
 
 def test_dinov2_registers_have_no_position(tmp_path):
-    """DINOv2's prepare_tokens_with_masks: class token and patches get positions, then registers are put
-    between them."""
+    """Class token and patches get positions, then registers are put between them."""
     vit = vit_of(init_values=1e-5)
     state = encoder_of(vit) | {"mask_token": torch.zeros(1, 384), "register_tokens": torch.randn(1, 4, 384)}
     found = load_teacher(written(tmp_path, state))
