@@ -1,5 +1,4 @@
-"""Distance, entropy, prefix share, rollout and class attention: closed forms, loops written out, bad
-input."""
+"""Distance, entropy, prefix share, rollout and class attention: closed forms, and loops written out."""
 
 import math
 
