@@ -1,5 +1,4 @@
-"""Kills a small run again and again with `kill -9`: `killed`, in a process that has computed nothing, as it
-forks the runs."""
+"""Kills a small run again and again with `kill -9`: `killed`, which forks the runs, has computed nothing."""
 
 import hashlib
 import json
@@ -24,8 +23,7 @@ RECIPE = Recipe(steps=20, batch_size=12, accumulate=2, ema=0.9, mixup=0.8, cutmi
 
 
 def run(folder: Path) -> None:
-    """The whole run, or what is left of it; the digest of its weights, averaged weights and history goes into
-    folder/digest."""
+    """The whole run, or what is left of it; the digest of weights and history goes into folder/digest."""
     pair, average = small_pair(), small_pair().student
     data = glyph_images(generate("train", 64)).with_augment(crop_and_flip())
     torch.manual_seed(os.getpid())  # a restarted process has drawn something else before
@@ -40,9 +38,7 @@ def run(folder: Path) -> None:
     )
     # what was logged of the loss and its parts is among the bits
     logged = json.dumps(history).encode()
-    weights = [
-        value for module in (pair.student, average) for _, value in sorted(module.state_dict().items())
-    ]
+    weights = [x for module in (pair.student, average) for _, x in sorted(module.state_dict().items())]
     (folder / "digest").write_text(
         hashlib.sha256(b"".join([logged, *(value.numpy().tobytes() for value in weights)])).hexdigest()
     )
@@ -109,7 +105,4 @@ def killed(folder: Path, kills: int, seed: int = 0) -> dict:
         number = child(folder / "killed")
     assert os.waitpid(number, 0)[1] == 0, "the last run failed"
     digests = [(folder / name / "digest").read_text() for name in ("whole", "killed")]
-    return tally | {
-        "same": digests[0] == digests[1],
-        "left": sorted(path.name for path in checkpoints.iterdir()),
-    }
+    return tally | {"same": digests[0] == digests[1], "left": sorted(p.name for p in checkpoints.iterdir())}
