@@ -233,3 +233,19 @@ since_torch_11 = pytest.mark.skipif(
     Version(torch.__version__) < Version("2.11"), reason="torch compiles a pair in one graph since 2.11"
 )
 since_timm_31 = pytest.mark.skipif(OLD_TIMM, reason="timm itself does it right since 1.0.31")
+
+
+def until(done):
+    """Whether it is done within some time."""
+    end = time.monotonic() + 120
+    while not (found := done()) and time.monotonic() < end:
+        time.sleep(0.05)
+    return found
+
+
+def alive(process):
+    """Runs still: one that has ended but that nobody has asked after is a zombie."""
+    try:
+        return "State:\tZ" not in open(f"/proc/{process}/status").read()
+    except OSError:
+        return False

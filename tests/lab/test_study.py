@@ -2,7 +2,6 @@
 
 import shutil
 import signal
-import time
 from dataclasses import replace
 
 import pytest
@@ -36,7 +35,7 @@ from atlib.checkpoint import load_weights as load
 from atlib.evaluate import evaluate
 from atlib.plan import Plan
 from tests import toy
-from tests.helpers import forkserver, made_once, mark, same, wait
+from tests.helpers import alive, forkserver, made_once, mark, same, until, wait
 
 RESULTS = {"test_accuracy", "test_loss", "test_right"}
 
@@ -345,22 +344,6 @@ def test_workers_end_with_their_parent(tmp_path):
     assert alive(worker) and worker != parent.pid
     parent.terminate()
     assert until(lambda: not alive(worker)) and parent.exitcode == -signal.SIGTERM
-
-
-def until(done):
-    """Whether it is done within some time."""
-    end = time.monotonic() + 120
-    while not (found := done()) and time.monotonic() < end:
-        time.sleep(0.05)
-    return found
-
-
-def alive(process):
-    """Runs still: one that has ended but that nobody has asked after is a zombie."""
-    try:
-        return "State:\tZ" not in open(f"/proc/{process}/status").read()
-    except OSError:
-        return False
 
 
 def test_a_range_is_searched_and_not_tried_whole(tmp_path, monkeypatch):

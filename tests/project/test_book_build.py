@@ -5,14 +5,13 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from itertools import groupby
 
 import pytest
 from jupyter_cache import get_cache
 from nbformat.v4 import new_output
 
-from tests.helpers import ROOT
+from tests.helpers import ROOT, alive, until
 from tools import build_book, execute, forked
 
 TOP = "---\nfile_format: mystnb\nkernelspec: {name: python3, display_name: Python 3}\n---\n"
@@ -114,34 +113,18 @@ def test_a_stopped_build_goes_on_and_leaves_no_kernel(tmp_path, number):
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     build = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=tmp_path)
     assert build.stdout.readline().startswith("first: ")
-    while not (tmp_path / "pid").exists():
-        assert build.poll() is None
-        time.sleep(0.05)
+    assert until(lambda: (tmp_path / "pid").exists() or build.poll() is not None) and build.poll() is None
     build.send_signal(number)
     assert build.wait(60) == (-number if number == signal.SIGKILL else 128 + number)
     build.stdout.close()
     kernel = int((tmp_path / "pid").read_text())
-    for _ in range(600):
-        if not is_running(kernel):
-            break
-        time.sleep(0.1)
-    assert not is_running(kernel)
+    assert until(lambda: not alive(kernel))
 
     (tmp_path / "go").touch()
     options = {"capture_output": True, "text": True, "cwd": tmp_path, "timeout": 300, "check": True}
     again = subprocess.run(command, env=environment, **options)
     assert again.stdout.startswith("1 of 2 ") and again.stdout.endswith("[]\n")
     assert (tmp_path / "runs").read_text() == "x", "the first had run, and did not run again"
-
-
-def is_running(process):
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    # Nobody may be there to ask for its exit status: then it stays listed as a zombie.
-    state = subprocess.run(["ps", "-o", "stat=", "-p", str(process)], capture_output=True, text=True).stdout
-    return bool(state.strip()) and not state.startswith("Z")
 
 
 @pytest.fixture
