@@ -27,15 +27,8 @@ def run(folder: Path) -> None:
     pair, average = small_pair(), small_pair().student
     data = glyph_images(generate("train", 64)).with_augment(crop_and_flip())
     torch.manual_seed(os.getpid())  # a restarted process has drawn something else before
-    history = train(
-        pair,
-        data,
-        RECIPE,
-        progress=None,
-        cpu=True,
-        average_into=average,
-        keeper=CheckpointManager(folder / "checkpoints", every=3),
-    )
+    keeper = CheckpointManager(folder / "checkpoints", every=3)
+    history = train(pair, data, RECIPE, progress=None, cpu=True, average_into=average, keeper=keeper)
     # what was logged of the loss and its parts is among the bits
     logged = json.dumps(history).encode()
     weights = [x for module in (pair.student, average) for _, x in sorted(module.state_dict().items())]
@@ -77,8 +70,7 @@ def killed(folder: Path, kills: int, seed: int = 0) -> dict:
     (folder / "killed").mkdir()
     checkpoints = folder / "killed" / "checkpoints"
     number, finished = child(folder / "killed"), 0
-    # Where saving is fast, a kill that was meant for it may come too late: then there are more of them, not
-    # fewer that count.
+    # Where saving is fast, a kill meant for it may come too late: then more are made, not fewer count.
     while tally["kills"] < kills or tally["while saving"] < kills // 4 and tally["kills"] < 3 * kills:
         saving = tally["kills"] % 2 == 1
         deadline, started = draw.uniform(0, seconds), time.perf_counter()

@@ -28,16 +28,9 @@ class ToyScale(GlyphScale):
 
 TRIALS = grid(lr=(1e-3, 1e-2))
 SMALL = {"steps": 2, "batch_size": 8}
-TOY = ToyScale(
-    "toy",
-    Architecture("glyphs"),
-    CENTRAL_METHODS,
-    replace(pretext.RETRIEVAL, **SMALL),
-    replace(recipe.STUDENT, **SMALL),
-    {method: TRIALS for method in CENTRAL_METHODS},
-    labels=16,
-    unlabelled=16,
-)
+RECIPES = replace(pretext.RETRIEVAL, **SMALL), replace(recipe.STUDENT, **SMALL)
+TUNED = {method: TRIALS for method in CENTRAL_METHODS}
+TOY = ToyScale("toy", Architecture("glyphs"), CENTRAL_METHODS, *RECIPES, TUNED, labels=16, unlabelled=16)
 
 
 def known(data=None):

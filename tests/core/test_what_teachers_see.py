@@ -63,9 +63,7 @@ PAIRS = {
     "features": FeatureDistillation,
     "tokens": TokenDistillation,
     "logits": LogitDistillation,
-    "token": lambda teacher, _, **options: DistillationToken(
-        teacher, create_vit(TINY, distilled=True), **options
-    ),
+    "token": lambda teacher, _, **more: DistillationToken(teacher, create_vit(TINY, distilled=True), **more),
     "attndistill": AttnDistill,
     "dmae": painting(DistilledMae),
     "hidden states": painting(DistilledHiddenMae),

@@ -244,13 +244,9 @@ def annotation(**values):
 @pytest.mark.parametrize(
     "change",
     [
-        annotation(bbox=[60, 10, 20, 10]),
-        annotation(bbox=[10, 10, 0, 10]),
-        annotation(bbox=[10, 10, float("nan"), 10]),
-        annotation(category_id=99),
-        annotation(image_id=99),
-        annotation(segmentation=[[1, 1, 5, 5]]),
-        annotation(segmentation={"size": [32, 64], "counts": [2048]}),
+        *(annotation(bbox=box) for box in ([60, 10, 20, 10], [10, 10, 0, 10], [10, 10, float("nan"), 10])),
+        *(annotation(**{key: 99}) for key in ("category_id", "image_id")),
+        *(annotation(segmentation=x) for x in ([[1, 1, 5, 5]], {"size": [32, 64], "counts": [2048]})),
         lambda content: content["annotations"][2].pop("segmentation"),
         lambda content: content["images"].append(content["images"][1]),
         lambda content: content["annotations"].append(content["annotations"][1]),

@@ -72,16 +72,9 @@ def cifar(tmp_path, monkeypatch):
     write_cifar(tmp_path / "train.parquet", 50)
     write_cifar(tmp_path / "test.parquet", 10)
     real = scales(tmp_path)["cifar10-cpu"]
-    scale = replace(
-        real,
-        name="toy",
-        student=Architecture("cifar-small", {"depth": 1}),
-        pretraining=replace(real.pretraining, **toy.SMALL),
-        training=replace(real.training, **toy.SMALL),
-        labels=20,
-        unlabelled=20,
-        held_out_sizes={"validation": None, "test": 8},
-    )
+    recipes = {part: replace(getattr(real, part), **toy.SMALL) for part in ("pretraining", "training")}
+    sizes = {"labels": 20, "unlabelled": 20, "held_out_sizes": {"validation": None, "test": 8}}
+    scale = replace(real, name="toy", student=Architecture("cifar-small", {"depth": 1}), **recipes, **sizes)
     monkeypatch.setattr(study, "scales", lambda data: {"toy": scale})
     return scale
 

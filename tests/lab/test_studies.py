@@ -33,8 +33,7 @@ EVERY = [
     if study.name != "mosaics"  # which has a world, and a test, of its own
     for variant in study.variants
 ]
-# One of those that are built, trained and measured alike: of them the recipe, the number of labels or the
-# teacher's weights differ.
+# One of those built, trained and measured alike, where recipe, number of labels or weights differ.
 BUILT = {
     (
         pickle.dumps((v.build, v.loss, v.measure)),

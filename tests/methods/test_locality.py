@@ -39,17 +39,8 @@ def off_diagonal(scores):
 
 def test_equals_the_published_code():
     golden = load_file(GOLDEN)
-    vit = VisionTransformer(
-        img_size=16,
-        patch_size=4,
-        num_classes=5,
-        embed_dim=8,
-        depth=2,
-        num_heads=2,
-        mlp_ratio=2,
-        qkv_bias=False,
-        norm_layer=torch.nn.LayerNorm,
-    )
+    size = {"img_size": 16, "patch_size": 4, "num_classes": 5, "embed_dim": 8, "depth": 2, "num_heads": 2}
+    vit = VisionTransformer(**size, mlp_ratio=2, qkv_bias=False, norm_layer=torch.nn.LayerNorm)
     localise_attention(shift_patches(vit)).double().load_state_dict(translated(golden))
     images = golden["images"]
     assert (vit.patch_embed(images) - golden["tokens"]).abs().max() <= 1e-10

@@ -207,6 +207,9 @@ def stopped(glyphs64, tmp_path_factory):
     return run(tiny, glyphs64, SHORT)[0], folder
 
 
+MANIFESTS = "{", '{"files": {}, "metrics": {}}', '{"files": {"facts.json": {"sha256": "x"}}, "metrics": {}}'
+
+
 @pytest.mark.parametrize(
     "file, harm",
     [
@@ -214,14 +217,7 @@ def stopped(glyphs64, tmp_path_factory):
         ("optimizer.bin", lambda path: path.write_bytes(path.read_bytes()[:100])),
         ("process-00000.safetensors", Path.unlink),
         ("manifest.json", Path.unlink),
-        *(
-            ("manifest.json", lambda path, content=content: path.write_text(content))
-            for content in (
-                "{",
-                '{"files": {}, "metrics": {}}',
-                '{"files": {"facts.json": {"sha256": "x"}}, "metrics": {}}',
-            )
-        ),
+        *(("manifest.json", lambda path, text=text: path.write_text(text)) for text in MANIFESTS),
     ],
 )
 def test_a_damaged_checkpoint_is_reported_and_the_one_before_it_used(file, harm, stopped, tmp_path):

@@ -59,20 +59,16 @@ def result(name):
     return "teacher.safetensors" if published(name).method.pretrains else "student.safetensors"
 
 
-CHAINS = [
-    ("mae-lite-pretrain", None),
-    ("mae-lite-fine-tune", "mae-lite-pretrain"),
-    ("moco-v3-vit-small", None),
-    ("dino-vit-small-boosted", None),
-    ("deit-base-384", "mae-lite-pretrain"),
-    ("deit3-21k-base", None),
-    ("deit3-21k-fine-tune-base", "deit3-21k-base"),
-    ("deit3-fine-tune-base-384", "deit3-21k-fine-tune-base"),
-]
+CHAINS = {
+    **dict.fromkeys(("mae-lite-pretrain", "moco-v3-vit-small", "dino-vit-small-boosted", "deit3-21k-base")),
+    **dict.fromkeys(("mae-lite-fine-tune", "deit-base-384"), "mae-lite-pretrain"),
+    "deit3-21k-fine-tune-base": "deit3-21k-base",
+    "deit3-fine-tune-base-384": "deit3-21k-fine-tune-base",
+}
 
 
 def test_each_recipe_runs_and_begins_where_the_one_before_it_ended(run):
-    for name, teacher in CHAINS:
+    for name, teacher in CHAINS.items():
         bigger = 24 if name.endswith("384") else 16  # positions are resized
         folder = run(name, teacher, bigger)
         config, vit = read_config(folder), load_vit(folder / result(name))

@@ -96,13 +96,11 @@ def jepa_of(vit):
 
 # name: the ViT's arguments, what its publisher's file holds, names that are not used. Those that end with "?"
 # ask for heads: published ViTs of that width have 6, or 12 (TinyMIM#4, MAE-Lite).
+MASK, MORE = {"mask_token": torch.zeros(1, 384)}, {"epoch": 1, "args": argparse.Namespace(lr=1.0)}
+HEADS = [*HEAD, "head_dist.weight", "head_dist.bias"]
 LAYOUTS = {
     "MAE's encoder?": ({}, lambda vit: {"model": encoder_of(with_sines(vit))}, []),
-    "MAE with decoder?": (
-        {},
-        lambda vit: {"model": encoder_of(vit) | decoder(), "epoch": 1, "args": argparse.Namespace(lr=1.0)},
-        list(decoder()),
-    ),
+    "MAE with decoder?": ({}, lambda vit: {"model": encoder_of(vit) | decoder(), **MORE}, list(decoder())),
     "MAE fine-tuned": ({"global_pool": "avg"}, lambda vit: {"model": vit.state_dict()}, HEAD),
     "MoCo-v3's linear classifier?": (
         {"num_heads": 12},
@@ -113,22 +111,10 @@ LAYOUTS = {
         [f"module.{name}" for name in HEAD],
     ),
     "DINO, full": ({}, dino_of, [*DINO_HEAD]),
-    "DeiT, distilled": (
-        {"distilled": True},
-        lambda vit: {"model": vit.state_dict()},
-        [*HEAD, "head_dist.weight", "head_dist.bias"],
-    ),
+    "DeiT, distilled": ({"distilled": True}, lambda vit: {"model": vit.state_dict()}, HEADS),
     "DeiT III": ({"no_embed_class": True, "init_values": 1e-4}, deit3_of, HEAD),
-    "DINOv2": (
-        {"init_values": 1e-5},
-        lambda vit: encoder_of(vit) | {"mask_token": torch.zeros(1, 384)},
-        ["mask_token"],
-    ),
-    "DINOv2's own training": (
-        {"init_values": 1e-5},
-        chunked,
-        ["backbone.mask_token", "dino_head.mlp.0.weight"],
-    ),
+    "DINOv2": ({"init_values": 1e-5}, lambda vit: encoder_of(vit) | MASK, [*MASK]),
+    "DINOv2, own": ({"init_values": 1e-5}, chunked, ["backbone.mask_token", "dino_head.mlp.0.weight"]),
     "I-JEPA": (POOLED | {"embed_dim": 768, "num_heads": 12, "depth": 1}, jepa_of, []),
     "no class token?": (POOLED, encoder_of, []),
     "registers": ({"reg_tokens": 4}, encoder_of, []),
