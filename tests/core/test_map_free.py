@@ -144,8 +144,7 @@ def test_sharp_logits_stay_finite(how, dtype):
     digits = torch.finfo(dtype).eps
     assert expected[0] > 1000 and abs(found[0] - expected[0]) <= 200 * digits * expected[0]
     for one, other in zip(found[1:], expected[1:]):
-        # One row's two largest logits may be equal up to rounding, so single entries are held against the
-        # largest.
+        # A row's two largest logits may be equal up to rounding: single entries are held against the largest.
         assert (one - other).abs().max() <= 1000 * 70 * digits * other.abs().max()
 
 

@@ -78,8 +78,7 @@ def straight(layers):
 # --- the eight modes
 
 
-# What the plan says besides, the teacher's own options, those of both; the pairs of layers, and the heads of
-# each, where they are not all.
+# Else in the plan, the teacher's own options, both's options; the layers, and their heads where not all.
 KINDS = {
     "all layers": ({}, {}, CLASS_TOKEN, straight(range(3)), None),
     "one layer": ({"layers": [0]}, {}, AVERAGE, straight([0]), None),

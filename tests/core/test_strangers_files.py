@@ -22,8 +22,7 @@ from atrun.runner import result_path, resume
 
 TINY = {"embed_dim": 12, "depth": 1, "num_heads": 2, "img_size": 32, "num_classes": 3}
 NAME = "vit_tiny_patch16_224"
-# What timm takes for itself, sizes beyond any ViT's, values that are not plain, and two that are
-# within bounds and more than the file holds.
+# What timm takes for itself, sizes beyond any ViT's or the file's (two within bounds), values not plain.
 ATTACKS = [
     {"checkpoint_path": "PICKLE"}, {"pretrained": True},
     {"pretrained": True, "pretrained_cfg_overlay": {"file": "PICKLE"}},

@@ -11,8 +11,7 @@ from atrun.derived_plan import derive_plan
 from tests.helpers import SMALL_VIT, random_images, randomise, same, state_of
 
 SMALL = SMALL_VIT | {"depth": 2}
-# Depth, width and image size are cut: what makes a model what it is stays as published. With each, what is
-# not standard in it.
+# Depth, width and image size are cut, the rest stays as published. With each: what is not standard in it.
 TEACHERS = {
     "deit_tiny_distilled_patch16_224": "pooling",
     "vit_small_patch14_reg4_dinov2": "layer_scale registers positions",

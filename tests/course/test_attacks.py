@@ -99,8 +99,7 @@ def test_an_attack_gains_nothing_and_is_told_why(edition, cage, attack, name):
     assert result.says and gained(result, file, secrets_of(edition)) == ""
 
 
-# What without namespaces is still possible: to read and write what the answers' user may; as root, to look at
-# other processes, too.
+# What is possible without namespaces: what the answers' user may do; as root, a look at other processes.
 NEEDS_NAMESPACES = {
     "code in a string for torch's compiler", "a number that is taken for an object",
     "hidden tests in a message", "the key in a message", "the key by numpy", "the key by a link",

@@ -14,9 +14,8 @@ from atrun.data.natural_shifts import IMAGENET, IMAGENET_A, SHIFTED, open_shifte
 from tests.helpers import shared
 from tests.picture_files import encoded
 
-# SHA-256 of the sorted ids, one a line. Taken on the lists in the authors' eval.py
-# (hendrycks/natural-adv-examples, hendrycks/imagenet-r), which are numbers and ids in the order of
-# ImageNet-1k.
+# SHA-256 of the sorted ids, one a line, taken on the lists in the authors' eval.py: numbers and ids in the
+# order of ImageNet-1k (hendrycks/natural-adv-examples, hendrycks/imagenet-r).
 SHA256 = {
     "imagenet-a": "f6aa4b23244554d9b864fd715ae20048f6a9686388911b2dfbf1ada01bf0f520",
     "imagenet-r": "e19a59d84e3746fafd34d2ccf6ae604a44e9a0500a596f343c878a89e30ce624",

@@ -117,8 +117,7 @@ def test_costs_with_a_wider_teacher_against_the_flop_counter():
 def test_memory_of_a_small_mlp_by_hand():
     mlp = nn.Sequential(nn.Flatten(), nn.Linear(12, 7), nn.ReLU(), nn.Linear(7, 5))
     weights = NUMBER * (12 * 7 + 7 + 7 * 5 + 5)
-    # Images; hidden units, which serve ReLU and the second layer, once; log p, labels and the number of
-    # images.
+    # images; hidden units, once, which serve ReLU and the second layer; log p, labels, number of images
     inputs, rest = NUMBER * 2 * 12, NUMBER * 2 * 7 + NUMBER * 2 * 5 + 8 * 2 + NUMBER
     memory = step_memory(mlp, torch.zeros(2, 3, 2, 2))
     assert memory == Memory(weights, weights, 2 * weights, inputs + rest, 0)
