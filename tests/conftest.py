@@ -1,5 +1,4 @@
-"""What all tests share: fixed seeds, no network where a test asks for it, and small models to try things
-on."""
+"""What all tests share: fixed seeds, no network where a test asks for it, small models, a browser."""
 
 import gc
 import os
@@ -44,8 +43,7 @@ def fixed_seed():
 
 @pytest.fixture(scope="session")
 def browser():
-    """One Chromium for all tests of a process, playwright cannot be started twice; skips, and says why, where
-    there is none."""
+    """One Chromium for all tests of a process, as playwright cannot be started twice."""
     executable = next((path for path in map(shutil.which, BROWSERS) if path), None)
     if executable is None:
         pytest.skip("no Chromium or Chrome was found on this machine (Debian: apt-get install chromium)")
@@ -60,8 +58,7 @@ def browser():
 
 @pytest.fixture
 def visit(browser):
-    """A function that opens an address; nothing may complain or be asked of the network. (Blobs are a
-    page's own.)"""
+    """A function that opens an address; nothing may complain or ask the network. (Blobs are a page's own.)"""
     complaints, opened = [], []
 
     def go(address, width=1000):
@@ -71,10 +68,7 @@ def visit(browser):
         page.set_viewport_size({"width": width, "height": 900})
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on("console", lambda message: complaints.append(message.text))
-        page.on(
-            "request",
-            lambda request: request.url.startswith(("file:", "blob:")) or complaints.append(request.url),
-        )
+        page.on("request", lambda x: x.url.startswith(("file:", "blob:")) or complaints.append(x.url))
         page.goto(address)
         return page
 

@@ -62,15 +62,10 @@ def ranks(what, *arguments, extra=None) -> list[int]:
             code = 70
             faulthandler.enable(all_threads=True)  # an abort says where
             try:
-                os.environ |= {
-                    "RANK": str(rank),
-                    "LOCAL_RANK": str(rank),
-                    "WORLD_SIZE": "2",
-                    "LOCAL_WORLD_SIZE": "2",
-                    "MASTER_ADDR": "127.0.0.1",
-                    "MASTER_PORT": str(port),
-                    "ACCELERATE_USE_CPU": "true",
-                } | (extra or {})
+                os.environ |= dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank))
+                os.environ |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), "2")
+                os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+                os.environ |= {"ACCELERATE_USE_CPU": "true"} | (extra or {})
                 code = what(rank, numbers[0] if numbers else 0, *arguments) or 0
             except BaseException:
                 import traceback
@@ -119,17 +114,8 @@ def trained(rank: int, _: int, folder: Path, divided: bool) -> None:
         if divided:
             pretend_gpus()
         pair, average = small_pair(), small_pair().student
-        history = train(
-            pair,
-            images,
-            RECIPE,
-            progress=None,
-            seed=3,
-            evaluate=metrics,
-            evaluate_every=1,
-            average_into=average,
-            **options,
-        )
+        options |= {"progress": None, "seed": 3, "evaluate": metrics, "evaluate_every": 1}
+        history = train(pair, images, RECIPE, average_into=average, **options)
         return pair, average, history
 
     if divided:

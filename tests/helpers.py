@@ -24,8 +24,7 @@ DROPS |= {"patch_drop_rate": 0.3, "drop_path_rate": 0.5}
 
 
 def randomise(model, seed=0):
-    """Give every parameter a random value at which it matters: no zero tokens, no layer scale of 1e-5,
-    attention far from flat."""
+    """Give every parameter a random value at which it matters: attention is far from flat."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -40,8 +39,7 @@ def randomise(model, seed=0):
 
 
 def small_vit(seed=0, **changes):
-    """The same small ViT whenever it is called: 16 patches, depth 3, 3 heads of width 8, 5 classes; all
-    weights are random, `seed` chooses them, and the rest goes to timm."""
+    """A ViT of 16 patches, depth 3, 3 heads of width 8, 5 classes, its weights random by `seed`."""
     return randomise(create_vit(SMALL_VIT | changes), seed).eval()
 
 
@@ -61,8 +59,7 @@ def random_maps(*shape, seed=0, dtype=torch.float64):
 
 
 def shared(*parts):
-    """A folder or file of the workshop's `shared/`, next to the repository; the test is skipped where it is
-    not there."""
+    """A folder or file of the workshop's `shared/`; the test is skipped where it is not there."""
     path = ROOT.parent.joinpath("shared", *parts)
     if not path.exists():
         pytest.skip(f"needs ../shared/{'/'.join(parts)}, which is not present next to this repository")
@@ -180,11 +177,7 @@ class Seer(TorchDispatchMode):
 
     def maps(self, N, heads=1):
         """The shapes that could hold the maps of that many heads."""
-        return {
-            shape
-            for shape in self.shapes
-            if shape[-2:] == (N, N) or torch.Size(shape).numel() >= heads * N * N
-        }
+        return {s for s in self.shapes if s[-2:] == (N, N) or torch.Size(s).numel() >= heads * N * N}
 
 
 class Bomb(torch.nn.Module):
@@ -240,3 +233,19 @@ since_torch_11 = pytest.mark.skipif(
     Version(torch.__version__) < Version("2.11"), reason="torch compiles a pair in one graph since 2.11"
 )
 since_timm_31 = pytest.mark.skipif(OLD_TIMM, reason="timm itself does it right since 1.0.31")
+
+
+def until(done):
+    """Whether it is done within some time."""
+    end = time.monotonic() + 120
+    while not (found := done()) and time.monotonic() < end:
+        time.sleep(0.05)
+    return found
+
+
+def alive(process):
+    """Runs still: one that has ended but that nobody has asked after is a zombie."""
+    try:
+        return "State:\tZ" not in open(f"/proc/{process}/status").read()
+    except OSError:
+        return False

@@ -1,5 +1,4 @@
-"""Kills a small run again and again with `kill -9`: `killed`, in a process that has computed nothing, as it
-forks the runs."""
+"""Kills a small run again and again with `kill -9`: `killed`, which forks the runs, has computed nothing."""
 
 import hashlib
 import json
@@ -24,25 +23,15 @@ RECIPE = Recipe(steps=20, batch_size=12, accumulate=2, ema=0.9, mixup=0.8, cutmi
 
 
 def run(folder: Path) -> None:
-    """The whole run, or what is left of it; the digest of its weights, averaged weights and history goes into
-    folder/digest."""
+    """The whole run, or what is left of it; the digest of weights and history goes into folder/digest."""
     pair, average = small_pair(), small_pair().student
     data = glyph_images(generate("train", 64)).with_augment(crop_and_flip())
     torch.manual_seed(os.getpid())  # a restarted process has drawn something else before
-    history = train(
-        pair,
-        data,
-        RECIPE,
-        progress=None,
-        cpu=True,
-        average_into=average,
-        keeper=CheckpointManager(folder / "checkpoints", every=3),
-    )
+    keeper = CheckpointManager(folder / "checkpoints", every=3)
+    history = train(pair, data, RECIPE, progress=None, cpu=True, average_into=average, keeper=keeper)
     # what was logged of the loss and its parts is among the bits
     logged = json.dumps(history).encode()
-    weights = [
-        value for module in (pair.student, average) for _, value in sorted(module.state_dict().items())
-    ]
+    weights = [x for module in (pair.student, average) for _, x in sorted(module.state_dict().items())]
     (folder / "digest").write_text(
         hashlib.sha256(b"".join([logged, *(value.numpy().tobytes() for value in weights)])).hexdigest()
     )
@@ -81,8 +70,7 @@ def killed(folder: Path, kills: int, seed: int = 0) -> dict:
     (folder / "killed").mkdir()
     checkpoints = folder / "killed" / "checkpoints"
     number, finished = child(folder / "killed"), 0
-    # Where saving is fast, a kill that was meant for it may come too late: then there are more of them, not
-    # fewer that count.
+    # Where saving is fast, a kill meant for it may come too late: then more are made, not fewer count.
     while tally["kills"] < kills or tally["while saving"] < kills // 4 and tally["kills"] < 3 * kills:
         saving = tally["kills"] % 2 == 1
         deadline, started = draw.uniform(0, seconds), time.perf_counter()
@@ -109,7 +97,4 @@ def killed(folder: Path, kills: int, seed: int = 0) -> dict:
         number = child(folder / "killed")
     assert os.waitpid(number, 0)[1] == 0, "the last run failed"
     digests = [(folder / name / "digest").read_text() for name in ("whole", "killed")]
-    return tally | {
-        "same": digests[0] == digests[1],
-        "left": sorted(path.name for path in checkpoints.iterdir()),
-    }
+    return tally | {"same": digests[0] == digests[1], "left": sorted(p.name for p in checkpoints.iterdir())}

@@ -1,5 +1,4 @@
-"""The launchers as functions, for processes that have imported them, and what `accelerate launch` makes of a
-file of configs/accelerate, found out by its own parser."""
+"""The launchers as functions, and what `accelerate launch` makes of a file of configs/accelerate."""
 
 import os
 
@@ -24,9 +23,8 @@ def accelerate_launch(*arguments):
 
 def read(name, *more):
     """The launcher's arguments, with the file's values in them; `more` are arguments of the command line."""
-    arguments = launch_command_parser().parse_args(
-        ["--config_file", str(FOLDER / f"{name}.yaml"), *more, "program.py"]
-    )
+    words = ["--config_file", str(FOLDER / f"{name}.yaml"), *more, "program.py"]
+    arguments = launch_command_parser().parse_args(words)
     return _validate_launch_command(arguments)[0]
 
 

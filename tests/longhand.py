@@ -25,8 +25,7 @@ def softmax(scores):
 
 
 def embed(w, images, patch):
-    """Patches in reading order, one product each; then class token and registers in front, where there are
-    any, and positions."""
+    """Patches in reading order, one product each; class token and registers in front; and positions."""
     rows = []
     for top in range(0, images.shape[2], patch):
         for left in range(0, images.shape[3], patch):
@@ -65,9 +64,8 @@ def run_blocks(w, x, heads, replace=None, masks=None, prefix="blocks"):
         for head in range(heads):
             for third, name in enumerate("qkv"):
                 rows = slice(third * width + head * d, third * width + (head + 1) * d)
-                used[name].append(
-                    given.get((name, head), y @ part["attn.qkv.weight"][rows].T + part["attn.qkv.bias"][rows])
-                )
+                own = y @ part["attn.qkv.weight"][rows].T + part["attn.qkv.bias"][rows]
+                used[name].append(given.get((name, head), own))
             scores = torch.einsum("bid,bjd->bij", used["q"][head], used["k"][head]) / math.sqrt(d)
             p = given.get(("map", head), softmax(scores))
             used["map"].append(p(softmax(scores)) if callable(p) else p)

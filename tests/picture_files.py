@@ -1,5 +1,4 @@
-"""Small sets of images in files, in the forms that people have them in; the colour of every picture says
-which one it is."""
+"""Small sets of images in files, in many forms; the colour of every picture says which one it is."""
 
 import io
 import json
@@ -69,9 +68,8 @@ def write_parquet(folder, split, indices, parts=1, **options):
     """`indices` in `parts` parquet files, named as the hub names them."""
     folder.mkdir(parents=True, exist_ok=True)
     for part in range(parts):
-        rows(list(indices)[part::parts], **options).to_parquet(
-            folder / f"{split}-{part:05d}-of-{parts:05d}.parquet"
-        )
+        file = folder / f"{split}-{part:05d}-of-{parts:05d}.parquet"
+        rows(list(indices)[part::parts], **options).to_parquet(file)
     return folder
 
 
@@ -95,8 +93,7 @@ def write_folders(folder, split, indices, corrupt=()):
 
 
 def annotate(folder, name, indices):
-    """Images and annotations as iNaturalist's authors pack them; ids with gaps, annotations in another order
-    than images."""
+    """Images and annotations as iNaturalist packs them; ids with gaps, annotations in another order."""
     for i in indices:
         path = folder / "train_val2018" / CLASSES[i % 3] / f"{i}.png"
         path.parent.mkdir(parents=True, exist_ok=True)

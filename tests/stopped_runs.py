@@ -42,8 +42,7 @@ def asked(recipe: str, out: Path, *more: str, **values) -> list[str]:
 
 
 def in_a_child(text: Path, arguments: list[str], step: int = 0, what=None) -> int:
-    """Run a command in a process of its own, in which `what` happens as soon as that step is logged; how it
-    ended (-9: killed)."""
+    """Run a command in a process of its own, with `what` at that step; how it ended (-9: killed)."""
     number = os.fork()
     if number:
         return os.waitstatus_to_exitcode(os.waitpid(number, 0)[1])

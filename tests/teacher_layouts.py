@@ -1,5 +1,4 @@
-"""Writes a timm ViT's weights in the layouts in which others publish theirs, long hand, for the tests of
-teachers."""
+"""Writes a timm ViT's weights in the layouts in which others publish theirs, long hand."""
 
 import numpy as np
 import torch

@@ -1,5 +1,4 @@
-"""The central experiment at toy size: a few steps, a few images, two recipes to choose from; everything else
-is the real thing."""
+"""The central experiment at toy size: a few steps, images and recipes; everything else is the real thing."""
 
 from dataclasses import dataclass, replace
 
@@ -29,16 +28,9 @@ class ToyScale(GlyphScale):
 
 TRIALS = grid(lr=(1e-3, 1e-2))
 SMALL = {"steps": 2, "batch_size": 8}
-TOY = ToyScale(
-    "toy",
-    Architecture("glyphs"),
-    CENTRAL_METHODS,
-    replace(pretext.RETRIEVAL, **SMALL),
-    replace(recipe.STUDENT, **SMALL),
-    {method: TRIALS for method in CENTRAL_METHODS},
-    labels=16,
-    unlabelled=16,
-)
+RECIPES = replace(pretext.RETRIEVAL, **SMALL), replace(recipe.STUDENT, **SMALL)
+TUNED = {method: TRIALS for method in CENTRAL_METHODS}
+TOY = ToyScale("toy", Architecture("glyphs"), CENTRAL_METHODS, *RECIPES, TUNED, labels=16, unlabelled=16)
 
 
 def known(data=None):
@@ -51,8 +43,7 @@ def place(folder):
 
 
 def few_held_out(monkeypatch):
-    """What a teacher has left unlearned is measured on 40 validation images: on all 2,000 it would take
-    longer than everything else at this size."""
+    """40 validation images for what a teacher has left unlearned: 2,000 would take longer than all else."""
     plain = glyphs.generate
 
     def generate(split, size, *more, **options):
@@ -69,13 +60,10 @@ def recorded(folder, study, scale, method, seed, results, *kind_and_trial):
 
 
 def untrained_models(place, schoolings=()):
-    """Fresh weights wherever a study looks for a teacher of seed 0: what is built from them does not depend
-    on how well they are trained."""
+    """Fresh weights wherever a study looks for a teacher of seed 0."""
     teachers = {place.teacher(seed): {"num_classes": 192} for seed in (0, TUNING_SEED)}
-    teachers |= {
-        place.teacher(0, schooling): {**schooling.model, "num_classes": schooling.outputs}
-        for schooling in schoolings
-    }
+    for schooling in schoolings:
+        teachers[place.teacher(0, schooling)] = {**schooling.model, "num_classes": schooling.outputs}
     for index, (path, model) in enumerate(teachers.items()):
         architecture = Architecture("glyphs", model)
         save_vit(path, randomise(architecture.build(), index), architecture)

@@ -1,5 +1,4 @@
-"""Distance, entropy, prefix share, rollout and class attention: closed forms, loops written out, bad
-input."""
+"""Distance, entropy, prefix share, rollout and class attention: closed forms, and loops written out."""
 
 import math
 
@@ -91,8 +90,7 @@ def test_rollout_multiplies_layers_last_first():
             expected = (0.7 * torch.eye(5, dtype=torch.float64) + 0.3 * sum(map[b]) / 3) @ expected
         torch.testing.assert_close(rollout(maps, residual=0.7)[b], expected, **CLOSE)
     torch.testing.assert_close(rollout(maps).sum(-1), torch.ones(2, 5, dtype=torch.float64), **CLOSE)
-    # one layer copies token 3 to token 0, the next token 0 to token 4: what token 4 holds then comes from
-    # token 3
+    # one layer copies token 3 to 0, the next token 0 to 4: what token 4 holds then comes from token 3
     first, second = (torch.eye(5)[list(order)][None, None] for order in ([3, 1, 2, 3, 4], [0, 1, 2, 3, 0]))
     assert rollout([first, second], residual=0.0)[0, 4].tolist() == [0, 0, 0, 1, 0]
 

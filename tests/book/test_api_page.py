@@ -18,11 +18,7 @@ LISTED = {
         r"^\.\. automodule:: (\S+)\n   :members:(?: (.*))?$", PAGE, re.MULTILINE
     )
 }
-SOURCES = [
-    ROOT / "README.md",
-    *sorted((ROOT / "notebooks").glob("*.md")),
-    *sorted((ROOT / "book").glob("*.md")),
-]
+SOURCES = [ROOT / "README.md", *sorted(ROOT.glob("notebooks/*.md")), *sorted(ROOT.glob("book/*.md"))]
 
 
 def described(module: str) -> list[object]:
@@ -41,12 +37,8 @@ def imported(source) -> set[tuple[str, str]]:
     """Module and name of what the code of a page imports from the project."""
     book = jupytext.read(source, fmt="md:myst")
     code = [cell.source for cell in book.cells if cell.cell_type == "code"]
-    code += [
-        block for cell in book.cells for block in re.findall(r"```python\n(.*?)```", cell.source, re.DOTALL)
-    ]
-    lines = "\n".join(
-        line for line in "\n".join(code).splitlines() if not line.lstrip().startswith(("%", "!"))
-    )
+    code += [x for cell in book.cells for x in re.findall(r"```python\n(.*?)```", cell.source, re.DOTALL)]
+    lines = "\n".join(x for x in "\n".join(code).splitlines() if not x.lstrip().startswith(("%", "!")))
     return {
         (node.module, alias.name)
         for node in ast.walk(ast.parse(lines))

@@ -1,4 +1,4 @@
-"""Progress bars in the built pages: the last state of each, and nothing else touched."""
+"""What the build adds to the pages: old addresses that lead on, and the explorer's files."""
 
 import re
 from types import SimpleNamespace

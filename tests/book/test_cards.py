@@ -1,5 +1,4 @@
-"""What the family's cards write out by hand is what atlib and timm compute, on other inputs than theirs, and
-what their sentences say of one step of training, of row means and of heads is so."""
+"""What the family's cards write out and say is what atlib and timm compute, on other inputs than theirs."""
 
 import pytest
 import torch
@@ -44,8 +43,7 @@ def test_distilled_mae_loss_is_a_convolution_over_heads_and_a_squared_error(stud
 
 @torch.no_grad()
 def invisible_shares(world):
-    """By layer, which share of the squared error of logits between an untrained student and the teacher asks
-    for row means."""
+    """By layer, the share of the squared error of an untrained student's logits that asks for row means."""
     teacher = load_vit(results_folder() / "transfer" / world / "teacher-seed0.safetensors").eval()
     images, _ = scales()[world].held_out("test").take(range(200))
     torch.manual_seed(0)
@@ -78,15 +76,13 @@ def test_a_copied_row_leaves_the_students_share_to_its_distillation_token():
     teacher, student, images = randomise(small_vit(4), 4), distilled(5), torch.randn(2, 3, 32, 32)
     pair = AttentionTransfer(teacher, student, Plan(unequal_prefix="own", mismatched=True)).eval()
     with torch.no_grad():
-        theirs, own, used = (
-            seen.layers[0].map for seen in (walk(teacher, images), walk(student, images), pair.walk(images))
-        )
+        theirs, own = (walk(vit, images).layers[0].map for vit in (teacher, student))
+        used = pair.walk(images).layers[0].map
     for query in (0, 5):
         of_student = query if query == 0 else query + 1
         for image, head in ((0, 0), (1, 1)):
-            row = taught(DEIT).row_with_own(
-                theirs[image, head, query].tolist(), own[image, head, of_student].tolist(), 1
-            )
+            p, q = theirs[image, head, query].tolist(), own[image, head, of_student].tolist()
+            row = taught(DEIT).row_with_own(p, q, 1)
             assert row == pytest.approx(used[image, head, of_student].tolist(), abs=1e-5)
     assert torch.allclose(used[:, :, 1], own[:, :, 1], atol=1e-5)
 

@@ -1,5 +1,4 @@
-"""How long pages and cards may be, that the family's page says no more than its verdicts, and the form of
-predictions."""
+"""How long pages and cards may be, what the family's page may say, and the form of predictions."""
 
 import re
 

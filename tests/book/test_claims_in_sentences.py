@@ -20,14 +20,9 @@ from tools.claims_in_sentences import cited, compares, passages, problems, recor
 from tools.sentences import pages
 
 VERDICTS = {
-    ("a", "find"): HOLDS,
-    ("a", "match"): TOO_SMALL,
-    ("b", "find"): DOES_NOT_HOLD,
-    ("d", "find"): IN_ALL,
-    ("d", "match"): IN_NONE,
-    ("e", "find"): UNSEEN,
-    ("e", "match"): NOT_RECORDED,
-}
+    ("a", "find"): HOLDS, ("a", "match"): TOO_SMALL, ("b", "find"): DOES_NOT_HOLD, ("d", "find"): IN_ALL,
+    ("d", "match"): IN_NONE, ("e", "find"): UNSEEN, ("e", "match"): NOT_RECORDED,
+}  # fmt: skip
 MEASURED = Estimate(0.1, 0.0, 0.2, 0.05, 5, 1000, (0.1,) * 5)
 JUDGED = {
     (claim, scale): Judged(CLAIMS[0], scale, None if verdict == NOT_RECORDED else MEASURED, verdict)

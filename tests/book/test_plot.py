@@ -42,8 +42,7 @@ def test_maps_share_one_colour_scale():
 
 
 def test_estimates_are_drawn_where_they_are():
-    """A panel a world: a dot at the mean, a bar from low to high, a small dot for each seed, an empty row
-    where nothing is."""
+    """A panel a world: a dot at the mean, a bar from low to high, a small dot for each seed."""
     worlds = {
         "Find": {"copy": Estimate(0.9, 0.85, 0.95, 0.0, 2, 4000, (0.88, 0.92))},
         "Match": {

@@ -1,5 +1,4 @@
-"""What the notebooks write out by hand (cells tagged `taught`) computes what atlib computes: most compare the
-two themselves, while they run; here is what they do not."""
+"""What notebooks write out by hand (cells tagged `taught`) and do not compare themselves is atlib's."""
 
 import math
 from functools import cache
@@ -75,9 +74,8 @@ def test_layer_decay_is_timms():
     model = small_vit(0, depth=5)
     optimizer = make_optimizer(model, Recipe(lr=1.0, layer_decay=0.6))
     expected = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
-    factors = taught("../book/recipes").learning_rate_factors(
-        [name for name, _ in model.named_parameters()], 5, 0.6
-    )
+    names = [name for name, _ in model.named_parameters()]
+    factors = taught("../book/recipes").learning_rate_factors(names, 5, 0.6)
     for name, parameter in model.named_parameters():
         assert factors[name] == pytest.approx(expected[id(parameter)]), name
 
@@ -184,9 +182,7 @@ def test_on_the_page_of_look_both_look_at_the_mark_and_the_student_is_wrong():
     images, labels = glyph_images(drawn).take([1])
     marked = int(drawn.cell[1])
     of_teacher, of_student = (walk(committed(name), images) for name in ("teacher", "scratch"))
-    rows, student_rows = (
-        [layer.map.mean(1)[0, 0, 1:] for layer in walked.layers] for walked in (of_teacher, of_student)
-    )
+    rows, student_rows = ([x.map.mean(1)[0, 0, 1:] for x in one.layers] for one in (of_teacher, of_student))
     assert all(row.argmax() == marked and row[marked] > 0.5 for row in rows)
     assert all(student_rows[layer].argmax() == marked for layer in (1, 2))
     shares = [f"{student_rows[layer][marked]:.2f}" for layer in (1, 2)]

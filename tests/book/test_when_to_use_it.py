@@ -1,5 +1,4 @@
-"""Chapter 10, the ending: its guide gives advice that its costs and its drawing support, and its ten findings
-say what the records decide."""
+"""Chapter 10: the guide's advice, its costs and its drawing agree, and the findings are decided ones."""
 
 import re
 import shlex

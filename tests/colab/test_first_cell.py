@@ -1,5 +1,4 @@
-"""The first cell of a notebook on Colab, which has a newer Python than the book's records: run in an empty
-environment, with this checkout in place of GitHub."""
+"""A notebook's first cell on Colab: in an empty environment, with this checkout in place of GitHub."""
 
 import json
 import os

@@ -1,5 +1,4 @@
-"""Any model that makes the call: its own output, and its maps, against computations that know nothing of a
-watch: transformers' eager attention, and softmax written out."""
+"""Any model that makes the call, against transformers' eager attention and softmax written out."""
 
 import inspect
 from concurrent.futures import ThreadPoolExecutor
@@ -20,19 +19,13 @@ from tests.helpers import SMALL_VIT, random_images, random_maps, randomise, sinc
 
 # Depth, width and image size are cut: what makes a family a family stays as published.
 OF_TIMM = {
-    "vit_tiny_patch16_224": {},
-    "vit_small_patch14_reg4_dinov2": {},
-    "deit_tiny_distilled_patch16_224": {},
-    "vit_tiny_r_s16_p8_224": {"img_size": 224, "embed_dim": 192},
-    "vit_small_patch16_dinov3": {},
-    "eva02_tiny_patch14_224": {},
-    "vit_base_patch16_rope_mixed_224": {},
-    "vit_pe_core_tiny_patch16_384": {},
-    "beit_base_patch16_224": {},
-    "vit_relpos_small_patch16_224": {},
+    "vit_tiny_patch16_224": {}, "vit_small_patch14_reg4_dinov2": {}, "deit_tiny_distilled_patch16_224": {},
+    "vit_tiny_r_s16_p8_224": {"img_size": 224, "embed_dim": 192}, "vit_small_patch16_dinov3": {},
+    "eva02_tiny_patch14_224": {}, "vit_base_patch16_rope_mixed_224": {}, "vit_pe_core_tiny_patch16_384": {},
+    "beit_base_patch16_224": {}, "vit_relpos_small_patch16_224": {},
     "naflexvit_base_patch16_gap": {"img_size": None},
     "vit_base_patch16_sapiens2": {"num_kv_heads": 2, "num_heads": 4},
-}
+}  # fmt: skip
 # What a class of timm can be built with, on a small ViT.
 MADE = {
     "query-key norm": (create_vit, {"qk_norm": True}),
@@ -95,10 +88,7 @@ def test_a_model_of_timm(name, monkeypatch):
         own = model(images)
         found = walk(model, images)
         _, projections = find_projections(model, images)
-        replace = {
-            i: Instead(q=seen.q, k=seen.k, scale=seen.scale, bias=seen.bias)
-            for i, seen in enumerate(found.layers)
-        }
+        replace = {i: Instead(q=x.q, k=x.k, scale=x.scale, bias=x.bias) for i, x in enumerate(found.layers)}
         again = walk(model, images, replace=replace, projections=projections)
         for part in model.modules():
             if hasattr(part, "fused_attn"):
@@ -145,8 +135,7 @@ def output_of(model, images):
 @pytest.mark.parametrize("name", OTHERS)
 @torch.no_grad()
 def test_a_model_of_another_library(name):
-    """Its own output; and maps that equal those of eager attention, from which it is switched while it is
-    walked, and back again (Data2Vec's has a class of its own for each)."""
+    """Its own output, and the maps of eager attention, from which it is switched while it is walked."""
     model = randomise(of_transformers("sdpa")[name]()).eval()
     own, found = output_of(model, IMAGES), walk(model, IMAGES)
     assert torch.equal(found.logits, own) and own.std() > 1e-3
@@ -191,9 +180,8 @@ def text(kind):
     sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 32}
     torch.manual_seed(0)
     if kind == "causal, grouped queries":
-        config = hf.LlamaConfig(
-            **sizes | {"hidden_size": 32, "num_attention_heads": 4}, num_key_value_heads=2, vocab_size=50
-        )
+        sizes |= {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2}
+        config = hf.LlamaConfig(**sizes, vocab_size=50)
         return hf.LlamaForCausalLM(config).eval()
     return hf.BertForSequenceClassification(hf.BertConfig(**sizes, vocab_size=50, num_labels=5)).eval()
 
@@ -334,9 +322,7 @@ def test_other_threads_pass_through():
     }
     with ThreadPoolExecutor(3) as pool:
         alone = {name: ask() for name, ask in asked.items()}
-        together = {
-            name: pool.submit(lambda ask=ask: [ask() for _ in range(20)]) for name, ask in asked.items()
-        }
+        together = {n: pool.submit(lambda ask=ask: [ask() for _ in range(20)]) for n, ask in asked.items()}
     for name, results in together.items():
         assert all(torch.equal(one, alone[name]) for one in results.result()), name
     assert F.scaled_dot_product_attention is SDPA
@@ -364,9 +350,7 @@ def test_rows_that_nobody_reads_are_not_multiplied(build):
 def test_copy_and_distill_multiply_little_more_than_fine_tuning():
     """ViT-B at 197 tokens: Copy at most 1.16 of fine-tuning, Distill of 9 of 12 layers 1.25."""
     # PyTorch does not count the in-place form of baddbmm, which the map-free loss uses
-    also = {
-        torch.ops.aten.baddbmm_: lambda onto, left, right, **_: 2 * left[0] * left[1] * left[2] * right[2]
-    }
+    also = {torch.ops.aten.baddbmm_: lambda x, left, right, **_: 2 * left[0] * left[1] * left[2] * right[2]}
 
     def flops(step):
         with FlopCounterMode(display=False, custom_mapping=also) as counter:

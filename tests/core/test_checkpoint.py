@@ -55,8 +55,7 @@ def test_after_distill_a_bundle_is_the_student_alone(tmp_path):
 
 
 def test_writing_never_shows_half_a_file(tmp_path, monkeypatch):
-    """Up to the moment of the rename the old content is there, and it is the whole new file that is
-    renamed."""
+    """Up to the rename the old content is there, and it is the whole new file that is renamed."""
     path, seen = tmp_path / "file", []
     path.write_bytes(b"old")
     rename = os.replace

@@ -155,10 +155,7 @@ REPLACEMENTS = [
 
 @pytest.mark.parametrize("instead", REPLACEMENTS, ids=str)
 def test_replacements(instead):
-    given = {
-        part: torch.rand(value) if part in ("q", "k", "v", "map") else value
-        for part, value in instead.items()
-    }
+    given = {part: torch.rand(x) if part in ("q", "k", "v", "map") else x for part, x in instead.items()}
     refused(lambda: walk(vit(), IMAGES, replace={1: Instead(**given)}))
 
 

@@ -1,5 +1,4 @@
-"""The map-free cross-entropy against the dense one: values, gradients, number types, memory, and in two
-processes."""
+"""The map-free cross-entropy against the dense one: values, gradients, types, memory, two processes."""
 
 import pytest
 import torch
@@ -31,9 +30,7 @@ def random_qk(B=2, H=3, N=70, d=8, d_t=8, seed=0, size=1.0, dtype=torch.float64)
     """q and k of a student, then of a teacher."""
     generator = torch.Generator().manual_seed(seed)
     shapes = (B, H, N, d), (B, H, N, d), (B, H, N, d_t), (B, H, N, d_t)
-    return [
-        (size * torch.randn(shape, generator=generator, dtype=torch.float64)).to(dtype) for shape in shapes
-    ]
+    return [(size * torch.randn(s, generator=generator, dtype=torch.float64)).to(dtype) for s in shapes]
 
 
 def seen_of(q, k, q_t, k_t, scales=SCALES, of_student=None, of_teacher=None):
@@ -113,9 +110,7 @@ def test_with_a_mask(how, forbidden, N=17):
         for i in range(N):
             left = [j for j in range(N) if mask is None or mask[i, j] == 0]
             left_t = [j for j in left if mask_t is None or mask_t[i, j] == 0]
-            log_p = dict(
-                zip(left, (scale * q[:, :, i : i + 1] @ k[:, :, left].mT).log_softmax(-1).unbind(-1))
-            )
+            log_p = dict(zip(left, (scale * q[:, :, [i]] @ k[:, :, left].mT).log_softmax(-1).unbind(-1)))
             p_t = (scale_t * q_t[:, :, i : i + 1] @ k_t[:, :, left_t].mT).softmax(-1).unbind(-1)
             total = total - sum((p * log_p[j]).mean() for j, p in zip(left_t, p_t))
         return total / N
@@ -149,16 +144,14 @@ def test_sharp_logits_stay_finite(how, dtype):
     digits = torch.finfo(dtype).eps
     assert expected[0] > 1000 and abs(found[0] - expected[0]) <= 200 * digits * expected[0]
     for one, other in zip(found[1:], expected[1:]):
-        # One row's two largest logits may be equal up to rounding, so single entries are held against the
-        # largest.
+        # A row's two largest logits may be equal up to rounding: single entries are held against the largest.
         assert (one - other).abs().max() <= 1000 * 70 * digits * other.abs().max()
 
 
 @both_ways
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_half_precision_keeps_its_digits(how, dtype):
-    """The loss in float32. A batch so large that 1 / (B H N) would push gradients below what fp16 holds, and
-    a loss scaled by more than it holds."""
+    """1 / (B H N) would push gradients below what fp16 holds; the loss is scaled by more than that."""
     times, within = 3 * 2.0**16, 2 * torch.finfo(dtype).eps
     rounded = random_qk(48, 12, 65, 4, 4, dtype=dtype)
     found, expected = stepped(how, rounded, times=times), stepped(dense, [x.float() for x in rounded])

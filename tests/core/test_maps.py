@@ -1,5 +1,4 @@
-"""Every operation on maps against loops over plain numbers, and what must hold for any map: rows sum to 1,
-nothing is lost."""
+"""Every operation on maps against loops over plain numbers; rows sum to 1, and nothing is lost."""
 
 import numpy as np
 import pytest
@@ -101,10 +100,8 @@ def test_map_scores_logs_and_joined_heads_agree():
     q, k = random_images(2, 2, 3, 5, 4, dtype=torch.float64)
     seen = Seen(q, k, None, 0.7)
     expected = aggregate_heads(seen.map, 6.0)
-    for same in (
-        aggregate_heads(temperature=6.0, scores=seen.scores),
-        Seen(join_heads(q), join_heads(k), None, 0.7 / 6.0).map,
-    ):
+    of_scores = aggregate_heads(temperature=6.0, scores=seen.scores)
+    for same in (of_scores, Seen(join_heads(q), join_heads(k), None, 0.7 / 6.0).map):
         torch.testing.assert_close(same, expected, rtol=1e-10, atol=1e-14)
 
 
@@ -154,9 +151,8 @@ def test_kept_tokens_equal_loops_and_the_map_of_kept_queries_and_keys():
             for i, query in enumerate(tokens):
                 row = [map[b, h, query, key].item() for key in tokens]
                 np.testing.assert_allclose(found[b, h, i].numpy(), np.array(row) / sum(row), rtol=1e-12)
-    torch.testing.assert_close(
-        found, Seen(q[:, :, tokens], k[:, :, tokens], None, 0.5).map, rtol=1e-12, atol=0
-    )
+    of_kept = Seen(q[:, :, tokens], k[:, :, tokens], None, 0.5).map
+    torch.testing.assert_close(found, of_kept, rtol=1e-12, atol=0)
     assert torch.equal(keep_tokens(map, range(6)), map)
     turned = keep_tokens(map, [0, 1, 2, 3, 5, 4])
     torch.testing.assert_close(turned[:, :, 4, 5], map[:, :, 5, 4], rtol=1e-12, atol=0)
@@ -180,10 +176,8 @@ def test_placed_tokens_equal_loops():
 def test_what_is_kept_of_its_own_equals_loops(queries, keys):
     """Row by row; and where a row is its own, nothing of the map put in is looked at."""
     others = [token for token in range(5) if token not in keys]
-    map, own = (
-        place_tokens(random_maps(2, 3, len(others), len(others)), others, 5),
-        random_maps(2, 3, 5, 5, seed=1),
-    )
+    map = place_tokens(random_maps(2, 3, len(others), len(others)), others, 5)
+    own = random_maps(2, 3, 5, 5, seed=1)
     map[:, :, queries] = torch.nan
     found = keep_own(map, own, queries, keys)
     asked = [i for i in range(5) if i in queries or i in others]  # a key whose row is not its own has none

@@ -1,5 +1,4 @@
-"""Every mode of transfer against the same step from plain matrices, in float64: logits, loss and all
-gradients of the student."""
+"""Every mode against the same step from plain matrices, in float64: logits, loss and all gradients."""
 
 import copy
 import dataclasses
@@ -31,14 +30,11 @@ def images_of(dtype=torch.float64):
 
 
 def measured(pair, images):
-    """Logits, transfer loss, and the gradients of task loss + λ · transfer loss; zero where there are
-    none."""
+    """Logits, transfer loss, and the gradients of task loss + λ · transfer loss, zero where there is none."""
     pair.zero_grad()
     output = pair(images)
     (cross_entropy(output.logits, LABELS) + LAMBDA * output.transfer_loss).backward()
-    found = {
-        name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in pair.student.named_parameters()
-    }
+    found = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in pair.student.named_parameters()}
     return {"logits": output.logits.detach(), "loss": output.transfer_loss.detach()} | found
 
 
@@ -66,8 +62,7 @@ def largest_difference(found, other):
 
 
 def assert_equal(pair, pairs, **options):
-    """The pair does what the long-hand does; and something is transferred, so that neither can pass by doing
-    nothing."""
+    """The pair does what the long-hand does, and something is transferred."""
     images = images_of()
     found = measured(pair, images)
     assert largest_difference(found, expected(pair, images, pairs, **options)) <= 1e-10
@@ -83,8 +78,7 @@ def straight(layers):
 # --- the eight modes
 
 
-# What the plan says besides, the teacher's own options, those of both; the pairs of layers, and the heads of
-# each, where they are not all.
+# Else in the plan, the teacher's own options, both's options; the layers, and their heads where not all.
 KINDS = {
     "all layers": ({}, {}, CLASS_TOKEN, straight(range(3)), None),
     "one layer": ({"layers": [0]}, {}, AVERAGE, straight([0]), None),
@@ -119,8 +113,7 @@ def test_averages(small_vit, how, over, heads):
 
 
 def merged_heads(how, remedy):
-    """What happens to the teacher's and to the student's maps; a copied single head goes to all three of the
-    student's."""
+    """What happens to both sides' maps; a copied single head goes to all three of the student's."""
 
     def one(p):
         return longhand.merged(p) if remedy == "aggregate" else longhand.averaged([p], "heads")[0][:, :1]
@@ -144,14 +137,11 @@ def test_another_number_of_heads(small_vit, how, remedy, teacher):
 
 
 def learned(small_vit):
-    pair = pair_of(
-        small_vit, Plan(how="distill", unequal_heads="learn", layers=[0, 2]), teacher={"num_heads": 4}
-    )
+    plan = Plan(how="distill", unequal_heads="learn", layers=[0, 2])
+    pair = pair_of(small_vit, plan, teacher={"num_heads": 4})
     with torch.no_grad():
         for M in pair.head_mapping:
-            assert M.shape == (4, 3) and torch.allclose(M, torch.full_like(M, 1 / 3)), (
-                "it starts as the mean over heads"
-            )
+            assert M.shape == (4, 3) and torch.allclose(M, torch.full_like(M, 1 / 3))
             M.copy_(torch.randn(4, 3, generator=torch.Generator().manual_seed(1), dtype=M.dtype))
     return pair
 
@@ -234,10 +224,9 @@ def test_rows_and_columns_of_the_students_own(small_vit, how, kind):
     logits, seen = longhand.layers(weights, images_of(), 3)
     alone, loss = logits.detach(), torch.zeros(())
     if how == "copy":
-        replace = {
-            layer: {("map", h): lambda own, p=p[:, h]: partly(p, own) for h in range(3)}
-            for layer, p in enumerate(maps)
-        }
+        replace = {}
+        for layer, p in enumerate(maps):
+            replace[layer] = {("map", h): lambda own, p=p[:, h]: partly(p, own) for h in range(3)}
         logits = longhand.layers(weights, images_of(), 3, replace=replace)[0]
     else:
         for p, layer in zip(maps, seen):
@@ -277,8 +266,7 @@ def test_all_remedies_at_once(small_vit, how):
 
 @all_modes
 def test_the_teacher_stops_at_what_is_needed(small_vit, what, how):
-    """Bombs in everything after layer 1's projections and in the head; NaN in the rows of its projection that
-    are not transferred."""
+    """Bombs after layer 1's projections and in the head; NaN in the rows that are not transferred."""
     pair = pair_of(small_vit, Plan(what=what, how=how, layers=[0, 1]))
     before = measured(pair, images_of())
     mine(pair.teacher, after=1)
@@ -319,9 +307,8 @@ def test_the_teacher_runs_in_inference_mode_and_the_autocast_dtype(small_vit, wh
     assert seen == [(True, torch.bfloat16)] * 2
     for each in target:
         kept = [x for x in (each.q, each.k, each.v) if x is not None]
-        assert len(kept) == (2 if what == "map" else 1) and not any(
-            x.is_inference() or x.requires_grad for x in kept
-        )
+        assert len(kept) == (2 if what == "map" else 1)
+        assert not any(x.is_inference() or x.requires_grad for x in kept)
         assert all(x.dtype == torch.bfloat16 for x in kept)
 
 

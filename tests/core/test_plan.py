@@ -1,5 +1,4 @@
-"""Plans: one form for every way of writing them, what they say through JSON, and a message of its own for
-every wrong one."""
+"""Plans: one form for every way of writing them, and what they say through JSON."""
 
 import dataclasses
 import json

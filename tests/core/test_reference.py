@@ -1,7 +1,4 @@
-"""One training step of the published implementation, reproduced: logits, losses, gradients.
-
-The same files also check the long-hand implementation that the other tests rely on.
-"""
+"""A training step of the published implementation, reproduced by atlib and by other tests' long hand."""
 
 import numpy as np
 import pytest
@@ -11,18 +8,8 @@ from torch.nn.functional import cross_entropy
 from atlib import AttentionTransfer, Plan, create_vit
 from atlib.map_free import by_blocks, by_fused_attention
 from tests import longhand
-from tests.helpers import ROOT
+from tests.helpers import ROOT, SMALL_VIT
 
-CONFIG = {
-    "img_size": 32,
-    "patch_size": 8,
-    "embed_dim": 24,
-    "depth": 3,
-    "num_heads": 3,
-    "num_classes": 5,
-    "class_token": True,
-    "qkv_bias": True,
-}
 LAMBDA = 3.0  # the files' gradients are those of task_loss + 3 distill_loss
 
 
@@ -32,14 +19,11 @@ class Reference:
             self.values = {key: torch.from_numpy(file[key]) for key in file.files}
 
     def weights(self, prefix):
-        return {
-            name.removeprefix(f"{prefix}."): value
-            for name, value in self.values.items()
-            if name.startswith(f"{prefix}.")
-        }
+        start = f"{prefix}."
+        return {n.removeprefix(start): x for n, x in self.values.items() if n.startswith(start)}
 
     def vit(self, prefix):
-        vit = create_vit(CONFIG)
+        vit = create_vit(SMALL_VIT)
         vit.load_state_dict(self.weights(prefix), strict=True)
         return vit.train()
 
@@ -53,8 +37,7 @@ def off(found, expected):
 
 
 def assert_gradients(student, reference):
-    """All published gradients are met, and what has none there has none here (copied layers' q and k rows are
-    zero in both)."""
+    """All published gradients are met, and what has none there has none here."""
     expected = reference.weights("grad")
     for name, parameter in student.named_parameters():
         if name in expected:
@@ -91,14 +74,11 @@ def test_the_longhand_reproduces_it_too(name):
     teacher, images = reference.weights("teacher"), reference["x"]
     student = {key: value.requires_grad_() for key, value in reference.weights("student").items()}
     plan = PLANS[name]
-    logits, loss = longhand.family(
-        teacher, student, images, plan.what, plan.how, {layer: layer for layer in range(3)}
-    )
+    logits, loss = longhand.family(teacher, student, images, plan.what, plan.how, {i: i for i in range(3)})
     task_loss = longhand.cross_entropy(logits, reference["y"].long())
     assert off(logits, reference["logits"]) <= 1e-5 and off(task_loss, reference["task_loss"]) <= 1e-5
-    assert abs(loss.item() - reference["distill_loss"].item()) <= 1e-5 * max(
-        1, reference["distill_loss"].item()
-    )
+    expected = reference["distill_loss"].item()
+    assert abs(loss.item() - expected) <= 1e-5 * max(1, expected)
     (task_loss + LAMBDA * loss).backward()
     for key, expected in reference.weights("grad").items():
         assert off(student[key].grad, expected) <= 1e-4, key

@@ -1,5 +1,4 @@
-"""Replacing what a layer uses: its own values change nothing, others do exactly what they should, wrong ones
-are refused."""
+"""Replacing what a layer uses: its own values change nothing, others do exactly what they should."""
 
 import pytest
 import torch

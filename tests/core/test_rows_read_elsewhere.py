@@ -62,14 +62,10 @@ def test_copy_and_distill_are_what_a_walk_without_projections_is(kind):
     images = random_images(3, 3, 16, 16, dtype=torch.float64)
     teacher, student = Net().double(), Net(kind).double()
     seen = walk(teacher, images).layers
-    parts = [
-        {"map": {"map": layer.map}} | {name: {name: getattr(layer, name)} for name in "qkv"} for layer in seen
-    ]
+    parts = [{"map": {"map": x.map}} | {name: {name: getattr(x, name)} for name in "qkv"} for x in seen]
     for what in ("map", *"qkv"):
         pair = AttentionTransfer(teacher, student, Plan(what=what, how="copy", mismatched=True)).eval()
-        expected = walk(
-            student, images, replace={i: Instead(**of[what]) for i, of in enumerate(parts)}
-        ).logits
+        expected = walk(student, images, replace={i: Instead(**p[what]) for i, p in enumerate(parts)}).logits
         torch.testing.assert_close(pair(images).logits, expected)
     taught_by = AttentionTransfer(student, Net().double(), Plan(mismatched=True, how="distill"))
     for found, layer in zip(taught_by.teacher_layers(images), walk(student, images).layers):

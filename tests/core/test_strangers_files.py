@@ -22,36 +22,19 @@ from atrun.runner import result_path, resume
 
 TINY = {"embed_dim": 12, "depth": 1, "num_heads": 2, "img_size": 32, "num_classes": 3}
 NAME = "vit_tiny_patch16_224"
-# What `timm.create_model` takes for itself, sizes beyond any ViT's, and values that are not plain.
+# What timm takes for itself, sizes beyond any ViT's or the file's (two within bounds), values not plain.
 ATTACKS = [
-    {"checkpoint_path": "PICKLE"},
-    {"pretrained": True},
+    {"checkpoint_path": "PICKLE"}, {"pretrained": True},
     {"pretrained": True, "pretrained_cfg_overlay": {"file": "PICKLE"}},
     {"pretrained": True, "pretrained_cfg_overlay": {"url": "http://127.0.0.1:9/x.pth"}},
-    {"pretrained_cfg": {"url": "http://127.0.0.1:9/x.pth"}},
-    {"cache_dir": "/tmp/elsewhere"},
-    {"features_only": True},
-    {"scriptable": True},
-    {"device": "cuda"},
-    {"block_fn": "os.system"},
-    {"norm_layer": {"a": 1}},
-    {"norm_layer": "../../etc/passwd"},
-    {"depth": 10**9},
-    {"embed_dim": 10**9},
-    {"embed_dim": 2**15, "depth": 500},
-    {"img_size": 10**9},
-    {"img_size": 2**14, "patch_size": 1},
-    {"img_size": [10**9, 10**9]},
-    {"patch_size": -1},
-    {"num_classes": 10**12},
-    {"reg_tokens": 10**9},
-    {"mlp_ratio": 1e30},
-    {"mlp_ratio": float("inf")},
-    {"depth": "12"},
-    # within bounds, and more than the file holds
-    {"embed_dim": 4096, "depth": 48, "num_heads": 16},
-    {"num_classes": 2**20},
-]
+    {"pretrained_cfg": {"url": "http://127.0.0.1:9/x.pth"}}, {"cache_dir": "/tmp/elsewhere"},
+    {"features_only": True}, {"scriptable": True}, {"device": "cuda"}, {"block_fn": "os.system"},
+    {"norm_layer": {"a": 1}}, {"norm_layer": "../../etc/passwd"}, {"depth": 10**9}, {"embed_dim": 10**9},
+    {"embed_dim": 2**15, "depth": 500}, {"img_size": 10**9}, {"img_size": 2**14, "patch_size": 1},
+    {"img_size": [10**9, 10**9]}, {"patch_size": -1}, {"num_classes": 10**12}, {"reg_tokens": 10**9},
+    {"mlp_ratio": 1e30}, {"mlp_ratio": float("inf")}, {"depth": "12"},
+    {"embed_dim": 4096, "depth": 48, "num_heads": 16}, {"num_classes": 2**20},
+]  # fmt: skip
 
 
 class Attack:
@@ -122,10 +105,8 @@ def test_a_config_beside_weights_is_read_so_too(attack, tmp_path, pickled):
 @pytest.fixture
 def elsewhere(tmp_path, monkeypatch):
     """A working folder with a module of a stranger's in it, from which `python -m` imports."""
-    (tmp_path / "helper.py").write_text(
-        f"import os\nos.mkdir({str(tmp_path / 'run')!r})\ndef made(**k): ...\n"
-    )
-    (tmp_path / "sklearn.py").write_text((tmp_path / "helper.py").read_text())
+    code = f"import os\nos.mkdir({str(tmp_path / 'run')!r})\ndef made(**k): ...\n"
+    (tmp_path / "helper.py").write_text(code), (tmp_path / "sklearn.py").write_text(code)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     yield tmp_path

@@ -11,8 +11,7 @@ from atrun.derived_plan import derive_plan
 from tests.helpers import SMALL_VIT, random_images, randomise, same, state_of
 
 SMALL = SMALL_VIT | {"depth": 2}
-# Depth, width and image size are cut: what makes a model what it is stays as published. With each, what is
-# not standard in it.
+# Depth, width and image size are cut, the rest stays as published. With each: what is not standard in it.
 TEACHERS = {
     "deit_tiny_distilled_patch16_224": "pooling",
     "vit_small_patch14_reg4_dinov2": "layer_scale registers positions",
@@ -32,8 +31,7 @@ CUT = {"img_size": 56, "depth": 2, "embed_dim": 96, "num_heads": 3, "num_classes
 
 @pytest.mark.parametrize("name", TEACHERS)
 def test_a_student_computes_what_its_teacher_computes(name):
-    """With the teacher's weights the student computes the teacher's features: activations, eps and poolings
-    came along. Same seed, same start as timm builds by that name."""
+    """With the teacher's weights it computes the teacher's features; same seed, same start as timm's."""
     if not timm.is_model(name):
         pytest.skip(f"this timm has no {name}")
     sizes = CUT | {"img_size": 56 if "patch14" in name else 64}

@@ -28,8 +28,7 @@ def weights_folder(tmp_path, monkeypatch, no_network):
 
 @pytest.fixture
 def connections(weights_folder, monkeypatch):
-    """The connections that were tried on a machine whose every connection is refused, though nobody said
-    that it is offline; nothing may wait."""
+    """The connections that were tried where each is refused and nobody said offline; nothing may wait."""
     tried = []
 
     def refuse(self, address):
@@ -85,9 +84,8 @@ def test_weights_placed_by_hand_are_used(weights_folder):
     assert same(create_vit(TINY, pretrained=True).state_dict(), donor.state_dict())
     # With another head everything but the head comes from the file, as timm does it.
     found = create_vit(TINY, pretrained=True, num_classes=4)
-    assert found.head.out_features == 4 and torch.equal(
-        found.blocks[5].attn.qkv.weight, donor.blocks[5].attn.qkv.weight
-    )
+    assert found.head.out_features == 4
+    assert torch.equal(found.blocks[5].attn.qkv.weight, donor.blocks[5].attn.qkv.weight)
 
 
 @pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "beit_base_patch16_224", "eva02_tiny_patch14_224"])

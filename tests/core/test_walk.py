@@ -1,5 +1,4 @@
-"""`walk(vit, x)` computes what `vit(x)` computes, for every family of ViTs, and hands back what attention
-really saw."""
+"""`walk(vit, x)` computes what `vit(x)` does, for every family, and hands back what attention really saw."""
 
 import pytest
 import torch
@@ -85,9 +84,7 @@ def test_stop_after_runs_nothing_later(small_vit, layer):
 
 def test_drop_path_masks_scale_the_branches_they_belong_to(small_vit):
     vit, images = small_vit().double(), random_images(2, 3, 32, 32, dtype=torch.float64)
-    factors = {
-        (layer, branch): torch.rand(2, dtype=torch.float64) for layer in range(3) for branch in range(2)
-    }
+    factors = {(layer, b): torch.rand(2, dtype=torch.float64) for layer in range(3) for b in range(2)}
     masks = [tuple(factors[layer, branch][:, None, None] for branch in range(2)) for layer in range(3)]
     expected = longhand.layers(vit.state_dict(), images, 3, masks=factors)[0]
     assert (walk(vit, images, drop_path=masks).logits - expected).abs().max() <= 1e-12

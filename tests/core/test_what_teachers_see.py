@@ -1,5 +1,4 @@
-"""A teacher sees images normalised and sized as it was trained to see them, and the same bits where nothing
-differs."""
+"""A teacher sees images as it was trained to see them, and the same bits where nothing differs."""
 
 import warnings
 from functools import partial
@@ -64,9 +63,7 @@ PAIRS = {
     "features": FeatureDistillation,
     "tokens": TokenDistillation,
     "logits": LogitDistillation,
-    "token": lambda teacher, _, **options: DistillationToken(
-        teacher, create_vit(TINY, distilled=True), **options
-    ),
+    "token": lambda teacher, _, **more: DistillationToken(teacher, create_vit(TINY, distilled=True), **more),
     "attndistill": AttnDistill,
     "dmae": painting(DistilledMae),
     "hidden states": painting(DistilledHiddenMae),
@@ -77,8 +74,7 @@ PAIRS = {
 
 @pytest.mark.parametrize("kind", PAIRS)
 def test_every_pair_normalises_anew_where_something_differs(kind):
-    """White reaches the teacher as 1, as it was trained, not as 2.64; where nothing differs, the same
-    tensor does."""
+    """White reaches the teacher as 1, not as 2.64; where nothing differs, the same tensor does."""
     seen = first_seen(PAIRS[kind](*vits(), normalisation=IMAGENET), white(IMAGENET))
     assert torch.allclose(seen[0], torch.ones(3, 32, 32), atol=1e-6)
     assert torch.allclose(seen[1], -torch.ones(3, 32, 32), atol=1e-6)

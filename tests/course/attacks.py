@@ -255,14 +255,8 @@ ATTACKS = {
 # Where no grader without a cage should run an attack as it is: what is put in its place there.
 TAMED = {"while True:": "for _ in range(1):", "os.kill(-1, 9)": "os.kill(-1, 0)"}
 # What nobody but the teacher should read, beside the edition's key.
-SECRETS = (
-    "def talk_inputs",
-    "from functools import lru_cache",
-    '"variants"',
-    ".amax(-1, keepdim=True).clamp_min",
-    "uid=",
-)
-SECRETS += ("run by the grader", "SECRET_OF_THE_TEACHER", DONE)
+SECRETS = ("def talk_inputs", "from functools import lru_cache", ".amax(-1, keepdim=True).clamp_min", "uid=")
+SECRETS += ("run by the grader", "SECRET_OF_THE_TEACHER", DONE, '"variants"')
 
 
 def aimed(code: str, edition: Path, file: Path, port: int) -> str:

@@ -51,9 +51,7 @@ def solution(edition: Edition, student: str = "model solution") -> Work:
 def replace(handed: Work, name: str, code: str) -> Work:
     """Put another answer in the place of the one that defines a name."""
     pattern = re.compile(rf"^(?:def|class) {name}\b|^{name} = ", re.M)
-    (at,) = [
-        number for number, cell in enumerate(handed.code) if pattern.search(cell) and "check(" not in cell
-    ]
+    (at,) = [i for i, cell in enumerate(handed.code) if pattern.search(cell) and "check(" not in cell]
     handed.code[at] = code
     return handed
 

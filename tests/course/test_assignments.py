@@ -1,5 +1,4 @@
-"""The assignments, graded as a teacher grades them: model solutions, planted mistakes, and what a
-teacher is told of a report of A3."""
+"""The assignments graded: model solutions, planted mistakes, and what a teacher is told of a report of A3."""
 
 import importlib
 import shutil

@@ -99,22 +99,13 @@ def test_an_attack_gains_nothing_and_is_told_why(edition, cage, attack, name):
     assert result.says and gained(result, file, secrets_of(edition)) == ""
 
 
-# What without namespaces is still possible: to read and write what the answers' user may; as root, to look at
-# other processes, too.
+# What is possible without namespaces: what the answers' user may do; as root, a look at other processes.
 NEEDS_NAMESPACES = {
-    "code in a string for torch's compiler",
-    "a number that is taken for an object",
-    "hidden tests in a message",
-    "the key in a message",
-    "the key by numpy",
-    "the key by a link",
-    "the model solution",
-    "the reference gives the answer",
-    "torch writes a file",
-    "a file by its path",
-    "the parent's memory",
-    "the parent's files",
-}
+    "code in a string for torch's compiler", "a number that is taken for an object",
+    "hidden tests in a message", "the key in a message", "the key by numpy", "the key by a link",
+    "the model solution", "the reference gives the answer", "torch writes a file", "a file by its path",
+    "the parent's memory", "the parent's files",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", sorted(ATTACKS.keys() - NEEDS_NAMESPACES))
@@ -397,9 +388,8 @@ def test_maps_in_numpy_are_memory_too_and_no_length_is_a_case_of_its_own(a2_edit
 def test_public_weights_are_known_in_whichever_order_and_scale():
     public = load(mutants.UPLOADS[mutants.STUDENT])
     renamed = mutants.other_heads(public)
-    order = torch.randperm(
-        renamed["blocks.0.mlp.fc1.bias"].numel(), generator=torch.Generator().manual_seed(0)
-    )
+    size = renamed["blocks.0.mlp.fc1.bias"].numel()
+    order = torch.randperm(size, generator=torch.Generator().manual_seed(0))
     for layer in range(4):
         for name, axis in (("fc1.weight", 0), ("fc1.bias", 0), ("fc2.weight", 1)):
             key = f"blocks.{layer}.mlp.{name}"

@@ -1,5 +1,4 @@
-"""`tools/course.py` before anything is graded: masters, editions, what students get; and the folder that
-a class's repository is made from, which names what exists and may only read."""
+"""`tools/course.py` before anything is graded: masters, editions, what students get, a class's repository."""
 
 import json
 import re

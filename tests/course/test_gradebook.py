@@ -23,10 +23,7 @@ def graded_by_points(monkeypatch):
         tests = {task: [Marked("The maps.", 3, 5, "not <b>right</b>")] for task in edition.automatic}
         for handed in everybody:
             read_here(handed, edition)
-        results = [
-            Result(handed.file, handed.reading.name.value or "", "graded", tests, [], 1.0)
-            for handed in everybody
-        ]
+        results = [Result(h.file, h.reading.name.value or "", "graded", tests, [], 1.0) for h in everybody]
         for result in results:
             done(result)
         return results
@@ -225,11 +222,8 @@ def test_a_renamed_copy_is_similar_and_another_answer_is_not(edition):
     for number, handed in enumerate(everybody):
         handed.file, handed.owner = str(number), Owner("", "", "")
         read_here(handed, edition)
-    pairs = {
-        (pair["first"], pair["second"])
-        for pair in gradebook.similar(everybody, edition)
-        if pair["task"] == "q2 (code)"
-    }
+    found = gradebook.similar(everybody, edition)
+    pairs = {(p["first"], p["second"]) for p in found if p["task"] == "q2 (code)"}
     assert ("0", "1") in pairs and not any("2" in pair for pair in pairs)
 
 
@@ -260,10 +254,8 @@ BY_ADA, BY_NOBODY = Owner("lovelaceada", "123", "a1.ipynb"), Owner("", "", "a1.i
 def attempts(*of: tuple[Owner, str], whose=()) -> list[gradebook.Line]:
     """The lines of works that came in this order: who handed each in, and the name that it says."""
     results = [Result(str(at), student, "graded", {}, [], 1.0) for at, (_, student) in enumerate(of)]
-    handed = [
-        Handed(str(at), Path("x"), owner=owner, time=DEADLINE + timedelta(hours=at))
-        for at, (owner, _) in enumerate(of)
-    ]
+    hour = timedelta(hours=1)
+    handed = [Handed(str(i), Path("x"), owner=o, time=DEADLINE + i * hour) for i, (o, _) in enumerate(of)]
     return gradebook.lines_of(handed, results, [ADA, BOB], None, {}, {str(at): [ADA] for at in whose})
 
 

@@ -1,5 +1,4 @@
-"""What comes in odd: each costs its own student a remark at most, and nobody else anything. And right answers
-in other styles: they get their points."""
+"""What comes in odd costs its student a remark at most; right answers in other styles get their points."""
 
 import io
 import json
@@ -78,18 +77,13 @@ ODD = {
     "no Python elsewhere": ("", "this is no Python", 15, ""),
     "an answer that was deleted": ("talking", "", 10, "no cell defines it"),
     "a starter": ("talking", "def talking(q, k, v, mix):\n    ...", 10, "not done"),
-    "nan": (
-        "talking",
-        "def talking(q, k, *a):\n    return q * float('nan'), q @ k.mT * float('nan')",
-        10,
-        "",
-    ),
+    "nan": ("talking", "def talking(q, k, *a):\n    return 0 * q / 0, 0 * q @ k.mT / 0", 10, ""),
     "more than can be read": ("talking", "def talking(q, *a):\n    return 'x' * 10**8, q", 10, "letters"),
-    "a nest without end": (
+    "nest": (
         "talking",
         "def talking(q, *a):\n    x = []\n    x.append(x)\n    return x, q",
         10,
-        "more than can be compared",
+        "more than can",
     ),
     "an exit of the cell": ("", "exit = None\nimport sys\nsys.exit(0)", 15, ""),
     "a trial under the answer's name": ("", "talking = 3", 15, ""),

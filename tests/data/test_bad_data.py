@@ -91,9 +91,8 @@ def cifar100(here):
 
 
 def arrow(here, **options):
-    return open_stream(
-        write_arrow(here, "test", range(23)), **{"split": "test", "augmentation": PLAIN} | options
-    )
+    images = write_arrow(here, "test", range(23))
+    return open_stream(images, **{"split": "test", "augmentation": PLAIN} | options)
 
 
 def of_two_years(here):

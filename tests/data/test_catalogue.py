@@ -1,5 +1,4 @@
-"""Data sets by name: names, paths and hub ids are told apart, what was published is what the files hold, and
-no network is needed to know it."""
+"""Data sets by name: names, paths and hub ids are told apart, and files hold what was published."""
 
 import warnings
 
@@ -21,8 +20,7 @@ SMALL = Augmentation(image_size=8)
 
 @pytest.fixture
 def hub(monkeypatch):
-    """Takes the place of `datasets.load_dataset` for hub ids: says what was asked for, and gives four
-    pictures for every split."""
+    """`datasets.load_dataset` for hub ids: says what was asked for, gives four pictures for every split."""
     asked, real = [], datasets.load_dataset
 
     def load_dataset(name, streaming=False, data_files=None, **options):
@@ -48,14 +46,9 @@ def hub(monkeypatch):
 
 
 def test_every_entry_is_as_it_was_published():
-    """Sets of transfer learning: Touvron's thesis (HAL tel-03945782), tables 2.3 and 3.6; arXiv 2205.14443,
-    table 4."""
-    papers = {
-        "flowers102": (102, 2_040, 6_149),
-        "cars": (196, 8_144, 8_041),
-        "cifar100": (100, 50_000, 10_000),
-    }
-    papers |= {"pets": (37, 3_680, 3_669), "aircraft": (100, 6_667, 3_333)}
+    """Touvron's thesis (HAL tel-03945782), tables 2.3 and 3.6; arXiv 2205.14443, table 4."""
+    papers = {"flowers102": (102, 2_040, 6_149), "cars": (196, 8_144, 8_041), "pets": (37, 3_680, 3_669)}
+    papers |= {"cifar100": (100, 50_000, 10_000), "aircraft": (100, 6_667, 3_333)}
     for name, (classes, training, test) in papers.items():
         known = CATALOGUE[name]
         assert (known.classes, known.evaluated) == (classes, "test")
@@ -72,9 +65,7 @@ def test_names_paths_and_hub_ids_are_told_apart(tmp_path, monkeypatch):
     assert find("cifar10") == ("uoft-cs/cifar10", None, CATALOGUE["cifar10"])
     assert find("cifar10", folder) == ("cifar10", folder, CATALOGUE["cifar10"])
     assert find("owner/thing") == ("owner/thing", None, None)
-    assert find("owner/set")[1].samefile(folder) and find(folder)[1] == folder, (
-        "what is on this machine comes before the hub"
-    )
+    assert find("owner/set")[1].samefile(folder) and find(folder)[1] == folder
     assert find(folder) == (str(folder), folder, None)
     with pytest.raises(FileNotFoundError):
         find("./nowhere")
@@ -100,8 +91,7 @@ def test_hub_is_asked_for_one_split_where_others_are_large(hub, name, split, wan
 
 
 def test_training_images_with_a_published_validation_split_are_all_used(hub):
-    """The files of one split alone must not look like a set without validation images, of which a tenth is
-    held out."""
+    """The files of one split alone must not look like a set without validation images."""
     with pytest.warns(UserWarning, match="train .* 4 .*1,281,167"):
         photos = open_photos("imagenet-1k", train=True)
     assert len(photos) == 4 and len(photos.classes) == 1000
@@ -112,8 +102,7 @@ def test_training_images_with_a_published_validation_split_are_all_used(hub):
 
 
 def test_training_and_validation_images_where_both_and_a_test_split_are_published(tmp_path, monkeypatch):
-    """Flowers' 2,040 images: both splits, in this order; where the validation split is what is reported, as
-    of ImageNet, there is no such union."""
+    """Flowers' 2,040 images: both splits, in this order; no union where the validation split is reported."""
     for split, indices in (("train", range(5)), ("validation", range(5, 8)), ("test", range(8, 12))):
         write_parquet(tmp_path, split, indices)
     images = {"train": 5, "validation": 3, "train+validation": 8, "test": 4}
@@ -130,8 +119,7 @@ def test_training_and_validation_images_where_both_and_a_test_split_are_publishe
 
 
 def test_a_known_name_reads_a_folder_per_class(tmp_path, monkeypatch):
-    """ImageNet as it is unpacked: the order of the classes is that of the WordNet ids, whatever is in a
-    class."""
+    """ImageNet as it is unpacked: classes are in the order of the WordNet ids, whatever is in a class."""
     ids = ("n02123045", "n01440764", "n01514859")
     for index in range(12):
         split = "train" if index < 9 else "VAL"

@@ -1,5 +1,4 @@
-"""Objects in COCO's form: what is written is read, jitter moves boxes, masks and pixels together, an epoch
-is found again, and what cannot be used is named."""
+"""Objects in COCO's form: read, jittered together with boxes and masks, and what cannot be used is named."""
 
 import json
 
@@ -129,9 +128,7 @@ def test_polygons_are_drawn(files, tmp_path):
 
 def test_categories_are_classes_in_the_order_of_their_ids(files, tmp_path):
     def change(content):
-        content["categories"] = [
-            {"id": 100 - category["id"], "name": category["name"]} for category in content["categories"]
-        ]
+        content["categories"] = [{"id": 100 - c["id"], "name": c["name"]} for c in content["categories"]]
         for annotation in content["annotations"]:
             annotation["category_id"] = 100 - annotation["category_id"]
 
@@ -145,8 +142,7 @@ def test_categories_are_classes_in_the_order_of_their_ids(files, tmp_path):
 
 
 def test_jitter_moves_pixels_boxes_and_masks_together(scenes, files):
-    """Against each pixel of the square asked where in the scene its middle comes from; and an object's
-    inner pixels have its colour still."""
+    """Against each pixel's place in the scene; and an object's inner pixels have its colour still."""
     size = 96
     jittered = CocoObjects(*files, size=size, jitter=(0.3, 2.0))
     kinds, checked = set(), 0
@@ -248,13 +244,9 @@ def annotation(**values):
 @pytest.mark.parametrize(
     "change",
     [
-        annotation(bbox=[60, 10, 20, 10]),
-        annotation(bbox=[10, 10, 0, 10]),
-        annotation(bbox=[10, 10, float("nan"), 10]),
-        annotation(category_id=99),
-        annotation(image_id=99),
-        annotation(segmentation=[[1, 1, 5, 5]]),
-        annotation(segmentation={"size": [32, 64], "counts": [2048]}),
+        *(annotation(bbox=box) for box in ([60, 10, 20, 10], [10, 10, 0, 10], [10, 10, float("nan"), 10])),
+        *(annotation(**{key: 99}) for key in ("category_id", "image_id")),
+        *(annotation(segmentation=x) for x in ([[1, 1, 5, 5]], {"size": [32, 64], "counts": [2048]})),
         lambda content: content["annotations"][2].pop("segmentation"),
         lambda content: content["images"].append(content["images"][1]),
         lambda content: content["annotations"].append(content["annotations"][1]),

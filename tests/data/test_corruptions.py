@@ -10,9 +10,7 @@ from PIL import Image
 from atlib.data import Images
 from atrun.data.corruptions import CORRUPTIONS, corrupt
 
-pytest.importorskip(
-    "imagecorruptions", reason="needs the package imagecorruptions-imaug", exc_type=ImportError
-)
+pytest.importorskip("imagecorruptions", reason="needs imagecorruptions-imaug", exc_type=ImportError)
 
 DETERMINISTIC = {"defocus_blur", "zoom_blur", "brightness", "contrast", "pixelate", "jpeg_compression"}
 # The parameters of ImageNet-C, severity 1 to 5 (hendrycks/robustness, make_imagenet_c.py).
@@ -26,9 +24,8 @@ def pictures(count=2, height=32, width=32):
         127 + 60 * np.sin(x / (2 + k) + c) + 50 * (y % 8 < 4 + k) for k in range(count) for c in range(3)
     ]
     pixels = np.stack(waves).reshape(count, 3, height, width).clip(0, 255).astype(np.uint8)
-    return Images(
-        torch.from_numpy(pixels), torch.arange(count), [str(i) for i in range(count)], mean=0.4, std=0.3
-    )
+    names = [str(i) for i in range(count)]
+    return Images(torch.from_numpy(pixels), torch.arange(count), names, mean=0.4, std=0.3)
 
 
 @pytest.mark.parametrize("name", CORRUPTIONS)

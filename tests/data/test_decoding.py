@@ -49,9 +49,8 @@ def test_values_that_fit_eight_bits_stay_as_they_are():
     for kind in (np.int32, np.float32, np.uint8):
         picture = Image.fromarray(low.astype(kind))
         assert reds(decode(in_form(picture, "TIFF"))).tolist() == [0, 7, 255], picture.mode
-    assert reds(
-        decode(in_form(Image.fromarray(np.array([[0, 0.5, 1]], dtype=np.float32)), "TIFF"))
-    ).tolist() == [0, 128, 255]
+    half = Image.fromarray(np.array([[0, 0.5, 1]], dtype=np.float32))
+    assert reds(decode(in_form(half, "TIFF"))).tolist() == [0, 128, 255]
 
 
 @pytest.mark.parametrize("lacks", [MemoryError(), OSError(errno.EMFILE, "Too many open files")])

@@ -1,5 +1,4 @@
-"""An epoch of any data: each image once over all processes, the same whoever makes it, found again from the
-middle, and no generator of others moved."""
+"""An epoch of any data: each image once over all processes, found again in the middle, no generator moved"""
 
 import random
 
@@ -45,9 +44,8 @@ def in_memory(augment):
 
 def scenes(here):
     pytest.importorskip("pycocotools", reason="needs pycocotools, the extra 'detection'")
-    return CocoObjects(
-        *export_coco(scene_objects(generate_scenes("train", COUNT)), here), size=64, jitter=(0.5, 2.0)
-    )
+    made = scene_objects(generate_scenes("train", COUNT))
+    return CocoObjects(*export_coco(made, here), size=64, jitter=(0.5, 2.0))
 
 
 AS = {"split": "train+validation", "augmentation": SMALL, "train": True}

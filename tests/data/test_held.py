@@ -1,5 +1,4 @@
-"""Photographs that are decoded once and held: batches and runs of the same bits as of those that are read in
-every pass."""
+"""Photographs that are decoded once and held give the bits of those that are read in every pass."""
 
 from dataclasses import replace
 
@@ -19,12 +18,10 @@ CPU, COUNT = torch.device("cpu"), 21
 PADDED = Augmentation(12, crop="padded", padding=3)
 MORE = 10**9
 AUGMENTATIONS = {
-    "as stored": None,
-    "padded": PADDED,
-    "nowhere else to lie": replace(PADDED, padding=0),
+    "as stored": None, "padded": PADDED, "nowhere else to lie": replace(PADDED, padding=0),
     "larger": replace(PADDED, image_size=20, padding=4, flip=0.3, mean=(0.5,) * 3, std=(0.25,) * 3),
     "the middle": Augmentation(10, crop="centre"),
-}
+}  # fmt: skip
 
 
 def noise(sizes=((16, 12),), damaged=None):

@@ -1,5 +1,4 @@
-"""What is read through the `datasets` library: files in the hub's layout made here, damaged ones, and the
-real CIFAR-10 where present."""
+"""What is read through the `datasets` library: files in the hub's layout, damaged ones, the real CIFAR-10."""
 
 import datasets
 import pytest
@@ -22,9 +21,8 @@ def folder(tmp_path):
 
 
 def test_a_tenth_of_train_is_held_out_as_validation(folder):
-    train, validation, both = (
-        load("parquet", folder, split=split) for split in ("train", "validation", "train+validation")
-    )
+    splits = ("train", "validation", "train+validation")
+    train, validation, both = (load("parquet", folder, split=split) for split in splits)
     assert (len(train), len(validation), len(both)) == (90, 10, 100)
     assert set(indices_in(train)) | set(indices_in(validation)) == set(range(100)) == set(indices_in(both))
     assert not set(indices_in(train)) & set(indices_in(validation))

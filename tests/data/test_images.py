@@ -1,5 +1,4 @@
-"""Images in memory, their batches, and loading by name; what the `datasets` library reads is in
-test_hub.py."""
+"""Images in memory and their batches; what the `datasets` library reads is in test_hub.py."""
 
 import numpy as np
 import pytest
@@ -12,9 +11,8 @@ from atlib.loading import ShardSpec, my_batches
 def numbered(n=20, **options):
     """Images whose every pixel is their index, and so is their target."""
     index = torch.arange(n)
-    return Images(
-        index.to(torch.uint8)[:, None, None, None].expand(n, 3, 4, 4).contiguous(), index, **options
-    )
+    pixels = index.to(torch.uint8)[:, None, None, None].expand(n, 3, 4, 4).contiguous()
+    return Images(pixels, index, **options)
 
 
 def test_take_is_a_batch_in_the_order_asked_for():

@@ -52,9 +52,7 @@ def test_distilling_pulls_to_the_maps_of_the_other_image():
     one = couple("distill").eval()
     images, twins = (images_of.take(range(8))[0] for images_of in (SCENES, TWINS))
     own, target = (walk(vit, x).layers for vit, x in ((one.student, images), (one.teacher, twins)))
-    expected = sum(
-        -(theirs.map * mine.map.log()).sum(-1).mean() for mine, theirs in zip(own, target, strict=True)
-    )
+    expected = sum(-(t.map * s.map.log()).sum(-1).mean() for s, t in zip(own, target, strict=True))
     found = one(torch.stack([images, twins], 1)).transfer_loss
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 

@@ -1,5 +1,4 @@
-"""Photographs by index: files in every form, order and coverage, augmentation that hangs on nothing else,
-corrupt files, labels."""
+"""Photographs by index: files in every form, order and coverage, augmentation, corrupt files, labels."""
 
 import io
 import json
@@ -40,9 +39,8 @@ def pictures(tmp_path):
     """A function that writes 23 pictures, some of them corrupt, and opens them."""
 
     def opened(corrupt=(), count=23, train=False, **options):
-        folder = write_parquet(
-            tmp_path / f"set{len(list(tmp_path.iterdir()))}", "train", range(count), corrupt=corrupt
-        )
+        here = tmp_path / f"set{len(list(tmp_path.iterdir()))}"
+        folder = write_parquet(here, "train", range(count), corrupt=corrupt)
         return open_photos(folder, split="train+validation", train=train, **options)
 
     return opened

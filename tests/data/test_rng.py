@@ -58,9 +58,8 @@ def test_a_seed_hangs_on_run_epoch_image_and_repeat_alone():
         part = ShardSpec(seed, epoch, 8)
         found = augmentation_seeds(part, indices, repeats)
         assert found.dtype == torch.int64 and found.min() >= 0
-        assert torch.equal(
-            found, augmentation_seeds(part._replace(rank=1, world=2, start=3), indices, repeats)
-        )
+        elsewhere = part._replace(rank=1, world=2, start=3)
+        assert torch.equal(found, augmentation_seeds(elsewhere, indices, repeats))
         assert torch.equal(found[7:8], augmentation_seeds(part, indices[7:8], repeats[7:8]))
         seen |= set(found.tolist())
     assert len(seen) == 9 * 300, "no two alike"

@@ -1,5 +1,4 @@
-"""The order of images: torch's own, the same for any number of processes, every image once, and found again
-in the middle of an epoch."""
+"""The order of images: torch's own for any number of processes, every image once, found again later."""
 
 import pytest
 import torch
@@ -15,9 +14,8 @@ from atlib.loading import ShardSpec, epoch_order, my_batches, my_repeats, steps_
 @pytest.mark.parametrize("count", [1, 7, 8, 33])
 def test_the_order_is_that_of_torchs_random_sampler(count):
     """Held independently of `Images.loader`: recorded runs were fed by this sampler."""
-    sampler = BatchSampler(
-        RandomSampler(range(count), generator=torch.Generator().manual_seed(11)), 4, drop_last=False
-    )
+    generator = torch.Generator().manual_seed(11)
+    sampler = BatchSampler(RandomSampler(range(count), generator=generator), 4, drop_last=False)
     for epoch in range(4):
         drawn = [index for batch in sampler for index in batch]
         assert epoch_order(count, 11, epoch) == drawn
@@ -41,9 +39,7 @@ def test_every_image_comes_once_over_all_processes(count, batch_size, world, epo
         )
         # The mean over processes of weight · (mean over its images) is the mean over the images.
         value = {index: float(index**2) for index in range(count)}
-        means = [
-            weight * sum(value[index] for index in indices) / len(indices) for indices, weight in of_step
-        ]
+        means = [weight * sum(value[i] for i in indices) / len(indices) for indices, weight in of_step]
         assert sum(means) / world == pytest.approx(sum(value[index] for index in seen) / len(seen))
         if world == 1:
             assert of_step[0][1] == 1.0
@@ -57,8 +53,7 @@ def test_a_start_leaves_out_the_first_steps():
 
 
 def test_repeated_augmentation():
-    """A third of the images, three times each, in as many steps as without; the repeats are numbered and go
-    to different processes."""
+    """A third of the images, three times each; the repeats are numbered and go to different processes."""
     order, plain = epoch_order(30, 3, 1, repeats=3), epoch_order(30, 3, 1)
     assert order == [index for index in plain[:10] for _ in range(3)]
     assert len(epoch_order(31, 3, 1, repeats=3)) == 31
@@ -68,9 +63,7 @@ def test_repeated_augmentation():
         for (indices, _), repeats in zip(my_batches(30, part), my_repeats(30, part), strict=True):
             pairs[rank] |= set(zip(indices, repeats, strict=True))
     assert sorted(set.union(*pairs)) == sorted((index, repeat) for index in plain[:10] for repeat in range(3))
-    assert all(len({index for index, _ in of_rank}) == 10 for of_rank in pairs), (
-        "each process sees each image once"
-    )
+    assert all(len({index for index, _ in of_rank}) == 10 for of_rank in pairs)
 
 
 def test_images_hand_out_their_epochs_in_the_order_of_their_loader():

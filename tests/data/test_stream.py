@@ -1,5 +1,4 @@
-"""Photographs as they come: every image once over any number of processes, in equal steps, again from the
-middle, and with gaps."""
+"""Photographs as they come: orders of their own, again from the middle, and with gaps."""
 
 import json
 

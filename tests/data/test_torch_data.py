@@ -1,5 +1,4 @@
-"""Torch's own Dataset and DataLoader in training and evaluation: the same bits as this project's data, again
-after an interruption and in workers, and an error for what cannot be read so."""
+"""Torch's own Dataset and DataLoader: the same bits as this project's data, also after an interruption."""
 
 import random
 import warnings

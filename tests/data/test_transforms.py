@@ -1,5 +1,4 @@
-"""Augmentation: the same for the same seed, nothing left behind in the global generators, and each operation
-against a computation of its own."""
+"""Augmentation: the same for the same seed, and each operation against a computation of its own."""
 
 import json
 import random
@@ -32,9 +31,8 @@ def normalised(pixels: np.ndarray, augmentation: Augmentation = FULL) -> torch.T
 
 def pixels_of(tensor: torch.Tensor, augmentation: Augmentation = FULL) -> np.ndarray:
     """Back to values in 0..255, (height, width, 3), not rounded."""
-    return (
-        tensor.double().numpy().transpose(1, 2, 0) * np.array(augmentation.std) + np.array(augmentation.mean)
-    ) * 255
+    mean, std = np.array(augmentation.mean), np.array(augmentation.std)
+    return (tensor.double().numpy().transpose(1, 2, 0) * std + mean) * 255
 
 
 @pytest.mark.parametrize(
@@ -105,11 +103,7 @@ def test_three_augment_is_grey_solarised_or_blurred():
 def test_rand_augment_is_timms_of_that_string_between_crop_and_normalising():
     image = picture()
     changed = Augmentation(32, crop="centre", flip=0.0, rand_augment="rand-m9-mstd0.5-inc1")
-    settings = {
-        "translate_const": int(32 * 0.45),
-        "img_mean": (124, 116, 104),
-        "interpolation": Image.BICUBIC,
-    }
+    settings = dict(translate_const=int(32 * 0.45), img_mean=(124, 116, 104), interpolation=Image.BICUBIC)
     operations = rand_augment_transform("rand-m9-mstd0.5-inc1", settings)
     different = 0
     for seed in range(20):
@@ -123,8 +117,7 @@ def test_rand_augment_is_timms_of_that_string_between_crop_and_normalising():
 
 @pytest.mark.parametrize("string, bits", [("rand-m10-n1-p1-inc1", 0), ("rand-m3-n1-p1-inc1", 3)])
 def test_posterising_keeps_so_many_bits(string, bits):
-    """By hand: timm's grows to 0 bits at magnitude 10, which Pillow refuses since version 13; before, the
-    image became black."""
+    """timm's grows to 0 bits at magnitude 10, which Pillow refuses since version 13; before, it was black."""
     image, augmentation = picture(), Augmentation(32, crop="centre", flip=0.0, rand_augment=string)
     kept = normalised(np.asarray(image) & (0xFF00 >> bits & 0xFF))
     assert any(torch.allclose(augmentation.train(image, seed), kept, atol=1e-5) for seed in range(60))

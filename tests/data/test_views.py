@@ -28,9 +28,8 @@ def test_colours():
     red[:, 0] = 200
 
     def seen(**options):
-        return small_views([Look((1.0, 1.0), blur=0.0)], **STILL | options)(red, SEEDS)[
-            :, 0, :, 16, 16
-        ].float()
+        made = small_views([Look((1.0, 1.0), blur=0.0)], **STILL | options)(red, SEEDS)
+        return made[:, 0, :, 16, 16].float()
 
     assert torch.equal(seen(), red[:, :, 0, 0].float()), "nothing is drawn, nothing changes"
     grey = seen(grey=1.0)

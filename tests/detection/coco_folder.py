@@ -11,8 +11,7 @@ from atfamily.detection.objects import ObjectImages
 
 
 def export_coco(images: ObjectImages, folder: Path) -> tuple[Path, Path]:
-    """Images in memory as PNG files, and their objects as annotations, masks as run lengths where there are
-    some: the folder of the images, and the file of annotations."""
+    """Images as PNG files and objects as annotations: the folder of images, the file of annotations."""
     from pycocotools import mask as run_lengths
 
     pictures, file = folder / "images", folder / "annotations.json"

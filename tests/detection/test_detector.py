@@ -1,5 +1,4 @@
-"""Detectors on a ViT or a pair: losses of any number of objects, gradients where the plan lets them, and what
-is said of an image."""
+"""Detectors on a ViT or a pair: losses of any number of objects, gradients, and what is said of an image."""
 
 import pytest
 import torch
@@ -69,8 +68,7 @@ def test_losses_are_finite_with_and_without_objects(scenes, name, kind, empty):
 @pytest.mark.parametrize("name", MAKE)
 @pytest.mark.parametrize("how", ["copy", "distill"])
 def test_gradients_and_the_transfer_loss_of_a_pair(scenes, name, how):
-    """The transfer loss is the pair's own. A copied backbone gives no gradient to the teacher nor to its own
-    q and k; a distilled one also without the transfer loss gives to q and k, and none to the teacher."""
+    """The transfer loss is the pair's own; a copied backbone's q and k get no gradient, others do."""
     images, objects = scenes.take([0, 1])
     model = detector(name, how)
     pair = model.backbone.vit
@@ -117,9 +115,8 @@ def test_crowds_reach_no_loss(scenes, name):
         with_crowd.append(Objects(*(torch.cat(parts) for parts in zip(more, scene))))
     single = [scene._replace(crowd=torch.zeros_like(scene.crowd)) for scene in with_crowd]
     model = detector(name)
-    without, crowds, counted = (
-        losses(model, images, ObjectBatch(batch)).losses for batch in (objects, with_crowd, single)
-    )
+    batches = (objects, with_crowd, single)
+    without, crowds, counted = (losses(model, images, ObjectBatch(one)).losses for one in batches)
     assert all(torch.equal(without[key], crowds[key]) for key in without)
     assert any(without[key] != counted[key] for key in without)
 

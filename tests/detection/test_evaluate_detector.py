@@ -1,5 +1,4 @@
-"""Precision of a detector on images in COCO's form: detectors whose answers are known; two processes
-are in `tests/train/test_divided_weights.py`."""
+"""Precision of detectors whose answers are known; two processes: `tests/train/test_divided_weights.py`."""
 
 import json
 

@@ -32,19 +32,11 @@ def test_a_batch_is_split_as_a_tensor(count, parts):
 
 
 NARROW = torch.zeros(2, 10, 19, dtype=torch.bool)
+WRONG = [objects(boxes=((1, 2, 5, 8), (3, 4, right, 9))) for right in (3, float("nan"), 20.5)]
+WRONG += [objects(labels=(0,)), objects(labels=(0, -1)), objects(masks=NARROW)]
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        objects(boxes=((1, 2, 5, 8), (3, 4, 3, 9))),
-        objects(boxes=((1, 2, 5, 8), (3, 4, float("nan"), 9))),
-        objects(boxes=((1, 2, 5, 8), (3, 4, 20.5, 9))),
-        objects(labels=(0,)),
-        objects(labels=(0, -1)),
-        objects(masks=NARROW),
-    ],
-)
+@pytest.mark.parametrize("wrong", WRONG)
 def test_what_nothing_could_learn_from_is_refused(wrong):
     with pytest.raises(ValueError):
         check_objects(wrong, 10, 20, "one.jpg")

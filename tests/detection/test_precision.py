@@ -69,13 +69,8 @@ def test_sizes_are_thirds_that_are_asked_for(objects):
 def test_a_prediction_within_a_crowd_is_neither_right_nor_wrong():
     box = torch.tensor([[0.0, 0, 10, 10], [20.0, 20, 60, 60]])
     true = [Objects(box, torch.tensor([0, 0]), None, torch.tensor([False, True]))]
-    said = [
-        Found(
-            torch.tensor([[30.0, 30, 40, 40], [0.0, 0, 10, 10]]),
-            torch.zeros(2).long(),
-            torch.tensor([0.9, 0.8]),
-        )
-    ]
+    boxes = torch.tensor([[30.0, 30, 40, 40], [0.0, 0, 10, 10]])
+    said = [Found(boxes, torch.zeros(2).long(), torch.tensor([0.9, 0.8]))]
     assert coco_precision(said, true).ap == pytest.approx(1)
     alone = [Objects(box[:1], torch.tensor([0]), None, torch.tensor([False]))]
     assert coco_precision(said, alone).ap < 1

@@ -79,8 +79,7 @@ def test_the_head_is_linear_on_tokens_and_drawn_up():
 
 
 def test_with_convolutions_places_hear_of_their_neighbours_and_no_others():
-    """Two of 3 x 3 reach two places in every direction; without any, or of 1 x 1, a place hears only of
-    itself."""
+    """Two of 3 x 3 reach two places in every direction; without any, or of 1 x 1, it hears only itself."""
     for convolutions, size, reach in ((0, 3, 0), (2, 3, 2), (2, 1, 0)):
         segmenter = randomise(Segmenter(vit(2), 5, convolutions, size), 3)
         grid = torch.randn(1, 16, 8, 8)

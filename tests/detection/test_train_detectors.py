@@ -1,5 +1,4 @@
-"""Detectors and segmenters in the one training loop: kept and gone on with, decayed where others are, and on
-the pixels that they are asked about."""
+"""Detectors and segmenters in the one training loop: gone on with, decayed where others are, their pixels."""
 
 import pytest
 import torch
@@ -43,9 +42,8 @@ def test_a_detector_that_was_stopped_goes_on_with_the_same_bits(build, how, scen
     def run(folder=None, **options):
         model = head(build, how)
         keeper = None if folder is None else CheckpointManager(folder, every=100)
-        history = train(
-            model, scenes, RECIPE, loss=detection_loss, seed=7, progress=None, keeper=keeper, **options
-        )
+        options |= {"seed": 7, "progress": None, "keeper": keeper}
+        history = train(model, scenes, RECIPE, loss=detection_loss, **options)
         return state_of(model), history
 
     whole, history = run()

@@ -68,9 +68,7 @@ def test_a_chapter_has_the_exercises_that_the_judge_knows_and_nothing_leans_on_a
     pages = {number.split(".")[0] for number in asked}
     known = [exercise.number for exercise in every() if exercise.number.split(".")[0] in pages]
     assert asked == known and len(pages) <= 1
-    solutions = [
-        set(re.findall(r"^def (\w+)", c.source, re.MULTILINE)) for c in cells if "solution" in tags(c)
-    ]
+    solutions = [set(re.findall(r"^def (\w+)", c.source, re.M)) for c in cells if "solution" in tags(c)]
     names = set().union(*solutions)
     assert sum(map(len, solutions)) == len(names), "a name is one exercise's"
     for cell in cells:

@@ -1,5 +1,4 @@
-"""Every exercise of the book and of the assignments: its answers pass, and every planted mistake is told by
-its own name."""
+"""Every exercise: its answers pass, and every planted mistake is told by its own name."""
 
 from functools import cache
 

@@ -1,5 +1,4 @@
-"""The explorer's JavaScript in a browser, from a folder: a page with its scripts and the weights, and what
-Python hands to it."""
+"""The explorer's JavaScript in a browser, from a folder, and what Python hands to it."""
 
 import base64
 import json
@@ -74,8 +73,7 @@ PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>play</titl
 
 @pytest.fixture
 def play(visit, weights_file, tmp_path):
-    """A function that opens parts of the play page, without the book around them, at an address; with the
-    scripts of `book/play.md`, in its order."""
+    """A function that opens parts of the play page at an address, with the scripts of `book/play.md`."""
 
     def opened(*parts, address="", width=1000):
         source = (ROOT / "book" / "play.md").read_text(encoding="utf-8")

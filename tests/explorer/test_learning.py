@@ -54,9 +54,7 @@ def numbers(text):
 
 
 def flat(vit, without_head=False):
-    tensors = [
-        value for name, value in vit.state_dict().items() if not (without_head and name.startswith("head."))
-    ]
+    tensors = [x for name, x in vit.state_dict().items() if not (without_head and name.startswith("head."))]
     return torch.cat([value.flatten() for value in tensors])
 
 
@@ -123,8 +121,7 @@ def by_tensor(numbers, vit):
 
 @pytest.mark.parametrize("copied", [None, "maps", "routing", "message"])
 def test_loss_and_gradients_of_a_step_are_those_of_torch(copied):
-    """Each to 1e-4 of the largest gradient of its tensor, in double precision; with weights at which each one
-    matters, and a batch that fills no block of rows."""
+    """To 1e-4 of a tensor's largest gradient, in double precision; the batch fills no block of rows."""
     student, teacher = weights_that_matter(1), None if copied is None else weights_that_matter(2)
     images = scenes(100, None if copied in (None, "maps") else copied)
     batches = [list(range(3, 3 + 44))]
@@ -170,8 +167,7 @@ def test_first_weights_are_drawn_as_timm_draws_them():
 
 @pytest.mark.slow
 def test_a_whole_run_ends_where_the_records_do(weights_file):
-    """Match with 1,000 labels: with copied maps it ends within the ten recorded seeds and a standard error of
-    its 500 scenes; without, 150 steps lead nowhere."""
+    """Match, 1,000 labels: copied maps end within the recorded seeds; without, 150 steps lead nowhere."""
     recorded = [
         record.results["test_accuracy"]
         for record in read_records("transfer", "match")

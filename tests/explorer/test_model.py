@@ -57,10 +57,8 @@ def vit_of(content):
 @pytest.fixture(scope="module")
 def scenes():
     """Bytes of noisy scenes of both worlds, and of their routing twins: world to (50, 3, 32, 32) twice."""
-    return {
-        task: [generate("test", SCENES, 0, World(task), twin).images for twin in (None, "routing")]
-        for task in TASKS
-    }
+    twins = (None, "routing")
+    return {task: [generate("test", SCENES, 0, World(task), twin).images for twin in twins] for task in TASKS}
 
 
 def expected(vit_of, learned_with, world, name, choice, images, twins):

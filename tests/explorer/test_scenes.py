@@ -11,26 +11,13 @@ from tests.explorer.conftest import ask, received
 
 SCENES = 50
 SHIFTED = [
-    {},
-    {"background": 0.35},
-    {"contrast": 0.3},
-    {"saturation": 0.0},
-    {"saturation": 0.4, "hue_shift": -0.3},
-    {"hue_shift": 1 / 12},
-    {"clutter": 0},
-    {"clutter": 6},
-    {"cue": 0.4},
-    {"jitter": 0},
-    {"jitter": 3},
-    {"scale": 0.5},
-    {"scale": 0.75},
-    {"scale": 1.34},
-    {"rendering": "inverted"},
-    {"rendering": "dotted"},
-    {"texture": 1.0},
+    {}, {"background": 0.35}, {"contrast": 0.3}, {"saturation": 0.0},
+    {"saturation": 0.4, "hue_shift": -0.3}, {"hue_shift": 1 / 12}, {"clutter": 0}, {"clutter": 6},
+    {"cue": 0.4}, {"jitter": 0}, {"jitter": 3}, {"scale": 0.5}, {"scale": 0.75}, {"scale": 1.34},
+    {"rendering": "inverted"}, {"rendering": "dotted"}, {"texture": 1.0},
     {"texture": 0.35, "rendering": "inverted"},
     {"background": 0.22, "contrast": 0.7, "clutter": 9, "rendering": "dotted", "scale": 1.2, "jitter": 2},
-]
+]  # fmt: skip
 
 
 def exported(drawn, index, task):
@@ -63,9 +50,7 @@ def drawn():
     return glyphs._draw(np.random.default_rng([0, glyphs.SPLITS.index("test"), 0]))
 
 
-RENDER = (
-    "([scenes, world]) => textOf(scenes.map(scene => Explorer.render(scene, {...Explorer.WORLD, ...world})))"
-)
+RENDER = "([scenes, world]) => textOf(scenes.map(s => Explorer.render(s, {...Explorer.WORLD, ...world})))"
 
 
 @pytest.mark.parametrize(

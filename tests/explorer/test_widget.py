@@ -1,5 +1,4 @@
-"""The explorer in a notebook: a reader's own models in the page's JavaScript, the state in Python, and clear
-refusals."""
+"""The explorer in a notebook: a reader's own models in the page's JavaScript, the state in Python."""
 
 import json
 

@@ -1,5 +1,4 @@
-"""`python -m atbook`: what it prints, where it writes, and its exit code when it is asked for what does not
-exist."""
+"""`python -m atbook`: what it prints, where it writes, and its exit code for what does not exist."""
 
 import re
 import statistics

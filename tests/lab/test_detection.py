@@ -1,5 +1,4 @@
-"""The study of where things are: backbones, heads and figures are those that its names say, and at toy size
-it runs, chooses and goes on as the other studies do."""
+"""The study of where things are: variants are what their names say, and at toy size it runs as others do."""
 
 from dataclasses import replace
 
@@ -45,9 +44,8 @@ def place_in(folder):
 def sources(tmp_path_factory):
     """Untrained teachers where the study's are looked for."""
     place = place_in(tmp_path_factory.mktemp("teachers"))
-    for number, (path, classes) in enumerate(
-        ((place.teacher(0), 0), (place.teacher(0, LABELLED_SCENES), 8)), start=1
-    ):
+    paths = ((place.teacher(0), 0), (place.teacher(0, LABELLED_SCENES), 8))
+    for number, (path, classes) in enumerate(paths, start=1):
         architecture = Architecture("scenes", {"num_classes": classes})
         save_vit(path, randomise(architecture.build(), number), architecture)
     return Sources(place, TOY, 0)
@@ -84,8 +82,7 @@ def test_a_variant_is_what_its_name_says(variant, sources):
 
 
 def test_teachers_of_scenes(tmp_path):
-    """The auto-encoder's ViT, which has no classifier, with what it left unpainted in its record; and a
-    classifier of the largest object."""
+    """The auto-encoder's ViT, which has no classifier; and a classifier of the largest object."""
     place = place_in(tmp_path)
     make_teacher(place, 0)
     make_teacher(place, 0, DETECTION, OF_LABELS)
@@ -101,9 +98,7 @@ def test_teachers_of_scenes(tmp_path):
 
 
 METHODS = ("fcos, copy from supervised", "segment, frozen")
-SHORT = [
-    replace(variant, changes={}, trials=variant.trials[:2]) for variant in map(DETECTION.variant, METHODS)
-]
+SHORT = [replace(v, changes={}, trials=v.trials[:2]) for v in map(DETECTION.variant, METHODS)]
 OF_LABELS = replace(LABELLED_SCENES, validation=4)
 STUDY = replace(DETECTION, variants=(replace(SHORT[0], schooling=OF_LABELS), SHORT[1]))
 

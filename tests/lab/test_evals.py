@@ -1,5 +1,4 @@
-"""What the book measures on trained models, tried on untrained ones: which images, models and layers; what a
-measure computes is tested in tests/analysis and tests/measures."""
+"""What the book measures on trained models, tried on untrained ones: which images, models and layers."""
 
 from dataclasses import replace
 from functools import partial
@@ -76,8 +75,7 @@ def close(found, expected):
 
 
 def test_a_probe_reads_shape_and_place_from_maps_that_have_them(sources, monkeypatch):
-    """The teacher is replaced by maps that say what is in the image that it is shown: of itself both can be
-    named, of a routing twin the place alone, of a message twin the shape alone."""
+    """By maps that say what is shown: a routing twin names the place alone, a message twin the shape."""
     seen, generate = [], evals.glyphs.generate
 
     def maps(vit, images):
@@ -149,10 +147,8 @@ def test_predictions_and_probes_by_hand(found, models, sources):
     for name, model in (models | {"teacher": sources.teacher().eval()}).items():
         student = getattr(model, "student", model)
         walked = (seen_by(model, images.take(range(len(images)))[0]) for images in (train, test))
-        known, asked = (
-            torch.nn.functional.normalize(student.norm(one.stream[-1])[:, 0].detach(), dim=1)
-            for one in walked
-        )
+        last = (student.norm(one.stream[-1])[:, 0].detach() for one in walked)
+        known, asked = (torch.nn.functional.normalize(x, dim=1) for x in last)
         nearest = train.targets[(asked @ known.T).argmax(1)]
         assert found[name]["k-nn"]["1"] == pytest.approx(share(nearest, test.targets))
         assert 0 <= found[name]["linear probe"] <= 1

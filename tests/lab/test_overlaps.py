@@ -49,9 +49,7 @@ def test_shares_are_those_of_a_loop_over_pairs(scale, methods, studies):
     all_three = studies * 3 if len(studies) == 1 else studies
     of, only, but = (bits(study, scale, method) for study, method in zip(all_three, methods))
     some = {seed: of[seed] for seed in (0, 1)}
-    found = right_where(
-        *({seed: np.array(b) * 1.0 for seed, b in side.items()} for side in (some, only, but))
-    )
+    found = right_where(*({s: np.array(b) * 1.0 for s, b in side.items()} for side in (some, only, but)))
     assert found.mean == pytest.approx(by_loops(some, only, but))
     assert found.low < found.mean < found.high
     assert functions()["overlap"](scale, *methods, *studies) == 100 * overlap(scale, *methods, *studies).mean

@@ -46,9 +46,7 @@ def test_a_domain_is_all_and_only_its_images(mixed):
 
 def test_splits_are_parts_of_every_domain_without_overlap(mixed):
     path, domains = mixed
-    parts = {
-        split: rows_in(load_pacs(DOMAINS, path, split=split)) for split in ("train", "validation", "test")
-    }
+    parts = {one: rows_in(load_pacs(DOMAINS, path, split=one)) for one in ("train", "validation", "test")}
     assert sorted(sum(parts.values(), [])) == list(range(100))
     for domain, count in COUNTS.items():
         sizes = {split: sum(domains[row] == domain for row in rows) for split, rows in parts.items()}

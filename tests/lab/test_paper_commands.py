@@ -1,5 +1,4 @@
-"""The commands that would repeat the papers' tables: every figure has one, and every one configures a run
-whose teacher, student and first weights fit together, in shapes. Nothing is trained, no weight is made."""
+"""Every figure of the papers' tables has a command, and each configures a run that fits, in shapes alone."""
 
 import json
 import re
@@ -53,8 +52,7 @@ def structure(model):
 
 @pytest.fixture
 def configured(tmp_path, monkeypatch):
-    """Calls a command up to where it would read data or weights: what it would do. A run leaves its config,
-    and empty files in place of weights."""
+    """Calls a command up to where it would read data or weights; a run leaves its config and empty files."""
     monkeypatch.chdir(tmp_path)
     for folder in ("inat2017", "inat2018", "inat2019", "imagenet-21k", "imagenet-22k", "coco/train2017"):
         (tmp_path / "data" / folder).mkdir(parents=True)
@@ -95,9 +93,8 @@ def configured(tmp_path, monkeypatch):
                 building.build(config, 80 if config.data == "coco" else 1000)
             built.add(key)
         write_config(folder, config)
-        results = (
-            ["teacher"] if config.method == "mae" else ["student", "averaged"][: 1 + bool(config.recipe.ema)]
-        )
+        results = ["student", "averaged"][: 1 + bool(config.recipe.ema)]
+        results = ["teacher"] if config.method == "mae" else results
         for name in results:
             save_file({"nothing": torch.zeros(1)}, folder / f"{name}.safetensors")
         done.append(config)
@@ -108,11 +105,7 @@ def configured(tmp_path, monkeypatch):
 
     once(Architecture, "build", str)
     # without classes it may become the teacher beside itself
-    once(
-        Architecture,
-        "build_classifier",
-        lambda one: str(one) if one.overrides.get("num_classes") else object(),
-    )
+    once(Architecture, "build_classifier", lambda x: str(x) if x.overrides.get("num_classes") else object())
     once(compatibility, "find_projections", structure)
     monkeypatch.setattr(building, "load_teacher", of_shapes)
     monkeypatch.setattr(

@@ -33,17 +33,10 @@ def draw(path, split, number, seed, image_size):
     return Images((40 * classes[:, None, None, None] + noise).to(torch.uint8), classes)
 
 
-TOY = replace(
-    scales()["real-cifar10"],
-    name="real-toy",
-    student=Architecture({**SMALL, "embed_dim": 16}, {"num_classes": 4}),
-    training=Recipe(steps=2, batch_size=6),
-    labels=8,
-    draw=draw,
-    far={"sketch": draw},
-    image_size=SIDE,
-    held_out_sizes={"validation": 8, "test": 10},
-)
+SIZES = {"labels": 8, "image_size": SIDE, "held_out_sizes": {"validation": 8, "test": 10}}
+SIZES |= {"name": "real-toy", "training": Recipe(steps=2, batch_size=6)}
+STUDENT = Architecture({**SMALL, "embed_dim": 16}, {"num_classes": 4})
+TOY = replace(scales()["real-cifar10"], student=STUDENT, draw=draw, far={"sketch": draw}, **SIZES)
 
 
 @pytest.fixture(autouse=True)
@@ -62,8 +55,7 @@ def place(tmp_path):
 
 
 def run(place, method, study=REAL):
-    """A variant trained at a rate that nothing has chosen, and its results. Its record says which teacher it
-    had."""
+    """A variant trained at a rate that nothing has chosen, its results, and its record's teacher."""
     variant = study.variant(method)
     fixed = replace(variant, trials=({"lr": 1e-3},), changes={**variant.changes, "steps": 2})
     which = Run(replace(study, variants=(fixed,)), place, method, 0)

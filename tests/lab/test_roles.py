@@ -23,9 +23,8 @@ def untrained(monkeypatch):
     """Teachers as they are before their first step."""
     monkeypatch.setattr(schooling, "train", lambda *given, **options: [{"unlearned": 0.0, "step": 0}])
     monkeypatch.setattr(schooling, "load", lambda *given, **options: NUMBERS)
-    monkeypatch.setattr(
-        schooling, "_cifar10", lambda *given: NUMBERS.with_pixels(NUMBERS.pixels[..., :16, :16])
-    )
+    small = NUMBERS.with_pixels(NUMBERS.pixels[..., :16, :16])
+    monkeypatch.setattr(schooling, "_cifar10", lambda *given: small)
     monkeypatch.setattr(schooling, "load_pacs", lambda *given, **options: NUMBERS)
 
 

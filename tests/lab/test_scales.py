@@ -1,5 +1,4 @@
-"""Scales: labels follow from the seed, held-out images do not, all methods are tuned alike; and teachers: the
-pre-text, the world, the model and the recipe are those that were asked for."""
+"""Scales: labels follow from the seed; teachers: pre-text, world, model and recipe that were asked for."""
 
 import os
 import signal
@@ -73,16 +72,9 @@ def cifar(tmp_path, monkeypatch):
     write_cifar(tmp_path / "train.parquet", 50)
     write_cifar(tmp_path / "test.parquet", 10)
     real = scales(tmp_path)["cifar10-cpu"]
-    scale = replace(
-        real,
-        name="toy",
-        student=Architecture("cifar-small", {"depth": 1}),
-        pretraining=replace(real.pretraining, **toy.SMALL),
-        training=replace(real.training, **toy.SMALL),
-        labels=20,
-        unlabelled=20,
-        held_out_sizes={"validation": None, "test": 8},
-    )
+    recipes = {part: replace(getattr(real, part), **toy.SMALL) for part in ("pretraining", "training")}
+    sizes = {"labels": 20, "unlabelled": 20, "held_out_sizes": {"validation": None, "test": 8}}
+    scale = replace(real, name="toy", student=Architecture("cifar-small", {"depth": 1}), **recipes, **sizes)
     monkeypatch.setattr(study, "scales", lambda data: {"toy": scale})
     return scale
 

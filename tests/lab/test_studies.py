@@ -33,8 +33,7 @@ EVERY = [
     if study.name != "mosaics"  # which has a world, and a test, of its own
     for variant in study.variants
 ]
-# One of those that are built, trained and measured alike: of them the recipe, the number of labels or the
-# teacher's weights differ.
+# One of those built, trained and measured alike, where recipe, number of labels or weights differ.
 BUILT = {
     (
         pickle.dumps((v.build, v.loss, v.measure)),
@@ -195,8 +194,7 @@ def test_every_variant_is_built_of_what_it_names_and_trains_one_step(build, stud
 @pytest.mark.parametrize("weights", ["useful", "useless"])
 @pytest.mark.parametrize("routing", ["useful", "useless", "a twin's"])
 def test_mix_and_match(build, kept, weights, routing):
-    """Features are the weights a student starts from, routing the maps it is given: of the central, the
-    colour or an untrained teacher. What a twin's routing differs in is the image that the teacher sees."""
+    """Features are a student's first weights, routing its maps; a twin's routing differs in the image."""
     seen = PRETRAINING.variant(f"{weights} features, {routing} routing").twin
     assert seen == ("routing" if routing == "a twin's" else None)
     model = build(PRETRAINING, f"{weights} features, {routing} routing")

@@ -1,9 +1,7 @@
-"""Studies: tuned on validation images, reported on test images, repeatable, resumed where they stopped; the
-central experiment first, then one that starts from it."""
+"""Studies: tuned on validation images, reported on test images, repeatable, resumed where they stopped."""
 
 import shutil
 import signal
-import time
 from dataclasses import replace
 
 import pytest
@@ -37,7 +35,7 @@ from atlib.checkpoint import load_weights as load
 from atlib.evaluate import evaluate
 from atlib.plan import Plan
 from tests import toy
-from tests.helpers import forkserver, made_once, mark, same, wait
+from tests.helpers import alive, forkserver, made_once, mark, same, until, wait
 
 RESULTS = {"test_accuracy", "test_loss", "test_right"}
 
@@ -107,8 +105,7 @@ def found(place, study=CENTRAL):
 
 
 def score(place, study, method, *values):
-    """Give the trials of a method other validation accuracies. The loss says the opposite: it must not
-    decide."""
+    """Give a method's trials other accuracies; the loss says the opposite, and must not decide."""
     for trial, value in enumerate(values):
         record = Run(study, place, method, TUNING_SEED, trial).record()
         results = {"validation_accuracy": value, "validation_loss": value}
@@ -155,9 +152,7 @@ def test_the_best_trial_is_chosen_and_the_first_of_equals(place):
 def test_a_teacher_of_fewer_images_is_not_taken_for_one_of_more(place, monkeypatch, tmp_path):
     monkeypatch.setattr(runner, "scales", lambda data=None: {"toy": replace(toy.TOY, unlabelled=48)})
     before = toy.files(tmp_path)
-    with pytest.raises(
-        ValueError, match="teacher, seed 0, learned from 16 images, not 48: move .*teacher-seed0"
-    ):
+    with pytest.raises(ValueError, match="seed 0, learned from 16 images, not 48: move .*teacher-seed0"):
         make_teacher(place, 0)
     assert toy.files(tmp_path) == before
 
@@ -349,22 +344,6 @@ def test_workers_end_with_their_parent(tmp_path):
     assert alive(worker) and worker != parent.pid
     parent.terminate()
     assert until(lambda: not alive(worker)) and parent.exitcode == -signal.SIGTERM
-
-
-def until(done):
-    """Whether it is done within some time."""
-    end = time.monotonic() + 120
-    while not (found := done()) and time.monotonic() < end:
-        time.sleep(0.05)
-    return found
-
-
-def alive(process):
-    """Runs still: one that has ended but that nobody has asked after is a zombie."""
-    try:
-        return "State:\tZ" not in open(f"/proc/{process}/status").read()
-    except OSError:
-        return False
 
 
 def test_a_range_is_searched_and_not_tried_whole(tmp_path, monkeypatch):

@@ -79,8 +79,7 @@ SEARCHED = [
 
 @pytest.mark.parametrize("scale, method", SEARCHED)
 def test_no_recipe_was_chosen_at_the_end_of_what_was_tried(scale, method):
-    """A better one could lie outside, unless an inner one is as good within the search's step, or the method
-    learns nothing, whatever the recipe."""
+    """Unless an inner one is as good within the search's step, or the method learns nothing."""
     place = Place(scale, None, results_folder(), Path())
     choices = scales()[scale].tuning[method]
     runs = {record.method for record in read_records("transfer", scale)}

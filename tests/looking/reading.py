@@ -13,9 +13,8 @@ AS_IT_IS = Preparation((32, 32), (0.5,) * 3, (0.25,) * 3)
 
 
 def picture(height=32, width=32, seed=5):
-    return torch.randint(256, (3, height, width), generator=torch.Generator().manual_seed(seed)).to(
-        torch.uint8
-    )
+    pixels = torch.randint(256, (3, height, width), generator=torch.Generator().manual_seed(seed))
+    return pixels.to(torch.uint8)
 
 
 def content_of(page: str) -> dict:

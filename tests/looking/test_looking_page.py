@@ -58,8 +58,7 @@ def name_of(token):
 
 
 def assert_says(page, row, token, where):
-    """That the sentence names the three keys that get most of a row, (N,), with their shares; of two that the
-    quantiser cannot tell apart, either."""
+    """The sentence names the three keys that get most of a row, (N,), but for what the quantiser hides."""
     found = re.fullmatch(r"(.+): gives (\S+) to (.+?); (\S+) to (.+?); (\S+) to (.+)\.", says(page))
     assert found, says(page)
     query, *given = found.groups()
@@ -196,9 +195,7 @@ def test_the_state_is_in_the_address(opened):
     assert again.get_by_label("as roots").is_checked()
     assert again.get_by_label("Map over photograph").input_value() == "30"
     page.evaluate("location.hash = '#token=9.99&layer=77&head=x'")  # the nearest there is, or as it opens
-    page.wait_for_function(
-        "document.querySelector('.look-says').textContent.startsWith('Patch row 3, column 5')"
-    )
+    page.wait_for_function("document.querySelector('.look-says').textContent.includes('row 3, column 5')")
     assert "layer 2, mean of all heads" in says(page)
 
 

@@ -26,9 +26,7 @@ def test_norms_and_components_are_those_of_the_stream(small_vit):
         _, vectors = np.linalg.eigh(centred.T @ centred)
         for colour in range(3):  # the largest eigenvalues are last; signs are free
             projected = centred @ vectors[:, -1 - colour]
-            both = [
-                side / np.ptp(side) for side in (projected - projected.min(), projected.max() - projected)
-            ]
+            both = [x / np.ptp(x) for x in (projected - projected.min(), projected.max() - projected)]
             found = rows.panels.components[at, :, colour].double().numpy() / 255
             assert min(np.abs(found - side).max() for side in both) < 1 / 254
 

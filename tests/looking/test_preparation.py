@@ -14,11 +14,8 @@ from atrun.looking.preparation import Preparation, preparation_of, prepare
 def picture(height=300, width=500):
     """Smooth, so that finer and coarser resizing agree, and different everywhere."""
     down, across = np.mgrid[:height, :width]
-    channels = (
-        255 * down / height,
-        255 * across / width,
-        127 + 120 * np.sin(6 * down / height + 6 * across / width),
-    )
+    y, x = down / height, across / width
+    channels = (255 * y, 255 * x, 127 + 120 * np.sin(6 * y + 6 * x))
     return Image.fromarray(np.stack(channels, -1).astype(np.uint8))
 
 

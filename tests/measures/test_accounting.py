@@ -1,5 +1,4 @@
-"""What is transferred and what it costs: the paper's arithmetic, the activations themselves, PyTorch's own
-FLOP counter and its profiler."""
+"""What transfer moves and costs: the paper's arithmetic, activations, PyTorch's FLOP counter and profiler."""
 
 import pytest
 import torch
@@ -52,9 +51,7 @@ def counted(module, backward):
     """FLOPs of the matrix products of one batch as PyTorch counts them."""
     images, labels = random_images(BATCH, 3, 24, 24), torch.tensor([0, 4])
     # PyTorch does not count the in-place form of baddbmm, which the map-free loss uses.
-    also = {
-        torch.ops.aten.baddbmm_: lambda onto, left, right, **_: 2 * left[0] * left[1] * left[2] * right[2]
-    }
+    also = {torch.ops.aten.baddbmm_: lambda x, left, right, **_: 2 * left[0] * left[1] * left[2] * right[2]}
     with FlopCounterMode(display=False, custom_mapping=also) as counter, torch.set_grad_enabled(backward):
         output = module(images)
         if backward:
@@ -120,8 +117,7 @@ def test_costs_with_a_wider_teacher_against_the_flop_counter():
 def test_memory_of_a_small_mlp_by_hand():
     mlp = nn.Sequential(nn.Flatten(), nn.Linear(12, 7), nn.ReLU(), nn.Linear(7, 5))
     weights = NUMBER * (12 * 7 + 7 + 7 * 5 + 5)
-    # Images; hidden units, which serve ReLU and the second layer, once; log p, labels and the number of
-    # images.
+    # images; hidden units, once, which serve ReLU and the second layer; log p, labels, number of images
     inputs, rest = NUMBER * 2 * 12, NUMBER * 2 * 7 + NUMBER * 2 * 5 + 8 * 2 + NUMBER
     memory = step_memory(mlp, torch.zeros(2, 3, 2, 2))
     assert memory == Memory(weights, weights, 2 * weights, inputs + rest, 0)
@@ -137,8 +133,7 @@ def test_memory_of_a_small_mlp_by_hand():
     "how, layers", [("alone", None), ("copy", None), ("distill", None), ("distill", [0])]
 )
 def test_what_is_kept_is_what_the_allocator_has_not_got_back(how, layers):
-    """Between forward and backward pass, by the profiler's list of allocations: all but the images, which
-    were there before."""
+    """Between forward and backward pass, by the profiler's list of allocations: all but the images."""
     model = create_vit(SIZE).train() if how == "alone" else pair(how, layers=layers)
     images, labels = torch.zeros(8, 3, 16, 16), torch.zeros(8, dtype=torch.long)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:

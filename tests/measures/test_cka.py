@@ -1,5 +1,4 @@
-"""CKA: three ways to one number, against centring matrices written out; what it does not see and what it
-sees; layers of models."""
+"""CKA: three ways to one number, against centring matrices written out; layers of models."""
 
 from itertools import permutations
 
@@ -29,8 +28,7 @@ def longhand(x, y):
 
 
 def hsic_1(x, y):
-    """HSIC₁ as sums over distinct indices, the definition that it is unbiased by (Song et al. 2012, equation
-    4)."""
+    """HSIC₁ as sums over distinct indices (Song et al. 2012, equation 4)."""
     K, L, n = x @ x.T, y @ y.T, len(x)
     two = np.mean([K[i, j] * L[i, j] for i, j in permutations(range(n), 2)])
     three = np.mean([K[i, j] * L[i, k] for i, j, k in permutations(range(n), 3)])

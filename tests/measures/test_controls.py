@@ -64,9 +64,8 @@ def test_what_a_trained_student_makes_of_other_maps(taught):
 
     def answers(images, maps):
         with torch.no_grad():
-            return walk(student, images, replace={i: Instead(map=p) for i, p in maps.items()}).logits.argmax(
-                1
-            )
+            walked = walk(student, images, replace={i: Instead(map=p) for i, p in maps.items()})
+            return walked.logits.argmax(1)
 
     order = patch_order(16, 1, seed_for(0, "twins"))
     expected = {
@@ -112,20 +111,14 @@ def test_a_student_is_trained_under_each_control(taught):
     images, held_out = glyphs_of("train", 24), glyphs_of("test", 30)
     recipe = Recipe(steps=3, batch_size=8)
 
-    def twin(some):
-        return pair(some, some)
+    def fresh():
+        return tiny(seed=int(torch.initial_seed() % 2**31))
 
-    rows = controls(
-        taught.teacher,
-        lambda: tiny(seed=int(torch.initial_seed() % 2**31)),
-        images,
-        held_out,
-        recipe,
-        oracle=lambda seen: dict.fromkeys(range(2), torch.eye(17).expand(len(seen), 2, 17, 17)),
-        twins={"the image itself": twin},
-        seeds=2,
-        progress=False,
-    )
+    def oracle(seen):
+        return dict.fromkeys(range(2), torch.eye(17).expand(len(seen), 2, 17, 17))
+
+    options = {"twins": {"the image itself": lambda some: pair(some, some)}, "seeds": 2, "progress": False}
+    rows = controls(taught.teacher, fresh, images, held_out, recipe, oracle=oracle, **options)
     names = ["scratch", "own maps", "jigsaw", "mean map", "blank", "oracle", "the image itself"]
     assert [row.name for row in rows] == names
     assert {tuple(row.right.shape) for row in rows} == {(2, 30)} and {row.lr for row in rows} == {recipe.lr}
@@ -135,7 +128,7 @@ def test_a_student_is_trained_under_each_control(taught):
     # the first row is plain training
 
     torch.manual_seed(seed_for(1, "student"))
-    student = tiny(seed=int(torch.initial_seed() % 2**31))
+    student = fresh()
     train(student, images, recipe, seed=seed_for(1, "order"), progress=None)
     inputs, labels = held_out.take(range(30))
     with torch.no_grad():
@@ -143,19 +136,10 @@ def test_a_student_is_trained_under_each_control(taught):
 
 
 def test_each_row_takes_the_rate_that_is_best_on_validation_images(taught):
-    images = glyphs_of("train", 16)
-    rows = controls(
-        taught.teacher,
-        tiny,
-        images,
-        glyphs_of("test", 10),
-        Recipe(steps=1, batch_size=8),
-        rates=(1e-9, 1e-8),
-        validation=glyphs_of("validation", 20),
-        plan=Plan(how="distill"),
-        seeds=1,
-        progress=False,
-    )
+    images, validation, held_out = map(glyphs_of, ("train", "validation", "test"), (16, 20, 10))
+    options = {"rates": (1e-9, 1e-8), "plan": Plan(how="distill"), "seeds": 1, "progress": False}
+    recipe = Recipe(steps=1, batch_size=8)
+    rows = controls(taught.teacher, tiny, images, held_out, recipe, validation=validation, **options)
     assert [row.name for row in rows] == ["scratch", "own maps", "jigsaw", "mean map"], "no blank for Distill"
     assert {row.lr for row in rows} <= {1e-9, 1e-8}
 

@@ -16,8 +16,7 @@ def probabilities(n=60, classes=4):
 
 
 def test_the_ensemble_adds_probabilities_not_votes():
-    # image 0: a is surely right, b barely wrong; image 1: the other way round; image 2: both wrong; image 3:
-    # both right
+    # image 0: a surely right, b barely wrong; image 1: the other way round; 2: both wrong; 3: both right
     p_a = torch.tensor([[0.9, 0.1], [0.45, 0.55], [0.2, 0.8], [0.3, 0.7]])
     p_b = torch.tensor([[0.4, 0.6], [0.95, 0.05], [0.4, 0.6], [0.1, 0.9]])
     labels = torch.tensor([0, 0, 0, 1])
@@ -42,16 +41,9 @@ def test_the_paired_bootstrap_equals_scipys():
     correct_a = torch.rand(400) < 0.8
     correct_b = torch.where(torch.rand(400) < 0.7, correct_a, torch.rand(400) < 0.6)
     interval = paired_bootstrap(correct_a, correct_b, samples=20_000, level=0.9)
-    expected = bootstrap(
-        (correct_a.double().numpy(), correct_b.double().numpy()),
-        lambda a, b, axis: a.mean(axis) - b.mean(axis),
-        paired=True,
-        n_resamples=20_000,
-        confidence_level=0.9,
-        method="percentile",
-        vectorized=True,
-        rng=np.random.default_rng(1),
-    )
+    both = correct_a.double().numpy(), correct_b.double().numpy()
+    options = {"paired": True, "n_resamples": 20_000, "confidence_level": 0.9, "method": "percentile"}
+    expected = bootstrap(both, lambda a, b, axis: a.mean(axis) - b.mean(axis), rng=1, **options)
     assert interval.mean == pytest.approx((correct_a.sum() - correct_b.sum()).item() / 400)
     assert (interval.low, interval.high) == pytest.approx(tuple(expected.confidence_interval), abs=0.003)
     assert interval.low < interval.mean < interval.high

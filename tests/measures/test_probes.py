@@ -1,5 +1,4 @@
-"""Features, neighbours and linear probes: against loops, separable data, NumPy's own solver of the same
-problem."""
+"""Features, neighbours and linear probes: against loops, separable data, and steps by hand."""
 
 import math
 from operator import mul

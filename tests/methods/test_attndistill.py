@@ -1,5 +1,4 @@
-"""Both losses of AttnDistill against matrices and loops; where gradients go; which pairs are refused and
-which remedies let them in."""
+"""Both losses of AttnDistill against matrices and loops, and where gradients go."""
 
 import pytest
 import torch
@@ -32,12 +31,10 @@ def pair_of(small_vit, kind="alike", **options):
 
 
 def class_token(weights, vit, images=IMAGES):
-    """From matrices: the class token after the final norm (B, D), its attention in the last layer (B, H, N),
-    and the logits."""
+    """From matrices: the class token (B, D), its attention in the last layer (B, H, N), the logits."""
     patch = vit.patch_embed.patch_size[0]
-    tokens, seen = longhand.run_blocks(
-        weights, longhand.embed(weights, images, patch), vit.blocks[0].attn.num_heads
-    )
+    heads = vit.blocks[0].attn.num_heads
+    tokens, seen = longhand.run_blocks(weights, longhand.embed(weights, images, patch), heads)
     token = longhand.layer_norm(tokens, weights["norm.weight"], weights["norm.bias"])[:, 0]
     logits = token @ weights["head.weight"].T + weights["head.bias"] if "head.weight" in weights else None
     return token, seen[-1]["map"][:, :, 0], logits
@@ -71,9 +68,8 @@ def reference(pair, weights, of_projector):
     B, width = token_t.shape
     for b in range(B):
         alignment = alignment + sum((x[b, i] - token_t[b, i]) ** 2 for i in range(width)) / (B * width)
-        divergence = (
-            divergence + sum(p_t[b, j] * (p_t[b, j] / p_s[b, j]).log() for j in range(p_t.shape[1])) / B
-        )
+        of_image = sum(p_t[b, j] * (p_t[b, j] / p_s[b, j]).log() for j in range(p_t.shape[1]))
+        divergence = divergence + of_image / B
     return logits, alignment, divergence
 
 
@@ -104,8 +100,6 @@ def test_a_squared_error_of_rows(small_vit):
     pair = pair_of(small_vit, compare=row_squared_error)
     models = (pair.student, pair.teacher)
     rows = [merged(class_token(vit.state_dict(), vit)[1], pair.temperature) for vit in models]
-    by_loops = sum((own - other) ** 2 for p_s, p_t in zip(*rows) for own, other in zip(p_s, p_t)) / len(
-        IMAGES
-    )
+    by_loops = sum((own - o) ** 2 for p_s, p_t in zip(*rows) for own, o in zip(p_s, p_t)) / len(IMAGES)
     assert pair.losses(IMAGES).divergence.item() == pytest.approx(by_loops.item(), rel=1e-10)
     assert by_loops > 1e-5

@@ -1,5 +1,4 @@
-"""BinaryViT against the published code, layer by layer and whole, in evaluation and in a step of training
-(tests/golden/binary_vit.md says how these numbers were made); and maps copied and distilled into it."""
+"""BinaryViT against the published code (tests/golden/binary_vit.md); maps copied and distilled into it."""
 
 import json
 import zlib
@@ -18,12 +17,7 @@ from tests.helpers import ROOT, random_images, random_maps, randomise
 from tests.helpers import small_vit as vit
 
 GOLDEN = load_file(ROOT / "tests" / "golden" / "binary_vit.safetensors")
-PYRAMID = {
-    "depths": (1, 1, 2, 1),
-    "heads": (1, 2, 2, 2),
-    "mlp_ratios": (2, 2, 2, 4),
-    "reductions": (4, 2, 1, 1),
-}
+PYRAMID = dict(depths=(1, 1, 2, 1), heads=(1, 2, 2, 2), mlp_ratios=(2, 2, 2, 4), reductions=(4, 2, 1, 1))
 SHAPES = {"baseline": (4, 3, 32, 32), "pyramid": (3, 3, 64, 64)}
 
 
@@ -93,9 +87,8 @@ def test_a_step_of_training_has_the_published_gradients(name):
     torch.testing.assert_close(logits, GOLDEN[f"{name}.train_logits"], rtol=0, atol=1e-10)
     nn.functional.cross_entropy(logits, torch.arange(len(images))).backward()
     depths = [len(stage) for stage in model.stages]
-    expected = published_weights.binary_vit(
-        {key: x.reshape(()) for key, x in published(f"{name}.grad").items()}, depths
-    )
+    gradients = {key: x.reshape(()) for key, x in published(f"{name}.grad").items()}
+    expected = published_weights.binary_vit(gradients, depths)
     own = dict(model.named_parameters())
     assert own.keys() == expected.keys()
     for key, parameter in own.items():
@@ -108,10 +101,7 @@ def test_merging_of_full_precision_equals_the_published_one():
     layer = PatchMerging(8, 16, (4, 4), binary=False, norm=TokenNorm).double().eval()
     theirs = published("merging.weights")
     state = {f"vit.encoder.patch_embed1.{key}": value for key, value in theirs.items()}
-    ours = {
-        key.removeprefix("merging.0."): value
-        for key, value in published_weights.binary_vit(state, ()).items()
-    }
+    ours = {key.removeprefix("merging.0."): x for key, x in published_weights.binary_vit(state, ()).items()}
     layer.load_state_dict(ours, strict=False)
     torch.testing.assert_close(layer(GOLDEN["merging.x"].double()), GOLDEN["merging.y"], rtol=0, atol=1e-10)
 

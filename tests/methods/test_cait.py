@@ -1,5 +1,4 @@
-"""CaiT walked against timm's own, talking heads against logits mixed one by one, and what is copied or
-distilled from a ViT against maps written out."""
+"""CaiT walked against timm's own, talking heads one by one, and copied or distilled maps written out."""
 
 import pytest
 import torch
@@ -72,10 +71,7 @@ def test_its_own_attention_in_its_place_changes_nothing():
     plain = walk_cait(cait, IMAGES)
     own, own_class = dict(enumerate(plain.layers)), dict(enumerate(plain.class_layers))
     assert torch.equal(walk_cait(cait, IMAGES, replace=own, replace_class=own_class).logits, plain.logits)
-    maps = (
-        {i: Seen(None, None, None, 1.0, seen.map) for i, seen in layers.items()}
-        for layers in (own, own_class)
-    )
+    maps = ({i: Seen(None, None, None, 1.0, x.map) for i, x in layers.items()} for layers in (own, own_class))
     found = walk_cait(cait, IMAGES, replace=next(maps), replace_class=next(maps))
     assert (found.logits - plain.logits).abs().max() <= 1e-12
 
@@ -111,8 +107,7 @@ def test_the_loss_is_a_loop_over_rows(pair_of):
 @pytest.mark.parametrize("how", BOTH)
 @pytest.mark.parametrize("part", ["patches", "class_rows"])
 def test_where_gradients_go(pair_of, part, how):
-    """What is copied teaches the student's q, k and first mixing nothing; what is distilled teaches them, and
-    the other part is the student's own."""
+    """What is copied teaches the student's q, k and first mixing nothing; what is distilled teaches them."""
     pair = pair_of(**{part: how})
     before = state_of(pair.teacher)
     output = pair(IMAGES)
@@ -132,6 +127,4 @@ def test_where_gradients_go(pair_of, part, how):
     if part == "class_rows" and how == "distill":
         pair.zero_grad()
         loss.backward()
-        assert (pair.student.blocks[0].attn.qkv.weight.grad != 0).any(), (
-            "the rows depend on the patches' features"
-        )
+        assert (pair.student.blocks[0].attn.qkv.weight.grad != 0).any()

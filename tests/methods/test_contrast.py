@@ -1,5 +1,4 @@
-"""Learning by contrast: the published code's losses, gradients and schedules; InfoNCE and DINO's loss pair by
-pair; what follows, and how a run goes on."""
+"""Learning by contrast: the published losses, gradients and schedules; what follows, how a run goes on."""
 
 import math
 
@@ -93,14 +92,8 @@ def test_moco_is_the_published_code():
 @pytest.mark.parametrize("lengths", [False, True])
 def test_dino_is_the_published_code(lengths):
     published, tag = golden("dino"), "lengths." * lengths
-    model = Dino(
-        create_vit(SHAPE),
-        **SMALL_HEAD,
-        teacher_temperature=(0.2, 0.2),
-        momentum=0.9,
-        frozen=0.0,
-        lengths=lengths,
-    )
+    options = {"teacher_temperature": (0.2, 0.2), "momentum": 0.9, "frozen": 0.0, "lengths": lengths}
+    model = Dino(create_vit(SHAPE), **SMALL_HEAD, **options)
     head = part_of(published, "head.")
     for vit, own in ((model.vit, model.head), (model.momentum_vit, model.momentum_head)):
         vit.load_state_dict(part_of(published, "backbone."))

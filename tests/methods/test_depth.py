@@ -50,8 +50,7 @@ def test_fixup_by_its_formula():
 
 
 def test_t_fixup_by_its_formula():
-    """Uniform weights up to Xavier's bound, √(6 / (fan in + fan out)), that of values, proj, fc1 and fc2
-    times 0.67 · depth^(-1/4)."""
+    """Up to √(6 / (fan in + fan out)); values, proj, fc1 and fc2 times 0.67 · depth^(-1/4)."""
     wide = {"embed_dim": 96, "depth": 5}
     plain, vit = fresh(**wide).state_dict(), depth.t_fixup(fresh(**wide))
     assert all(isinstance(block.ls1, torch.nn.Identity) for block in vit.blocks)
@@ -66,9 +65,8 @@ def test_t_fixup_by_its_formula():
             assert 0.99 * bound < weight.abs().max() <= bound * (1 + 1e-6)
             assert weight.std().item() == pytest.approx(bound / 3**0.5, rel=0.02)
     for name, value in vit.state_dict().items():
-        untouched = (
-            not name.endswith(("qkv.weight", "proj.weight", "fc1.weight", "fc2.weight")) or "embed" in name
-        )
+        weights = ("qkv.weight", "proj.weight", "fc1.weight", "fc2.weight")
+        untouched = not name.endswith(weights) or "embed" in name
         assert torch.equal(value, plain[name]) == untouched, name
 
 
@@ -89,7 +87,6 @@ def test_ratios_of_a_copying_student_are_those_with_the_teachers_maps(small_vit)
         assert found.attention[layer].item() == pytest.approx(expected.item(), rel=1e-10)
         x = x + branch
         branch = block.ls2(block.mlp(block.norm2(x)))
-        assert found.mlp[layer].item() == pytest.approx(
-            (branch.norm(dim=-1) / x.norm(dim=-1)).mean().item(), rel=1e-10
-        )
+        expected = (branch.norm(dim=-1) / x.norm(dim=-1)).mean()
+        assert found.mlp[layer].item() == pytest.approx(expected.item(), rel=1e-10)
         x = x + branch

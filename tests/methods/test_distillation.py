@@ -1,5 +1,4 @@
-"""Feature and logit distillation against formulas written out; DeiT's weights; what is trained and what is
-left after training."""
+"""Feature and logit distillation against formulas written out; what is left after training."""
 
 import pytest
 import torch
@@ -39,8 +38,7 @@ def models(small_vit, **teacher):
     ids=str,
 )
 def test_features_by_hand(small_vit, teacher, layers, pairs):
-    """Squared differences of the tokens after each block, mean over all entries, summed over layers; with a
-    linear map of the student's tokens for each pair of layers only where the widths differ."""
+    """Mean squared differences after each block, summed; a linear map only where the widths differ."""
     teacher, student = models(small_vit, **teacher)
     pair, images = FeatureDistillation(teacher, student, layers).train(), images_of()
     of_teacher, of_student, logits = [], [], []
@@ -68,8 +66,7 @@ def test_features_by_hand(small_vit, teacher, layers, pairs):
 
 @pytest.mark.parametrize("stored", [False, True])
 def test_tokens_by_hand(small_vit, stored):
-    """Each token of a wider and shallower teacher, less its mean and over its deviation, against the linear
-    map of the student's; and what gets a gradient."""
+    """Each token of the teacher, less its mean and over its deviation, against the student's linear map."""
     teacher, student = models(small_vit, embed_dim=36, depth=2)
     images = images_of()
     with torch.no_grad():
@@ -77,9 +74,8 @@ def test_tokens_by_hand(small_vit, stored):
     given = {"tokens": lambda asked: theirs + 0.0 * asked.sum()} if stored else {}
     pair = TokenDistillation(teacher, student, **given).double().train()
     weight, bias = (part.detach() for part in (pair.projector.weight, pair.projector.bias))
-    scaled = (theirs - theirs.mean(-1, keepdim=True)) / (
-        theirs.var(-1, correction=0, keepdim=True) + 1e-5
-    ) ** 0.5
+    spread = (theirs.var(-1, correction=0, keepdim=True) + 1e-5) ** 0.5
+    scaled = (theirs - theirs.mean(-1, keepdim=True)) / spread
     expected = ((own @ weight.T + bias - scaled) ** 2).mean()
     found = pair(images)
     torch.testing.assert_close(found.transfer_loss.detach(), expected, rtol=1e-9, atol=0)

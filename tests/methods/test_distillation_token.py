@@ -1,5 +1,4 @@
-"""The distillation token: its losses against the published code and formulas written out, what each head
-learns, maps beside it, and what is left after training."""
+"""The distillation token: its losses against the published code, what each head learns, maps beside it."""
 
 import copy
 from pathlib import Path
@@ -58,8 +57,7 @@ def two_heads(student, images):
 
 @pytest.mark.parametrize("kind, alpha", [("hard", 0.5), ("soft", 0.1)])
 def test_the_losses_are_those_of_the_published_code(kind, alpha):
-    """Its soft loss divides by batch and classes, the equation by the batch: a tenth here, with ten
-    classes."""
+    """Its soft loss divides by batch and classes, the equation by the batch: a tenth, with ten classes."""
     of_class, of_token = (GOLDEN[name].clone().requires_grad_() for name in ("of_class", "of_token"))
     task = task_loss(of_class, GOLDEN["labels"], Recipe(label_smoothing=0.1))
     if kind == "hard":
@@ -74,8 +72,7 @@ def test_the_losses_are_those_of_the_published_code(kind, alpha):
 
 @pytest.mark.parametrize("hard", [True, False])
 def test_each_head_learns_its_own(hard):
-    """1/2 CE + 1/2 CE with the teacher's choice, and (1 - 0.1) CE + 0.1 · 9 KL, from timm's own two
-    predictions; and all gradients."""
+    """1/2 CE + 1/2 CE with the teacher's choice, (1 - 0.1) CE + 0.1 · 9 KL; and all gradients."""
     pair, images = pair_of(hard=hard), images_of()
     alpha = 0.5 if hard else 0.1
     recipe = Recipe(task_weight=1 - alpha, transfer_weight=alpha)

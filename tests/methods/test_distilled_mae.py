@@ -1,5 +1,4 @@
-"""Distilled MAE: the published code's loss and gradients, the same patches for both, and what of a squared
-error of logits no map can show."""
+"""Distilled MAE: the published code's loss and gradients, and attention among visible patches by hand."""
 
 import pytest
 import torch
@@ -25,8 +24,7 @@ ORDER = torch.rand(3, 16, generator=torch.Generator().manual_seed(5)).argsort(1)
 
 @pytest.fixture
 def build(small_vit):
-    """A randomised pair in float64: teacher, with changes to its arguments, and student (16 patches, 4
-    visible)."""
+    """A randomised pair in float64, with changes to both sides' arguments (16 patches, 4 visible)."""
 
     def built(teacher=None, student=None, **options):
         vit = small_vit(1, **(student or {}))

@@ -1,5 +1,4 @@
-"""Linear attention: the linear-time form is its written-out map times v, features are the published ones, and
-each loss is what its formula says."""
+"""Linear attention is its written-out map times v, features are the published ones, losses their formulas."""
 
 import pytest
 import torch
@@ -102,9 +101,8 @@ def test_the_losses_are_their_formulas(small_vit, student, images, features, wha
     teacher, model = small_vit(2).double(), student(features)
     found = LinearTransfer(teacher, model, what).train()(images)
     expected = 0
-    for i, (of_student, of_teacher) in enumerate(
-        zip(model.walk(images).layers, walk(teacher, images).layers)
-    ):
+    pairs = zip(model.walk(images).layers, walk(teacher, images).layers)
+    for i, (of_student, of_teacher) in enumerate(pairs):
         p_s = map_of(model, i, of_student.q, of_student.k)
         p_t = (of_teacher.q @ of_teacher.k.mT * 8**-0.5).softmax(-1)
         if what == "map":

@@ -1,5 +1,4 @@
-"""SPT and LSA: against the published code, against loops, in a walk, and beside teachers with and without
-them."""
+"""SPT and LSA: against the published code and loops, in a walk, and beside teachers."""
 
 import pytest
 import torch
@@ -40,17 +39,8 @@ def off_diagonal(scores):
 
 def test_equals_the_published_code():
     golden = load_file(GOLDEN)
-    vit = VisionTransformer(
-        img_size=16,
-        patch_size=4,
-        num_classes=5,
-        embed_dim=8,
-        depth=2,
-        num_heads=2,
-        mlp_ratio=2,
-        qkv_bias=False,
-        norm_layer=torch.nn.LayerNorm,
-    )
+    size = {"img_size": 16, "patch_size": 4, "num_classes": 5, "embed_dim": 8, "depth": 2, "num_heads": 2}
+    vit = VisionTransformer(**size, mlp_ratio=2, qkv_bias=False, norm_layer=torch.nn.LayerNorm)
     localise_attention(shift_patches(vit)).double().load_state_dict(translated(golden))
     images = golden["images"]
     assert (vit.patch_embed(images) - golden["tokens"]).abs().max() <= 1e-10
@@ -126,19 +116,14 @@ def test_reduced_precision_stays_finite(small_vit):
 
 # --- With a teacher: (teacher, student) with LSA or without
 
-PAIRS = pytest.mark.parametrize(
-    "of_teacher, of_student", [(False, True), (True, False), (True, True)], ids=str
-)
+PAIRS = pytest.mark.parametrize("of_teacher, of_student", [(False, True), (True, False), (True, True)])
 PLANS = {"some heads of one layer": {"heads": (0, 2), "layers": (1,)}, "average": {"average": "heads"}}
 
 
 def expected_maps(teacher, plan, masked):
-    """What a student is to see or learn: the teacher's maps, without the diagonal where the teacher or the
-    student has none."""
-    maps = [
-        off_diagonal(seen.scale * seen.q @ seen.k.mT) if masked[0] else seen.map
-        for seen in walk(teacher, IMAGES).layers
-    ]
+    """What a student is to see or learn: the teacher's maps, off the diagonal where one has none."""
+    layers = walk(teacher, IMAGES).layers
+    maps = [off_diagonal(x.scale * x.q @ x.k.mT) if masked[0] else x.map for x in layers]
     if plan.average == "heads":
         maps = [p.mean(1, keepdim=True).expand_as(p) for p in maps]
     return [off_diagonal(p.log()) for p in maps] if masked[1] else maps

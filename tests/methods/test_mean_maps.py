@@ -30,9 +30,7 @@ def test_means_equal_a_loop(small_vit, images):
     groups = parity(images).tolist()
     for layer, maps in enumerate(found):
         for group in range(3):
-            of_group = [
-                walk(vit, images[i : i + 1]).layers[layer].map[0] for i in range(30) if groups[i] == group
-            ]
+            of_group = [walk(vit, images[[i]]).layers[layer].map[0] for i in range(30) if groups[i] == group]
             torch.testing.assert_close(maps[group], sum(of_group) / len(of_group), rtol=1e-5, atol=1e-6)
 
 

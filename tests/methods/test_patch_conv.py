@@ -17,9 +17,8 @@ GOLDEN = ROOT / "tests" / "golden" / "patch_conv.safetensors"
 def small(**options):
     """On the grid of `SMALL_VIT`, 4 x 4."""
     torch.manual_seed(3)
-    return randomise(
-        PatchConvNet(**{"num_classes": 5, "width": 16, "depth": 2, "patch_size": 8} | options), 3
-    )
+    sizes = {"num_classes": 5, "width": 16, "depth": 2, "patch_size": 8}
+    return randomise(PatchConvNet(**sizes | options), 3)
 
 
 @pytest.fixture
@@ -101,11 +100,8 @@ def test_distill_is_a_divergence_by_hand(images, pool, first):
     teacher, student = vit().double(), small(pool=pool).double()
     pair, images = PoolTransfer(teacher, student).train(), images.double()
     p_t, p_s = expected_row(teacher, images, 10.0, range(first, 17)), student.look(images).map
-    total = sum(
-        (p_t[b, 0, 0] * (p_t[b, 0, 0] / p_s[b, 0, i]).log()).sum()
-        for b in range(3)
-        for i in range(p_s.shape[2])
-    )
+    pairs = [(p_t[b, 0, 0], p_s[b, 0, i]) for b in range(3) for i in range(p_s.shape[2])]
+    total = sum((p * (p / q).log()).sum() for p, q in pairs)
     found = pair(images)
     torch.testing.assert_close(found.transfer_loss, total / (3 * p_s.shape[2]), rtol=0, atol=1e-10)
     assert torch.equal(found.logits, student(images)) and not pair.needs_teacher

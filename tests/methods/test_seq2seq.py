@@ -1,5 +1,4 @@
-"""The Transformer against torch's own, layer by layer and whole, outputs and gradients; what it must not see;
-and maps that are put back."""
+"""The Transformer against torch's own; what it must not see; and maps that are put back."""
 
 import math
 
@@ -40,14 +39,9 @@ def masks(source=SOURCE, target=TARGET):
 
 # torch's names of the parts of layers: ours
 OF_LAYERS = {
-    "self_attn": "attention",
-    "multihead_attn": "cross",
-    "linear1": "mlp.0",
-    "linear2": "mlp.2",
-    "norm1": "norm1",
-    "norm2": "norm2",
-    "norm3": "norm3",
-}
+    "self_attn": "attention", "multihead_attn": "cross", "linear1": "mlp.0", "linear2": "mlp.2",
+    "norm1": "norm1", "norm2": "norm2", "norm3": "norm3",
+}  # fmt: skip
 
 
 def load(ours, theirs):
@@ -75,20 +69,15 @@ def pairs(part, mine):
 
 
 def test_the_whole_is_torchs():
-    """`nn.Transformer` between our embeddings and head, without its norms after either stack, which the paper
-    does not have."""
+    """`nn.Transformer` between our embeddings and head, without its norms after either stack."""
     ours = small()
     layers = [
         kind(WIDTH, HEADS, HIDDEN, dropout=0.0, batch_first=True, norm_first=False)
         for kind in (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
     ]
-    stacks = (
-        nn.TransformerEncoder(layers[0], 2, enable_nested_tensor=False),
-        nn.TransformerDecoder(layers[1], 2),
-    )
-    theirs = nn.Transformer(
-        WIDTH, HEADS, batch_first=True, custom_encoder=stacks[0], custom_decoder=stacks[1]
-    ).double()
+    encoder = nn.TransformerEncoder(layers[0], 2, enable_nested_tensor=False)
+    stacks = {"custom_encoder": encoder, "custom_decoder": nn.TransformerDecoder(layers[1], 2)}
+    theirs = nn.Transformer(WIDTH, HEADS, batch_first=True, **stacks).double()
     for mine, layers in ((ours.encoder, theirs.encoder.layers), (ours.decoder, theirs.decoder.layers)):
         for one, other in zip(mine, layers, strict=True):
             load(one, other)
@@ -146,9 +135,7 @@ def test_padding_changes_nothing(static):
 def test_own_maps_put_back_change_nothing(static):
     model = small(static=static)
     own = walk_sequences(model, SOURCE, TARGET)
-    maps = Maps(
-        *(dict(enumerate(layer.map for layer in layers)) for layers in (own.encoder, own.decoder, own.cross))
-    )
+    maps = Maps(*(dict(enumerate(x.map for x in layers)) for layers in (own.encoder, own.decoder, own.cross)))
     again = walk_sequences(model, SOURCE, TARGET, replace=maps)
     torch.testing.assert_close(again.logits, own.logits, **TOLERANCE)
     assert own.encoder[0].map.shape == (3, 1 if static else HEADS, 6, 6)

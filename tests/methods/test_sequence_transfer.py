@@ -29,9 +29,8 @@ def maps_of(model, name):
 @pytest.mark.parametrize("name", KINDS)
 def test_copied_maps_are_the_teachers_and_no_others(name):
     transfer = pair(**{name: "copy"})
-    expected = walk_sequences(
-        transfer.student, SOURCE, TARGET, replace=Maps(**{name: maps_of(transfer.teacher, name)})
-    )
+    maps = Maps(**{name: maps_of(transfer.teacher, name)})
+    expected = walk_sequences(transfer.student, SOURCE, TARGET, replace=maps)
     found = transfer(SOURCE, TARGET)
     torch.testing.assert_close(found.logits, expected.logits, **TOLERANCE)
     assert found.transfer_loss == 0 and transfer.needs_teacher and student_of(transfer) is transfer.student

@@ -46,9 +46,7 @@ def test_the_loss_pixel_by_pixel(small_vit):
         x = longhand.run_blocks(w, tokens, 3)[0]
         x = longhand.layer_norm(x, w["norm.weight"], w["norm.bias"]) @ w["to_pixels.weight"].T
         told = (x + w["to_pixels.bias"])[0, 1:]
-        errors += [
-            abs(a - b) for t, patch, gone in zip(told, patches, hidden) if gone for a, b in zip(t, patch)
-        ]
+        errors += [abs(a - b) for t, x, gone in zip(told, patches, hidden) if gone for a, b in zip(t, x)]
     found = model(IMAGES, mask)
     assert len(errors) == 2 * 10 * 192 and abs(found - sum(errors) / len(errors)) <= 1e-10
     changed = IMAGES.clone()

@@ -60,8 +60,7 @@ def test_no_sideways_scroll_on_a_desktop_and_on_a_phone(page):
             page.tab.evaluate(
                 "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
             )
-            # Names what reaches beyond the right edge, outermost first, except inside boxes that scroll
-            # themselves.
+            # What reaches beyond the right edge, outermost first, but for boxes that scroll themselves.
             wide = page.tab.evaluate("""() => {
                 const {clientWidth: edge, scrollWidth: total} = document.documentElement;
                 if (total <= edge) return [];
@@ -95,8 +94,7 @@ def test_every_image_loads_and_says_what_it_shows(page):
     )
     for image in images:
         assert image["width"] > 0, f"the image {image['source']} does not load"
-        # Without an alt text of its own an image gets its file's name from Sphinx, which tells nobody
-        # anything.
+        # Without an alt text of its own an image gets its file's name from Sphinx, which tells nothing.
         # A code cell's figure takes its own from the cell's metadata, mystnb: image: alt.
         assert image["alt"] and not re.search(r"\.(png|svg|jpe?g|gif)$", image["alt"]), image
 
@@ -162,8 +160,7 @@ def test_links_lead_somewhere(page):
 
 
 def test_sliders_move_their_picture(page):
-    # What a slider leaves behind when its static form is not the one chosen: a live widget's box, or its
-    # repr.
+    # What a slider leaves behind that shows no static form: a live widget's box, or its repr.
     assert page.all("script[type*='widget-view']", "1") == []
     assert "Slider over" not in page.tab.inner_text("body")
     for slider in page.tab.query_selector_all(".frames-slider"):

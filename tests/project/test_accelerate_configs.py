@@ -1,5 +1,4 @@
-"""The launch files of configs/accelerate: what Accelerate's own launcher reads in them, and what their
-comments claim."""
+"""What Accelerate's own launcher reads in configs/accelerate, and what the files' comments claim."""
 
 import pytest
 import torch
@@ -29,8 +28,7 @@ def test_accelerate_reads_every_file(name):
 
 @pytest.mark.slow
 def test_two_processes_on_the_cpu_really_are_two(tmp_path):
-    """The command of the file's comment; some launches that look like it start one process and say
-    nothing."""
+    """The command of the file's comment; some that look like it start one process and say nothing."""
     (tmp_path / "program.py").write_text(
         "from accelerate import Accelerator\na = Accelerator()\nassert a.num_processes == 2, a.state\n"
         "open(f'{__file__[:-10]}{a.process_index}.txt', 'w').write(a.device.type)\na.end_training()\n"
@@ -56,8 +54,7 @@ def launched(monkeypatch):
 
 @pytest.mark.parametrize("name", FSDP)
 def test_fsdp_divides_what_the_student_has(name, launched):
-    """Accelerate's plugin, as the file sets it, finds timm's Mlp in the ViT, and holds two thirds of its
-    blocks' weights in it."""
+    """Accelerate's plugin finds timm's Mlp in the ViT, and holds two thirds of its blocks' weights in it."""
     launched(name)
     plugin = processes.fsdp_plugin()
     vit = create_vit("glyphs")

@@ -5,14 +5,13 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from itertools import groupby
 
 import pytest
 from jupyter_cache import get_cache
 from nbformat.v4 import new_output
 
-from tests.helpers import ROOT
+from tests.helpers import ROOT, alive, until
 from tools import build_book, execute, forked
 
 TOP = "---\nfile_format: mystnb\nkernelspec: {name: python3, display_name: Python 3}\n---\n"
@@ -36,15 +35,10 @@ def outputs(folder, source):
 @pytest.mark.slow
 def test_notebooks_run_side_by_side_and_a_failing_one_is_named(tmp_path, capsys):
     """Two that wait for each other end only when they run at the same time."""
-    one = notebook(
-        tmp_path,
-        "one",
-        "open('1', 'w')\n" + WAIT.format("2"),
-        "import os\nprint(os.environ['OMP_NUM_THREADS'])",
-    )
-    two = notebook(
-        tmp_path, "two", "open('2', 'w')\n" + WAIT.format("1"), "print('page')\n1 / 0", "open('3', 'w')"
-    )
+    cells = ("open('1', 'w')\n" + WAIT.format("2"), "import os\nprint(os.environ['OMP_NUM_THREADS'])")
+    one = notebook(tmp_path, "one", *cells)
+    cells = ("open('2', 'w')\n" + WAIT.format("1"), "print('page')\n1 / 0", "open('3', 'w')")
+    two = notebook(tmp_path, "two", *cells)
     assert execute.execute([one, two], tmp_path / "cache", 60) == [two]
     said = capsys.readouterr()
     assert "two.md FAILED" in said.err and "ZeroDivisionError" in said.err and "1 / 0" in said.err
@@ -69,8 +63,7 @@ list(DataLoader(range(4), num_workers=2))"""
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="kernels are forked on Linux alone")
 def test_a_forked_kernel_is_like_one_of_its_own_process(tmp_path):
-    """Same path, folder, environment, signals, threads, numbers, settings of matplotlib; figures and what
-    processes say arrive."""
+    """Path, folder, environment, signals, threads, numbers, settings; figures and processes' words arrive."""
     (tmp_path / "matplotlibrc").write_text("font.size: 17\n")
     source = notebook(tmp_path, "probe", PROBE, "import tools")
     _, alone, _, missing = execute.run(source, 300)
@@ -80,13 +73,9 @@ def test_a_forked_kernel_is_like_one_of_its_own_process(tmp_path):
     assert "No module named 'tools'" in str(missing) and "No module named 'tools'" in str(missing_too)
     first, second = (nb.cells[0].outputs for nb in (alone, fork))
     # what is printed in one cell may arrive in several parts
-    kinds, same = (
-        [kind for kind, _ in groupby(output.output_type for output in cell)] for cell in (first, second)
-    )
+    kinds, same = ([kind for kind, _ in groupby(x.output_type for x in cell)] for cell in (first, second))
     assert same == kinds
-    texts, same = (
-        "".join(output.text for output in cell if output.output_type == "stream") for cell in (first, second)
-    )
+    texts, same = ("".join(x.text for x in cell if x.output_type == "stream") for cell in (first, second))
     assert same == texts and "said by a process" in same and "inline" in same and "\n17.0\n" in same
     pictures, same = (
         [
@@ -124,35 +113,18 @@ def test_a_stopped_build_goes_on_and_leaves_no_kernel(tmp_path, number):
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     build = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=tmp_path)
     assert build.stdout.readline().startswith("first: ")
-    while not (tmp_path / "pid").exists():
-        assert build.poll() is None
-        time.sleep(0.05)
+    assert until(lambda: (tmp_path / "pid").exists() or build.poll() is not None) and build.poll() is None
     build.send_signal(number)
     assert build.wait(60) == (-number if number == signal.SIGKILL else 128 + number)
     build.stdout.close()
     kernel = int((tmp_path / "pid").read_text())
-    for _ in range(600):
-        if not is_running(kernel):
-            break
-        time.sleep(0.1)
-    assert not is_running(kernel)
+    assert until(lambda: not alive(kernel))
 
     (tmp_path / "go").touch()
-    again = subprocess.run(
-        command, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=300, check=True
-    )
+    options = {"capture_output": True, "text": True, "cwd": tmp_path, "timeout": 300, "check": True}
+    again = subprocess.run(command, env=environment, **options)
     assert again.stdout.startswith("1 of 2 ") and again.stdout.endswith("[]\n")
     assert (tmp_path / "runs").read_text() == "x", "the first had run, and did not run again"
-
-
-def is_running(process):
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    # Nobody may be there to ask for its exit status: then it stays listed as a zombie.
-    state = subprocess.run(["ps", "-o", "stat=", "-p", str(process)], capture_output=True, text=True).stdout
-    return bool(state.strip()) and not state.startswith("Z")
 
 
 @pytest.fixture

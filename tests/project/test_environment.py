@@ -16,8 +16,7 @@ ENVIRONMENT = (ROOT / "environment.yml").read_text(encoding="utf-8")
 
 
 def wanted() -> list[Requirement]:
-    """Every range of pyproject.toml, the build's own and the extras included, but for one that is left
-    out."""
+    """Every range of pyproject.toml, the build's own and the extras included, but for one."""
     extras = lock.extras()
     assert {*PROJECT["project"]["optional-dependencies"]} - {*extras} == lock.LEFT_OUT == {"real"}
     lines = [*PROJECT["project"]["dependencies"], *(line for extra in extras.values() for line in extra)]

@@ -33,7 +33,7 @@ def test_a_command_that_takes_too_long_is_stopped_and_run_again(tmp_path, monkey
     assert all(entry["seconds"] < 20 for entry in entries)
 
 
-def test_a_command_that_fails_does_not_stop_the_others_and_what_ended_well_is_not_run_again(
+def test_a_failing_command_does_not_stop_the_others_and_what_ended_well_is_not_repeated(
     tmp_path, monkeypatch
 ):
     failing, good = ["-c", "raise SystemExit(3)"], ["-c", "import atbook"]

@@ -44,14 +44,12 @@ TEACHER = "teacher/teacher.safetensors"
 
 
 def run(*command, cwd) -> str:
-    """What a command prints on stdout, without a network and without anything of this process's Python; it
-    must end well."""
+    """What a command prints, without a network or anything of this process's Python; it must end well."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     environment |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     environment |= {"HF_HUB_OFFLINE": "1", "PIP_NO_INDEX": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-    done = subprocess.run(
-        list(map(str, command)), cwd=cwd, env=environment, capture_output=True, text=True, timeout=300
-    )
+    limits = {"capture_output": True, "text": True, "timeout": 300}
+    done = subprocess.run(list(map(str, command)), cwd=cwd, env=environment, **limits)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -77,8 +75,7 @@ def build(folder):
 
 @pytest.fixture(scope="module")
 def installed(wheel, tmp_path_factory):
-    """The `bin` folder of an environment that holds the wheel, and finds all other packages where this
-    process does."""
+    """The `bin` of an environment that holds the wheel, and finds other packages where this process does."""
     return made_once(tmp_path_factory, "environment", lambda folder: install(wheel, folder))[0] / "bin"
 
 
@@ -96,8 +93,7 @@ def install(wheel, folder):
 
 @pytest.fixture(scope="module")
 def used(installed, tmp_path_factory):
-    """What was done with it by `tests/installed.py`: where it was found, and of each part the folder, what it
-    printed and its error."""
+    """By `tests/installed.py`: where it was found; of each part its folder, what it printed, its error."""
     return made_once(tmp_path_factory, "used", lambda folder: use(installed, folder))[1]
 
 

@@ -6,15 +6,9 @@ from atrun import __main__ as command
 from tests.helpers import randomise
 
 SMALL = (
-    "model=vit_tiny_patch16_224",
-    "model.patch_size=8",
-    "model.embed_dim=24",
-    "model.depth=2",
-    "augmentation.image_size=16",
-    "batch_size=8",
-    "epochs=2",
-    "warmup_epochs=1",
-)
+    "model=vit_tiny_patch16_224", "model.patch_size=8", "model.embed_dim=24", "model.depth=2",
+    "augmentation.image_size=16", "batch_size=8", "epochs=2", "warmup_epochs=1",
+)  # fmt: skip
 
 
 def asked(data, out, *changes: str) -> list[str]:

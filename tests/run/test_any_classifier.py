@@ -1,5 +1,4 @@
-"""A classifier that is no ViT: trained from scratch, kept and evaluated by the command line; refused by what
-hands attention over."""
+"""A classifier that is no ViT: trained from scratch, kept and evaluated; refused by what needs attention."""
 
 import pytest
 import timm

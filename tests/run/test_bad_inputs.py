@@ -1,5 +1,4 @@
-"""What a researcher gets wrong, from Python and on the command line: each is refused, before anything is
-trained, with the value that is wrong and the way out."""
+"""What a researcher gets wrong is refused before anything is trained, with the value and the way out."""
 
 import re
 

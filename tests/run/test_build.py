@@ -18,15 +18,9 @@ def config(tmp_path, how="copy", plan=None, **student):
     """A run whose teacher reads its class token, and whose student has `student`'s constructor arguments."""
     teacher = Architecture("vit_tiny_patch16_224", {**TINY, "num_classes": 0})
     path = save_vit(tmp_path / "teacher.safetensors", teacher.build(), teacher)
-    return RunConfig(
-        recipe_name="mine",
-        method=how,
-        model=Architecture("vit_tiny_patch16_224", TINY | student),
-        data="atbook.worlds:marked_glyphs",
-        recipe=Recipe(),
-        teacher=str(path),
-        plan=plan or Plan(how=how),
-    )
+    model, plan = Architecture("vit_tiny_patch16_224", TINY | student), plan or Plan(how=how)
+    options = {"recipe_name": "mine", "data": "atbook.worlds:marked_glyphs", "recipe": Recipe()}
+    return RunConfig(method=how, model=model, teacher=str(path), plan=plan, **options)
 
 
 @pytest.mark.parametrize("how", ["copy", "distill"])
@@ -43,10 +37,8 @@ def test_a_student_that_only_pools_otherwise_is_taught(tmp_path, how):
 def test_any_other_difference_must_be_asked_for(tmp_path, student):
     with pytest.raises(ValueError, match="layer_scale"):
         build(config(tmp_path, **student), 8)
-    assert (
-        "layer_scale"
-        in build(config(tmp_path, plan=Plan(mismatched=True), **student), 8).model.pairing.components
-    )
+    asked = config(tmp_path, plan=Plan(mismatched=True), **student)
+    assert "layer_scale" in build(asked, 8).model.pairing.components
 
 
 def test_weights_say_how_images_are_prepared_for_them(tmp_path):

@@ -1,5 +1,4 @@
-"""Checkpoints: a run that was interrupted anywhere ends with the same bits, and what can go wrong with a disk
-leaves the last good one alone."""
+"""Checkpoints: the same bits after any interruption, and no failing disk costs the last good one."""
 
 import errno
 import json
@@ -42,8 +41,7 @@ def pair(how):
 
 
 def run(build, data, recipe, folder=None, every=100, **options):
-    """A fresh model, as after a restart, trained (further): its weights, the history, and the averaged
-    weights."""
+    """A fresh model, as after a restart, trained (further): weights, history, averaged weights."""
     model, average = build(), tiny() if recipe.ema else None
     torch.manual_seed(random.randrange(1000))  # what was drawn before must not matter
     kept = None if folder is None else CheckpointManager(folder, every)
@@ -89,9 +87,8 @@ def test_a_run_in_pieces_ends_with_the_same_bits(build, recipe, glyphs64, tmp_pa
     for end in (3, 4, None, None):
         pieces, of_pieces, average_of_pieces = run(build, moving, recipe, tmp_path, stop_at=end, **measured)
     assert same(pieces, whole) and same(averaged, average_of_pieces) and of_pieces == history
-    assert not recipe.ema or not same(
-        averaged, {name.removeprefix("student."): value for name, value in whole.items()}
-    )
+    whole = {name.removeprefix("student."): value for name, value in whole.items()}
+    assert not recipe.ema or not same(averaged, whole)
 
 
 # --- what is kept
@@ -210,6 +207,9 @@ def stopped(glyphs64, tmp_path_factory):
     return run(tiny, glyphs64, SHORT)[0], folder
 
 
+MANIFESTS = "{", '{"files": {}, "metrics": {}}', '{"files": {"facts.json": {"sha256": "x"}}, "metrics": {}}'
+
+
 @pytest.mark.parametrize(
     "file, harm",
     [
@@ -217,14 +217,7 @@ def stopped(glyphs64, tmp_path_factory):
         ("optimizer.bin", lambda path: path.write_bytes(path.read_bytes()[:100])),
         ("process-00000.safetensors", Path.unlink),
         ("manifest.json", Path.unlink),
-        *(
-            ("manifest.json", lambda path, content=content: path.write_text(content))
-            for content in (
-                "{",
-                '{"files": {}, "metrics": {}}',
-                '{"files": {"facts.json": {"sha256": "x"}}, "metrics": {}}',
-            )
-        ),
+        *(("manifest.json", lambda path, text=text: path.write_text(text)) for text in MANIFESTS),
     ],
 )
 def test_a_damaged_checkpoint_is_reported_and_the_one_before_it_used(file, harm, stopped, tmp_path):
@@ -267,8 +260,7 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(where, glyphs64, stopped, t
 
 @pytest.mark.parametrize("limit", [1_000, 90_000], ids="{} bytes".format)
 def test_writes_that_really_fail(limit, glyphs64, tmp_path):
-    """The operating system refuses files longer than the limit: safetensors, torch.save and Python each say
-    so in another way."""
+    """The operating system refuses: safetensors, torch.save and Python each say so in another way."""
     run(tiny, glyphs64, SHORT, tmp_path, every=2, stop_at=2)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 
@@ -310,9 +302,7 @@ def test_a_loss_that_is_not_finite_names_the_checkpoint_and_the_images(glyphs64,
     loss.calls = 0
     fed = []
     watched = glyphs64.with_augment(None)
-    watched.epoch = lambda part, workers: (
-        fed.append(batch.indices) or batch for batch in glyphs64.epoch(part)
-    )
+    watched.epoch = lambda part, workers: (fed.append(b.indices) or b for b in glyphs64.epoch(part))
     with pytest.raises(NonFiniteLoss) as caught:
         train(tiny(), watched, SHORT, loss=loss, progress=None, keeper=CheckpointManager(tmp_path, 2))
     error = caught.value

@@ -1,5 +1,4 @@
-"""The command line of a run, end to end on the built-in world: what it leaves, that it goes on after being
-stopped, what it refuses."""
+"""The command line of a run, end to end: what it leaves, that it goes on when stopped, what it refuses."""
 
 import re
 import shutil
@@ -301,8 +300,7 @@ def test_a_corrupt_image_of_the_evaluation_does_not_end_a_run_for_good(tmp_path,
 
 
 def test_a_stream_is_trained_on_stopped_and_gone_on_with(tmp_path, capsys, monkeypatch):
-    """From parquet files by the command line: stopped in the middle of the second epoch, it ends with the
-    bits of the run that was not."""
+    """Stopped in the middle of the second epoch, it ends with the bits of the run that was not."""
     # it sleeps for 5 seconds after parquet files
     monkeypatch.setattr(datasets.iterable_dataset.time, "sleep", lambda seconds: None)
     for split, indices, parts in (("train", range(21), 3), ("validation", range(21, 30), 1)):

@@ -1,5 +1,4 @@
-"""What is done with finished runs: they are compared, drawn, asked about pictures without labels, and run
-again by their config."""
+"""Finished runs are compared, drawn, asked about pictures, and run again by their config."""
 
 import csv
 import json
@@ -58,8 +57,7 @@ def logits_of(right):
 
 
 def test_mcnemar_by_hand():
-    """8 images that only the first has right, 2 that only the second has: how often do 10 fair coins show one
-    side 8 times or more? 2 (1 + 10 + 45) / 1024."""
+    """8 images only the first has right, 2 only the second: of 10 fair coins, 2 (1 + 10 + 45) / 1024."""
     first = [True] * 8 + [False] * 2 + [True] * 20 + [False] * 10
     second = [False] * 8 + [True] * 2 + [True] * 20 + [False] * 10
     found = compared(logits_of(first), logits_of(second), torch.zeros(40, dtype=torch.long))
@@ -125,11 +123,7 @@ def test_runs_on_one_folder_and_its_copy_are_compared_and_on_another_refused(run
 def test_the_curves_are_those_of_the_logs(runs):
     axes = plot.curves([runs / "distill", runs / "scratch"]).axes
     assert [panel.get_title() for panel in axes] == ["task loss", "transfer loss", "accuracy"]
-    drawn = {
-        (panel.get_title(), line.get_label()): line.get_xydata().tolist()
-        for panel in axes
-        for line in panel.lines
-    }
+    drawn = {(p.get_title(), x.get_label()): x.get_xydata().tolist() for p in axes for x in p.lines}
     entries = {name: read_log(runs / name) for name in ("distill", "scratch")}
     passes = {name: [one for one in of if one["event"] == "epoch"] for name, of in entries.items()}
     assert set(drawn) == {
@@ -254,9 +248,7 @@ def test_pictures_that_cannot_be_read(runs, tmp_path, capsys):
 def test_a_run_again_is_the_same_run(runs, tmp_path, capsys):
     assert said(capsys, "train", "--config", runs / "distill", "--out", tmp_path / "same")[0] == 0
     assert read_config(tmp_path / "same") == read_config(runs / "distill")
-    weights = [
-        (folder / "student.safetensors").read_bytes() for folder in (runs / "distill", tmp_path / "same")
-    ]
+    weights = [(one / "student.safetensors").read_bytes() for one in (runs / "distill", tmp_path / "same")]
     assert weights[0] == weights[1]
     other = configure_again(runs / "distill" / "config.json", seed=1)
     assert other == replace(read_config(runs / "distill"), seed=1)

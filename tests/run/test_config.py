@@ -1,5 +1,4 @@
-"""A run's config: what is found wrong before anything is touched, and that nothing is lost on the way through
-JSON."""
+"""A run's config: found wrong before anything is touched, and whole after JSON."""
 
 import json
 from dataclasses import replace
@@ -29,6 +28,10 @@ def asked(recipe, *changes, data="atbook.worlds:marked_glyphs", **options):
     return {"recipe": recipe, "data": data, "changes": changed, **options}
 
 
+OPTIONS = {"teacher": "/a/file.pth", "data_path": "/data", "data_size": 7, "image_column": "picture"}
+OPTIONS |= {"streaming": True, "drop_path": 0.1, "evaluate_every": 3, "on_corrupt": "skip", "workers": 2}
+
+
 @pytest.mark.parametrize(
     "config",
     [
@@ -39,20 +42,9 @@ def asked(recipe, *changes, data="atbook.worlds:marked_glyphs", **options):
             model=Architecture("vit_tiny_patch16_224", {"global_pool": "avg", "img_size": 64}),
             data="imagenet-1k",
             recipe=Recipe(betas=(0.8, 0.9), clip=None, ema=0.99),
-            teacher="/a/file.pth",
-            data_path="/data",
-            data_size=7,
-            image_column="picture",
-            streaming=True,
             augmentation=Augmentation(64, rand_augment="rand-m9-mstd0.5-inc1"),
             plan=Plan(layers={0: 1, 1: 0}, heads={0: range(2)}, unequal_prefix="drop"),
-            drop_path=0.1,
-            evaluate_every=3,
-            on_corrupt="skip",
-            workers=2,
-            save_every=5,
-            keep=3,
-            seed=11,
+            **OPTIONS | {"save_every": 5, "keep": 3, "seed": 11},
         ),
         configure("vitdet-scratch-vit-base", "coco", changes={"detector": "fcos"}),
         configure("mae", "cifar10", changes={"mask_ratio": "0.5", "training_split": "train+validation"}),

@@ -1,5 +1,4 @@
-"""Runs that detect, by the command line on a folder of COCO's form that scenes were written to: what they
-leave, that they go on after being stopped, what they refuse."""
+"""Runs that detect, on scenes in COCO's form: what they leave, how they go on, what they refuse."""
 
 import json
 import shutil
@@ -77,9 +76,8 @@ def whole(coco, tmp_path_factory):
 def test_a_run_is_the_library_by_hand_and_evaluate_repeats_its_precision(coco, whole, capsys):
     torch.manual_seed(seed_for(0, "student"))
     detector = mask_rcnn(MODEL.build(), 8, SIZES["small"])
-    recipe = replace(
-        published("vitdet-scratch-vit-base").recipe.on(6), steps=3, batch_size=4, lr=1e-3, warmup=0.135 / 100
-    )
+    recipe = published("vitdet-scratch-vit-base").recipe.on(6)
+    recipe = replace(recipe, steps=3, batch_size=4, lr=1e-3, warmup=0.135 / 100)
     data = images_of(coco, "train2017", jitter=(0.1, 2.0))
     train(detector, data, recipe, loss=detection_loss, seed=0, progress=None)
     read, classes, _ = load_detector(whole / "detector.safetensors")
@@ -96,10 +94,8 @@ def test_a_run_is_the_library_by_hand_and_evaluate_repeats_its_precision(coco, w
     assert command.main(["evaluate", str(whole)]) == 0
     printed = capsys.readouterr().out
     assert str(whole / "detector.safetensors") in printed and "of 3 images" in printed
-    assert (
-        f"box AP {100 * found['box_AP']:.1f}" in printed
-        and f"mask AP {100 * found['mask_AP']:.1f}" in printed
-    )
+    for kind in ("box", "mask"):
+        assert f"{kind} AP {100 * found[f'{kind}_AP']:.1f}" in printed
 
 
 def test_stopped_within_a_pass_it_goes_on_to_the_same_bits(coco, whole, tmp_path, monkeypatch):
@@ -155,12 +151,8 @@ def broken(coco, folder, change):
 
 def test_categories_are_matched_by_their_ids(coco, tmp_path, capsys):
     other = broken(coco, tmp_path / "other", lambda read: read["categories"].reverse())
-    assert command.main(asked(other, tmp_path / "ok", steps=1)) == 0, (
-        "the order of ids counts, not the file's"
-    )
-    fewer = broken(
-        coco, tmp_path / "fewer", lambda read: read["categories"].append({"id": 99, "name": "bird"})
-    )
+    assert command.main(asked(other, tmp_path / "ok", steps=1)) == 0
+    fewer = broken(coco, tmp_path / "fewer", lambda x: x["categories"].append({"id": 99, "name": "bird"}))
     assert command.main(asked(fewer, tmp_path / "run")) == 2
     assert "'bird'" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()

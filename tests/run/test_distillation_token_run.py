@@ -17,13 +17,11 @@ from tests.picture_files import CLASSES, write_folders
 
 
 def test_a_run_with_a_token(tmp_path):
-    """Its first loss is 1/2 CE of the class head + 1/2 CE of the token's with the teacher's choice, on all
-    images at once; it goes on where it was stopped, is evaluated and exported."""
+    """1/2 CE of the class head + 1/2 CE of the token's on all images; goes on, evaluated and exported."""
     photographs = write_folders(write_folders(tmp_path / "data", "train", range(16)), "validation", range(4))
     architecture = Architecture("glyphs", {**SMALL_VIT, "num_classes": 3})
-    teacher = save_vit(
-        tmp_path / "teacher.safetensors", randomise(architecture.build()), architecture, {"classes": CLASSES}
-    )
+    path, vit = tmp_path / "teacher.safetensors", randomise(architecture.build())
+    teacher = save_vit(path, vit, architecture, {"classes": CLASSES})
     out = tmp_path / "run"
     train = ["train", "--recipe", "distillation-token", "--student", "half", "--teacher", str(teacher)]
     train += ["--data", str(photographs), "--out", str(out), "--batch_size", "16", "--steps", "2"]

@@ -37,9 +37,7 @@ def test_parameter_groups_are_those_that_decay_and_those_that_do_not():
     assert decayed.factors == plain.factors == (1.0, 1.0)
     config = replace(GLYPHS, recipe=replace(GLYPHS.recipe, layer_decay=0.5))
     decayed, plain = parameter_groups(vit, config)
-    assert plain.factors == pytest.approx((0.5 ** (DEPTH + 1), 1.0)), (
-        "the embedding is depth + 1 layers below the head"
-    )
+    assert plain.factors == pytest.approx((0.5 ** (DEPTH + 1), 1.0))
 
 
 def test_moments_of_the_schedule():
@@ -146,8 +144,7 @@ def test_as_many_images_are_timed_as_the_limit_allows(monkeypatch, seconds, expe
 
 
 def test_a_small_run_is_timed_at_its_own_size():
-    """How near the estimate comes to a real epoch is measured in benchmarks/dry_run.py: a test cannot rely on
-    the machine's speed."""
+    """How near it comes to a real epoch is measured in benchmarks/dry_run.py."""
     config = configure("find-distill", "atbook.worlds:marked_glyphs", __file__, {"batch_size": "32"})
     found = estimate(config, 256, 8, limit=1e6)
     assert found.timed == 32 and found.steps_per_epoch == 8 and found.seconds > 0

@@ -1,5 +1,4 @@
-"""`python -m atlib evaluate` on photographs: read as asked, prepared as the weights were trained, and what
-was left out is said."""
+"""`python -m atlib evaluate` on photographs: read as asked, prepared as in training, what was left out."""
 
 import re
 import shutil
@@ -82,9 +81,8 @@ def test_a_folder_that_has_grown_since_holds_other_images_out(tmp_path, capsys):
 
 def test_data_are_read_as_asked(tmp_path, capsys):
     weights = photographs.vit_file(tmp_path / "vit.safetensors")
-    data = write_parquet(
-        tmp_path / "images", "validation", range(9), image_column="pix", label_column="y", corrupt=(2, 5)
-    )
+    options = {"image_column": "pix", "label_column": "y", "corrupt": (2, 5)}
+    data = write_parquet(tmp_path / "images", "validation", range(9), **options)
     columns = "--image_column=pix", "--label_column=y"
     code, *_, text = said(capsys, weights, "--data", data)
     assert code == 2 and "image_column=" in text

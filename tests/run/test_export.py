@@ -202,9 +202,7 @@ def test_what_cannot_be_exported_is_refused_and_nothing_is_written(tmp_path, cap
     assert [path.name for path in full.iterdir()] == ["mine.txt"]
 
     other, build = vit(9), export.timm.create_model
-    monkeypatch.setattr(
-        export.timm, "create_model", lambda name, **how: other if ":" in name else build(name, **how)
-    )
+    monkeypatch.setattr(export.timm, "create_model", lambda n, **how: other if ":" in n else build(n, **how))
     assert exported(source, tmp_path / "new") == 2  # what timm reads back is something else
     assert {path.name for path in tmp_path.iterdir()} == {
         "a.safetensors", "foreign.safetensors", "full"

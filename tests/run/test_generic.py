@@ -1,8 +1,4 @@
-"""Recipes without a model's name: each rule's value against numbers worked out by hand, and what replaces it.
-
-Data of the catalogue are counted without being opened, and a timm name needs no weights, so that most of
-these cost nothing.
-"""
+"""Recipes without a model's name: each rule's value against numbers by hand, and what replaces it."""
 
 from pathlib import Path
 

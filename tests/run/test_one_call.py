@@ -98,9 +98,8 @@ def test_the_table_of_methods(tmp_path, photographs, capsys, monkeypatch):
             model = load_result(folder / "student.safetensors")
             right.append(predict(model, images).argmax(1) == images.targets)
             record = read_record(folder / "record.json")
-            assert (
-                row["accuracies"][seed] == record.results["validation_accuracy"] == right[-1].double().mean()
-            )
+            accuracy = right[-1].double().mean()
+            assert row["accuracies"][seed] == record.results["validation_accuracy"] == accuracy
             assert row["seconds"][seed] == record.seconds
         answers[name] = torch.stack(right)
     (entry,) = table["differences"]
@@ -108,9 +107,8 @@ def test_the_table_of_methods(tmp_path, photographs, capsys, monkeypatch):
     assert (entry["mean"], entry["low"], entry["high"]) == tuple(paired_bootstrap(first, second))
     assert entry["mean"] == pytest.approx((first.double().mean() - second.double().mean()).item())
     tuned = read_config(out / "teacher")
-    assert tuned.method == "fine-tune" and read_config(out / "logits-0").teacher.startswith(
-        str(out / "teacher")
-    )
+    assert tuned.method == "fine-tune"
+    assert read_config(out / "logits-0").teacher.startswith(str(out / "teacher"))
     assert read_config(out / "copy-0").teacher == teacher
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*.safetensors")}
     assert command.main(words) == 0, "what is finished is only read"

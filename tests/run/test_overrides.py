@@ -14,16 +14,9 @@ from atrun.config import settings
 from atrun.overrides import Setting, help_text, pairs, read, said_of
 
 KINDS = {
-    "steps": int,
-    "lr": float,
-    "clip": float | None,
-    "name": str,
-    "path": str | None,
-    "compile": bool,
-    "betas": tuple[float, float],
-    "layers": Iterable[int] | Mapping[int, int] | None,
-    "model": str,
-}
+    "steps": int, "lr": float, "clip": float | None, "name": str, "path": str | None, "compile": bool,
+    "betas": tuple[float, float], "layers": Iterable[int] | Mapping[int, int] | None, "model": str,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -48,9 +41,7 @@ def test_text_becomes_what_the_field_declares(name, text, value):
 
 
 def test_options_in_both_spellings():
-    found = pairs(
-        ["--lr", "1e-3", "--plan.what=q", "--path", "/a=b", "--shift", "-1", "--on-corrupt", "skip"]
-    )
+    found = pairs("--lr 1e-3 --plan.what=q --path /a=b --shift -1 --on-corrupt skip".split())
     assert found == {"lr": "1e-3", "plan.what": "q", "path": "/a=b", "shift": "-1", "on_corrupt": "skip"}
 
 

@@ -1,5 +1,4 @@
-"""Published recipes: the sources' own numbers, and what becomes of them in steps, groups and schedules,
-against MAE's rules written out."""
+"""Published recipes: the sources' numbers, and their steps, groups and schedules by MAE's rules."""
 
 import json
 import math
@@ -41,9 +40,8 @@ def test_the_decoder_is_the_published_one(name, parts):
     blocks = model.decoder[: parts[2]]
     assert (model.visible, model.mask_token.shape[-1], len(blocks), blocks[0].attn.num_heads) == parts
     assert len(model.decoder) == parts[2] + 2, "blocks, a norm and a layer to pixels"
-    assert (
-        model.vit.blocks[0].attn.num_heads == {"base": 12, "large": 16, "pretrain": 12}[name.split("-")[-1]]
-    )
+    heads = {"base": 12, "large": 16, "pretrain": 12}[name.split("-")[-1]]
+    assert model.vit.blocks[0].attn.num_heads == heads
 
 
 @pytest.mark.parametrize(
@@ -66,9 +64,8 @@ def test_every_recipe_is_whole():
         recipe = published(name)
         assert timm.is_model(recipe.model) or recipe.model == "glyphs" or name in FOR_PYTHON, name
         assert recipe.teacher is None or recipe.teacher in timm.list_pretrained(), name
-        assert (recipe.plan is not None) == recipe.method.transfers and all(
-            " " in one for one in recipe.oddities
-        ), name
+        assert (recipe.plan is not None) == recipe.method.transfers, name
+        assert all(" " in one for one in recipe.oddities), name
         assert recipe.method.pretrains == (name in PRETRAINING) == bool(recipe.pretext), name
     with pytest.raises(ValueError, match="copy-vit-large"):
         published("copy-vit-lage")
@@ -86,8 +83,7 @@ def small(each: Published, depth=3):
 
 
 def factor_by_mae(name: str, depth: int, decay: float) -> float:
-    """Layer-wise decay as MAE's published code numbers layers: embeddings 0, block i is i + 1, norm before
-    the head and head depth + 1."""
+    """As MAE's code numbers layers: embeddings 0, block i is i + 1, last norm and head depth + 1."""
     if name.startswith(("cls_token", "pos_embed", "patch_embed")):
         return decay ** (depth + 1)
     return decay ** (depth - int(name.split(".")[1])) if name.startswith("blocks") else 1.0
@@ -161,16 +157,14 @@ def test_the_cosine_per_step_is_maes(name):
     warm = each.warmup_epochs * per_epoch
     for step in [*range(0, recipe.steps, 997), warm - 1, warm, recipe.steps]:
         # In the warm-up ours is one step ahead, so that the first step is not spent at rate 0.
-        expected = rate_by_mae(
-            (step + 1) / per_epoch if step < warm - 1 else max(step, warm) / per_epoch, each
-        )
+        at = step + 1 if step < warm - 1 else max(step, warm)
+        expected = rate_by_mae(at / per_epoch, each)
         assert schedule(step, recipe) * recipe.lr == pytest.approx(expected, rel=1e-9, abs=1e-12), step
 
 
 @pytest.mark.parametrize("name", [name for name in names() if name.startswith("vitdet")])
 def test_the_steps_of_vitdets_rate(name):
-    """mask_rcnn_vitdet_b_100ep.py: 184,375 steps of 64, a tenth from 163,889 on and from 177,546 on, after a
-    warm-up of 250; 118,000 images there, 118,287 here."""
+    """mask_rcnn_vitdet_b_100ep.py: 184,375 steps of 64, tenths from 163,889 and 177,546 on, warm-up 250."""
     each = published(name).recipe
     recipe = each.on(118_287)
     assert recipe.lr == pytest.approx(1e-4) and recipe.batch_size == 64 and recipe.steps == 100 * 1849

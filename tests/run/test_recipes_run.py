@@ -1,5 +1,4 @@
-"""Recipes on a few small photographs: those of the command line through it, in the order that their papers
-run them, those for Python through `train`; two steps each."""
+"""Recipes on a few small photographs, in the order that their papers run them; two steps each."""
 
 import json
 
@@ -60,20 +59,16 @@ def result(name):
     return "teacher.safetensors" if published(name).method.pretrains else "student.safetensors"
 
 
-CHAINS = [
-    ("mae-lite-pretrain", None),
-    ("mae-lite-fine-tune", "mae-lite-pretrain"),
-    ("moco-v3-vit-small", None),
-    ("dino-vit-small-boosted", None),
-    ("deit-base-384", "mae-lite-pretrain"),
-    ("deit3-21k-base", None),
-    ("deit3-21k-fine-tune-base", "deit3-21k-base"),
-    ("deit3-fine-tune-base-384", "deit3-21k-fine-tune-base"),
-]
+CHAINS = {
+    **dict.fromkeys(("mae-lite-pretrain", "moco-v3-vit-small", "dino-vit-small-boosted", "deit3-21k-base")),
+    **dict.fromkeys(("mae-lite-fine-tune", "deit-base-384"), "mae-lite-pretrain"),
+    "deit3-21k-fine-tune-base": "deit3-21k-base",
+    "deit3-fine-tune-base-384": "deit3-21k-fine-tune-base",
+}
 
 
 def test_each_recipe_runs_and_begins_where_the_one_before_it_ended(run):
-    for name, teacher in CHAINS:
+    for name, teacher in CHAINS.items():
         bigger = 24 if name.endswith("384") else 16  # positions are resized
         folder = run(name, teacher, bigger)
         config, vit = read_config(folder), load_vit(folder / result(name))
@@ -92,8 +87,7 @@ def test_each_recipe_runs_and_begins_where_the_one_before_it_ended(run):
 
 @pytest.mark.parametrize("name", ["mae-lite-distilled-pretrain", "attndistill-vit-tiny"])
 def test_what_pretrains_beside_a_teacher_leaves_a_student_that_has_learned_from_it(run, name, photographs):
-    """From other first weights than the teacher's, whose file stays as it is; the next recipe starts from the
-    result."""
+    """From other first weights than the teacher's; the next recipe starts from the result."""
     teacher = run("mae-lite-pretrain") / "teacher.safetensors"
     before = teacher.read_bytes()
     folder = run(name, "mae-lite-pretrain")

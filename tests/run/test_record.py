@@ -1,5 +1,4 @@
-"""Records round-trip, are refused before they are written when they break the schema, and are named when they
-cannot be read."""
+"""Records round-trip, are refused when they break the schema, and are named when they cannot be read."""
 
 import json
 import os
@@ -16,17 +15,10 @@ from atrun.record import Record, about, read_record, write_record
 
 @pytest.fixture
 def good():
-    return Record(
-        "transfer",
-        "copy",
-        3,
-        {"recipe": {"lr": 1e-3, "betas": [0.9, 0.999]}, "labels": None},
-        {"test_accuracy": 0.5, "note": "é\u2028"},
-        [{"epoch": 1, "loss": 2.0}, {"epoch": 2, "loss": 1.5}],
-        12.5,
-        300,
-        about(),
-    )
+    config = {"recipe": {"lr": 1e-3, "betas": [0.9, 0.999]}, "labels": None}
+    results = {"test_accuracy": 0.5, "note": "é\u2028"}
+    history = [{"epoch": 1, "loss": 2.0}, {"epoch": 2, "loss": 1.5}]
+    return Record("transfer", "copy", 3, config, results, history, 12.5, 300, about())
 
 
 @pytest.fixture(params=["alone", "in a file of records"])
@@ -46,20 +38,12 @@ def test_round_trip(kept, good):
     assert values["schema"] == 1 and values["results"]["test_accuracy"] == 0.5
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"results": {"accuracy": float("nan")}},
-        {"history": [{"loss": float("nan")}]},
-        {"config": {"lr": float("inf")}},
-        {"seconds": float("nan")},
-        {"seed": True},
-        {"method": None},
-        {"kind": "rum"},
-        {"about": {"python": "3"}},
-    ],
-    ids=str,
-)
+NAN = float("nan")
+CHANGES = [{"results": {"accuracy": NAN}}, {"history": [{"loss": NAN}]}, {"config": {"lr": float("inf")}}]
+CHANGES += [{"seconds": NAN}, {"seed": True}, {"method": None}, {"kind": "rum"}, {"about": {"python": "3"}}]
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=str)
 def test_what_breaks_the_schema_is_refused_before_anything_is_written(kept, good, change):
     write, read, path = kept
     with pytest.raises(ValueError):
@@ -103,12 +87,8 @@ def test_damaged_records_are_named_and_left_alone(tmp_path, good, damage):
 
 def test_a_record_takes_the_place_of_the_one_of_the_same_run(tmp_path, good):
     path = tmp_path / "records.jsonl"
-    others = [
-        good,
-        replace(good, kind="trial", trial=0),
-        replace(good, method="distill"),
-        replace(good, seed=4),
-    ]
+    trial = replace(good, kind="trial", trial=0)
+    others = [good, trial, replace(good, method="distill"), replace(good, seed=4)]
     for written in others:
         add_record(path, written)
     before = path.read_bytes().splitlines()
@@ -133,9 +113,8 @@ def test_the_commit_of_a_checkout_that_atlib_is_only_installed_in_is_not_taken(m
     installed.touch()
     who = ["-c", "user.name=A", "-c", "user.email=a@b.c"]
     subprocess.run(["git", "init", "--quiet"], cwd=tmp_path, check=True)
-    subprocess.run(
-        ["git", *who, "commit", "--quiet", "--allow-empty", "-m", "theirs"], cwd=tmp_path, check=True
-    )
+    commit = ["commit", "--quiet", "--allow-empty", "-m", "theirs"]
+    subprocess.run(["git", *who, *commit], cwd=tmp_path, check=True)
     monkeypatch.setattr(record, "__file__", str(installed))
     assert about()["commit"] == "unknown"
 

@@ -1,5 +1,4 @@
-"""Runs beside Copy and Distill: features, mean maps, an untrained teacher, students with weights of their
-own; what each trains, leaves, and goes on with after it was stopped."""
+"""Runs beside Copy and Distill: what each trains, leaves, and goes on with after it was stopped."""
 
 import re
 from dataclasses import replace

@@ -99,12 +99,7 @@ def row(given, path, data) -> list[str]:
     return ["yes" if one else "no" for one in (looks, pairs, teaches, uses)]
 
 
-UNEQUAL = {
-    "unequal_heads": "aggregate",
-    "unequal_grid": "resample",
-    "unequal_prefix": "drop",
-    "mismatched": True,
-}
+UNEQUAL = dict(unequal_heads="aggregate", unequal_grid="resample", unequal_prefix="drop", mismatched=True)
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if "folder" not in name][:5])

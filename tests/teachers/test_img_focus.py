@@ -117,8 +117,7 @@ def test_weights_are_not_written_without_a_place(tmp_path, monkeypatch):
 
 
 def test_it_computes_what_the_graph_computes(tmp_path):
-    """With the package installed: tokens and maps of its own runtime, with the graph's plain bicubic
-    positions."""
+    """With the package installed: tokens and maps of its own runtime, with plain bicubic positions."""
     runtime = pytest.importorskip("onnxruntime")
     onnx = pytest.importorskip("onnx")
     try:

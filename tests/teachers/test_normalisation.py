@@ -109,9 +109,8 @@ def test_what_transformers_saves_is_read_as_its_processor_does_it(tmp_path):
 
 
 def test_what_a_run_wrote_says_how_its_images_were_normalised(vit, tmp_path):
-    (tmp_path / "config.json").write_text(
-        json.dumps({"pretrained_cfg": {"mean": [0.5] * 3, "std": [0.5] * 3}})
-    )
+    said = {"pretrained_cfg": {"mean": [0.5] * 3, "std": [0.5] * 3}}
+    (tmp_path / "config.json").write_text(json.dumps(said))
     attach(vit, OTHER)
     own = save_vit(tmp_path / "own.safetensors", vit, Architecture(TINY))
     assert load_teacher(own).normalisation == OTHER
@@ -137,9 +136,8 @@ def test_every_tag_with_quickgelu_is_refused_and_the_right_name_given():
 
 def test_what_timm_saved_is_built_as_its_config_says(tmp_path):
     """Heads and activation are not in the weights: without the file, they are asked for."""
-    options = dict(
-        embed_dim=192, depth=2, num_heads=6, img_size=32, patch_size=8, num_classes=5, act_layer="quick_gelu"
-    )
+    options = dict(embed_dim=192, depth=2, num_heads=6, img_size=32, patch_size=8, num_classes=5)
+    options["act_layer"] = "quick_gelu"
     made = randomise(timm.create_model("vit_tiny_patch16_224", **options))
     save_for_hf(made, tmp_path, model_args=options, safe_serialization=True)
     images = random_images(2, 3, 32, 32)

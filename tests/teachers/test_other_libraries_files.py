@@ -1,5 +1,4 @@
-"""Files of other libraries become timm ViTs that compute the same: folders of save_pretrained, torchvision's,
-Meta's DINOv3."""
+"""Folders of save_pretrained, torchvision's files, Meta's DINOv3 become timm ViTs that compute the same."""
 
 import json
 
@@ -98,9 +97,8 @@ def test_an_activation_that_timm_does_not_build_is_refused(tmp_path, kind, gated
     sizes = dict(hidden_size=24, num_hidden_layers=1, num_attention_heads=3, intermediate_size=48)
     gate = {"use_gated_mlp": True} if gated else {}
     for activation in ("gelu", "silu", "gelu_new"):
-        made = getattr(transformers, f"{kind}Config")(
-            **sizes, **gate, image_size=32, patch_size=8, hidden_act=activation
-        )
+        options = sizes | gate | {"image_size": 32, "patch_size": 8, "hidden_act": activation}
+        made = getattr(transformers, f"{kind}Config")(**options)
         model = randomise(getattr(transformers, f"{kind}Model")(made)).eval()
         model.save_pretrained(tmp_path / activation)
         if activation != ("silu" if gated else "gelu"):

@@ -1,5 +1,4 @@
-"""A teacher read from a file in any published layout is the model that was written; what does not fit is
-refused."""
+"""A teacher read from any published layout is the model that was written; what does not fit is refused."""
 
 import argparse
 import json
@@ -67,15 +66,9 @@ DINO_HEAD = {"head.mlp.0.weight": torch.zeros(3), "head.last_layer.weight_g": to
 def dino_of(vit):
     """A full checkpoint of main_dino.py: the student is wrapped, the teacher is not, and both have a head."""
     student = {f"module.backbone.{name}": value + 1 for name, value in encoder_of(vit).items()}
-    models = {
-        "student": student | under("module.", DINO_HEAD),
-        "teacher": under("backbone.", encoder_of(vit)) | DINO_HEAD,
-    }
-    about = {
-        "args": argparse.Namespace(arch="vit_tiny"),
-        "epoch": 100,
-        "dino_loss": {"center": torch.zeros(1, 3)},
-    }
+    teacher = under("backbone.", encoder_of(vit)) | DINO_HEAD
+    models = {"student": student | under("module.", DINO_HEAD), "teacher": teacher}
+    about = {"args": argparse.Namespace(arch="vit"), "epoch": 100, "dino_loss": {"center": torch.zeros(3)}}
     return models | about
 
 
@@ -103,13 +96,11 @@ def jepa_of(vit):
 
 # name: the ViT's arguments, what its publisher's file holds, names that are not used. Those that end with "?"
 # ask for heads: published ViTs of that width have 6, or 12 (TinyMIM#4, MAE-Lite).
+MASK, MORE = {"mask_token": torch.zeros(1, 384)}, {"epoch": 1, "args": argparse.Namespace(lr=1.0)}
+HEADS = [*HEAD, "head_dist.weight", "head_dist.bias"]
 LAYOUTS = {
     "MAE's encoder?": ({}, lambda vit: {"model": encoder_of(with_sines(vit))}, []),
-    "MAE with decoder?": (
-        {},
-        lambda vit: {"model": encoder_of(vit) | decoder(), "epoch": 1, "args": argparse.Namespace(lr=1.0)},
-        list(decoder()),
-    ),
+    "MAE with decoder?": ({}, lambda vit: {"model": encoder_of(vit) | decoder(), **MORE}, list(decoder())),
     "MAE fine-tuned": ({"global_pool": "avg"}, lambda vit: {"model": vit.state_dict()}, HEAD),
     "MoCo-v3's linear classifier?": (
         {"num_heads": 12},
@@ -120,22 +111,10 @@ LAYOUTS = {
         [f"module.{name}" for name in HEAD],
     ),
     "DINO, full": ({}, dino_of, [*DINO_HEAD]),
-    "DeiT, distilled": (
-        {"distilled": True},
-        lambda vit: {"model": vit.state_dict()},
-        [*HEAD, "head_dist.weight", "head_dist.bias"],
-    ),
+    "DeiT, distilled": ({"distilled": True}, lambda vit: {"model": vit.state_dict()}, HEADS),
     "DeiT III": ({"no_embed_class": True, "init_values": 1e-4}, deit3_of, HEAD),
-    "DINOv2": (
-        {"init_values": 1e-5},
-        lambda vit: encoder_of(vit) | {"mask_token": torch.zeros(1, 384)},
-        ["mask_token"],
-    ),
-    "DINOv2's own training": (
-        {"init_values": 1e-5},
-        chunked,
-        ["backbone.mask_token", "dino_head.mlp.0.weight"],
-    ),
+    "DINOv2": ({"init_values": 1e-5}, lambda vit: encoder_of(vit) | MASK, [*MASK]),
+    "DINOv2, own": ({"init_values": 1e-5}, chunked, ["backbone.mask_token", "dino_head.mlp.0.weight"]),
     "I-JEPA": (POOLED | {"embed_dim": 768, "num_heads": 12, "depth": 1}, jepa_of, []),
     "no class token?": (POOLED, encoder_of, []),
     "registers": ({"reg_tokens": 4}, encoder_of, []),
@@ -162,8 +141,7 @@ def test_published_layouts(tmp_path, name):
 
 
 def test_dinov2_registers_have_no_position(tmp_path):
-    """DINOv2's prepare_tokens_with_masks: class token and patches get positions, then registers are put
-    between them."""
+    """Class token and patches get positions, then registers are put between them."""
     vit = vit_of(init_values=1e-5)
     state = encoder_of(vit) | {"mask_token": torch.zeros(1, 384), "register_tokens": torch.randn(1, 4, 384)}
     found = load_teacher(written(tmp_path, state))

@@ -1,5 +1,4 @@
-"""The built-in world: the same images everywhere, splits apart, one factor at a time, and labels that are in
-the picture."""
+"""The built-in world: the same images everywhere, splits apart, one factor at a time, true labels."""
 
 import colorsys
 import hashlib
@@ -30,11 +29,8 @@ BITMAPS = {name: np.array([[c == "#" for c in row] for row in rows]) for name, r
 
 def cells_of(image):
     """The 16 cells (3, 8, 8) of an image, rows first."""
-    return [
-        image[:, 8 * row : 8 * row + 8, 8 * column : 8 * column + 8]
-        for row in range(4)
-        for column in range(4)
-    ]
+    places = range(0, 32, 8)
+    return [image[:, row : row + 8, column : column + 8] for row in places for column in places]
 
 
 def corners(cell):
@@ -63,8 +59,7 @@ def shapes_in(mask, jitter=1):
 
 
 def test_a_fixed_draw_has_a_fixed_hash():
-    """numpy may change its random streams in a new version (NEP 19). The records in results/ then come from
-    other images, and this says so."""
+    """numpy may change its random streams (NEP 19); the records in results/ are of these images."""
     images = generate("train", 64, 0).images
     assert images.dtype == np.uint8 and images.shape == (64, 3, 32, 32)
     recorded = "2ea0aae6f2f445e19b7410d82eb5bd84613c8ca7c78ded85d81082f630483c38"
@@ -194,8 +189,7 @@ def test_scale_sizes_the_bitmap(scale, size):
 
 @pytest.mark.parametrize("level", [0.3, 0.9])
 def test_a_decoy_is_three_dots_on_another_cell(level):
-    """Never on the marked cell, never with the lower right dot, and nothing else in the picture is
-    touched."""
+    """Never on the marked cell, never with the lower right dot, and nothing else is touched."""
     plain, changed = drawn_with(300), drawn_with(300, decoy=level)
     away = []
     for before, after, cell in zip(plain.images, changed.images, plain.cell):

@@ -1,5 +1,4 @@
-"""The world Match, and the twins of both worlds: what is in the picture, what is drawn evenly, what a twin
-shares."""
+"""The world Match, and the twins of both worlds: what is drawn evenly, what a twin shares."""
 
 import colorsys
 
@@ -26,8 +25,7 @@ def hue_of(cell):
 
 
 def read(image):
-    """(key, target, hue, shape) of a scene of Match, from its pixels alone: the frame, its hue, and the only
-    glyph of that hue."""
+    """(key, target, hue, shape) from the pixels of a scene: the frame, its hue, the one glyph of that hue."""
     rim = np.ones((8, 8), bool)
     rim[1:-1, 1:-1] = False
     bright = round(255 * (0.1 + 0.9 * 0.9))

@@ -16,17 +16,13 @@ from atlib.vit import create_vit
 
 
 def test_the_retrieval_target_is_the_marked_cell_without_noise():
-    drawn, clean = (
-        glyphs.generate("unlabelled", 40),
-        glyphs.generate("unlabelled", 40, world=glyphs.World(noise=0)),
-    )
+    world = glyphs.World(noise=0)
+    drawn, clean = glyphs.generate("unlabelled", 40), glyphs.generate("unlabelled", 40, world=world)
     images = retrieval_images(drawn)
     assert images.targets.shape == (40, 192) and images.targets.dtype == torch.float32
     for index in range(40):
         row, column = divmod(int(drawn.cell[index]), 4)
-        cell = torch.from_numpy(
-            clean.images[index][:, 8 * row : 8 * row + 8, 8 * column : 8 * column + 8].copy()
-        )
+        cell = torch.from_numpy(clean.images)[index, :, 8 * row : 8 * row + 8, 8 * column : 8 * column + 8]
         assert (images.targets[index].reshape(3, 8, 8) * 255 - cell).abs().max() <= 1
     assert torch.equal(images.pixels, torch.from_numpy(drawn.images)), "the input is the noisy image"
 
@@ -51,7 +47,6 @@ def test_retrieval_loss_is_the_mean_squared_error():
     model, images, clean = retrieval_model(), torch.randn(2, 3, 32, 32), torch.rand(2, 192)
     guess = model(images)
     assert guess.shape == (2, 192)
-    expected = sum((g - c) ** 2 for g, c in zip(guess.flatten().tolist(), clean.flatten().tolist())) / (
-        2 * 192
-    )
+    pairs = zip(guess.flatten().tolist(), clean.flatten().tolist())
+    expected = sum((g - c) ** 2 for g, c in pairs) / (2 * 192)
     assert retrieval_loss(model, images, clean, Recipe()).item() == pytest.approx(expected, rel=1e-5)

@@ -17,8 +17,7 @@ def drawn():
 
 
 def test_an_independent_reader_finds_every_object_in_the_pixels(drawn):
-    """Without noise each object is one colour that no other has: its pixels, cut to their box and scaled
-    down to 6 x 6, are the bitmap of its class, and its box is as large as said."""
+    """Each object is one colour: its pixels, cut to their box and scaled to 6 x 6, are its bitmap."""
     for image, shape, boxes, instances in zip(drawn.images, drawn.shape, drawn.boxes, drawn.instances):
         k = (shape >= 0).sum()
         assert (shape[:k] >= 0).all() and (shape[k:] == -1).all() and (boxes[k:] == 0).all()
@@ -40,9 +39,8 @@ def test_an_independent_reader_finds_every_object_in_the_pixels(drawn):
 def test_objects_are_as_many_and_as_apart_as_the_world_says(drawn):
     counts = (drawn.shape >= 0).sum(1)
     assert set(counts) <= {1, 2, 3, 4, 5} and (counts >= 2).mean() > 0.97
-    crowded = generate_scenes(
-        "train", 100, world=SceneWorld(fewest=8, most=8, smallest=6, largest=10, noise=0)
-    )
+    world = SceneWorld(fewest=8, most=8, smallest=6, largest=10, noise=0)
+    crowded = generate_scenes("train", 100, world=world)
     assert (crowded.shape >= 0).sum(1).mean() > 7.5
     areas = (drawn.boxes[..., 2:] - drawn.boxes[..., :2]).prod(-1)
     assert (np.diff(areas, axis=1) <= 0).all(), "the largest first"
@@ -55,10 +53,7 @@ def test_objects_are_as_many_and_as_apart_as_the_world_says(drawn):
 
 def test_objects_may_hide_each_other_and_then_boxes_hold_what_is_visible():
     world = SceneWorld(fewest=5, most=8, smallest=20, overlap=0.3, noise=0)
-    drawn, apart = (
-        generate_scenes("train", 100, world=world),
-        generate_scenes("train", 100, world=SceneWorld()),
-    )
+    drawn, apart = (generate_scenes("train", 100, world=one) for one in (world, SceneWorld()))
     assert (drawn.shape >= 0).sum() > (apart.shape >= 0).sum()
     for shape, boxes, instances in zip(drawn.shape, drawn.boxes, drawn.instances):
         k = (shape >= 0).sum()

@@ -44,9 +44,8 @@ def test_rendering_is_a_share_of_the_images():
 
     def which(severity):
         drawn = shifted("rendering", severity, size=size)
-        return np.stack(
-            [[np.array_equal(a, b) for a, b in zip(drawn.images, way)] for way in (plain, inverted, dotted)]
-        )
+        ways = (plain, inverted, dotted)
+        return np.stack([[np.array_equal(a, b) for a, b in zip(drawn.images, way)] for way in ways])
 
     before = np.zeros(size, dtype=bool)
     for severity in (1, 3, 5):
