@@ -74,7 +74,8 @@ def read_pair(header: Mapping, teacher: nn.Module, student: nn.Module) -> Attent
 
 def _seen_by(vit: nn.Module, more: Mapping) -> dict | None:
     """How a ViT's images are normalised: as a header's augmentation says, not as the ViT's tag still does."""
-    return _described(normalisation_said(more) or Normalisation.of(vit))
+    augmentation = more.get("augmentation") or {}
+    return _described(Normalisation.read(augmentation) if "mean" in augmentation else Normalisation.of(vit))
 
 
 def _described(normalisation: Normalisation | None) -> dict | None:

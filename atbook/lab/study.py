@@ -167,8 +167,6 @@ class Variant:
     changes: Mapping = field(default_factory=dict)
     # Further changes to choose from on the validation split, with the tuning seed.
     trials: Sequence[Mapping] = ()
-    # Changes that trials alone have beside, such as fewer steps.
-    in_trials: Mapping = field(default_factory=dict)
     # Changes to the student's constructor arguments.
     student: Mapping = field(default_factory=dict)
     # Number of training images, None for the scale's.
@@ -190,6 +188,8 @@ class Variant:
     loss: Loss = student_loss
     # What is measured on it.
     measure: Measure = ACCURACY
+    # Changes that trials alone have beside, such as fewer steps.
+    in_trials: Mapping = field(default_factory=dict)
 
     def base(self, scale: Scale, place: Place) -> Recipe:
         """The recipe that it starts from: the scale's, or the one chosen for `like`."""
