@@ -3,8 +3,8 @@ benchmarks/training_speed.py [--model small] [--methods scratch copy] [--speeds 
 
 `atlib.train.train` learns from noise that lies on the device and is cropped and mirrored there: all of a step
 counts, from its images to its log. The figure is the median over a run's second half. On a GPU torch.profiler
-then says in how many of a step's milliseconds the device was at work. Prints a table and writes it to
-results/benchmarks.jsonl.
+then says in how many of a step's milliseconds the device was at work. Prints the figures and writes
+them to results/benchmarks.jsonl.
 """
 
 import argparse
@@ -14,7 +14,6 @@ from statistics import median
 
 import torch
 from recording import leave, require_positive
-from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from atlib import AttentionTransfer, Plan, create_vit
@@ -49,8 +48,8 @@ def measured(method: str, speed: str, options: argparse.Namespace) -> dict:
     """{"images_per_second", "ms" of a step, "busy_ms" of these with a kernel (None on a CPU), "batch"}."""
     torch.manual_seed(0)
     torch.compiler.reset()
-    name, arguments, size, layers = MODELS[options.model]
-    batch, device = options.batch or size, torch.device(options.device)
+    name, arguments, batch, layers = MODELS[options.model]
+    device = torch.device(options.device)
     with device:
         teacher, student = (create_vit(name, num_classes=CLASSES, **arguments) for _ in range(2))
         side = student.patch_embed.img_size[0]
@@ -73,7 +72,8 @@ def measured(method: str, speed: str, options: argparse.Namespace) -> dict:
                 torch.cuda.synchronize()
                 profiler.stop()
 
-    module = trained(method, teacher, student, layers)
+    plan = Plan(how=method, layers=layers if method == "distill" else None) if method != "scratch" else None
+    module = student if plan is None else AttentionTransfer(teacher, student, plan)
     train(module, images, recipe, progress=None, log=note, cpu=device.type == "cpu")
     rate, busy = median(rates[len(rates) // 2 :]), None
     if device.type == "cuda":
@@ -87,14 +87,6 @@ def measured(method: str, speed: str, options: argparse.Namespace) -> dict:
     return row
 
 
-def trained(method: str, teacher: nn.Module, student: nn.Module, layers: range | None) -> nn.Module:
-    """What is trained."""
-    if method == "scratch":
-        return student
-    plan = Plan(how="copy") if method == "copy" else Plan(how="distill", layers=layers)
-    return AttentionTransfer(teacher, student, plan)
-
-
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Parse and check the command line."""
     parser = argparse.ArgumentParser(
@@ -104,7 +96,6 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--model", choices=MODELS, default="small", help="small: 56 pixels, 17 tokens")
     parser.add_argument("--methods", nargs="+", choices=methods, default=methods, metavar="METHOD")
     parser.add_argument("--speeds", nargs="+", choices=SPEEDS, default=tuple(SPEEDS), metavar="SPEED")
-    parser.add_argument("--batch", type=int, help="images of a step (default: of the model)")
     parser.add_argument("--steps", type=int, default=60, help="that are timed")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--out", type=Path, help="file of the record (default: results/benchmarks.jsonl)")

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import timm
-from timm.layers import resample_abs_pos_embed
+import torch
 from timm.models.beit import Beit
 from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
 
 from atlib.checkpoint import count, normalisation_said
 from atlib.maps import Grid
@@ -146,7 +147,7 @@ def filled(
                 raise ValueError(f"positions for {prefix_there} prefix tokens, the architecture has {prefix}")
         resized = told(grid_from, grid_to)
         if resized is not None:
-            state["pos_embed"] = resample_abs_pos_embed(state["pos_embed"], grid_to, grid_from, prefix)
+            state["pos_embed"] = resized_positions(state["pos_embed"], prefix, grid_from, grid_to)
     try:
         missing, left = vit.load_state_dict(state, strict=False)
     except RuntimeError as error:  # other shapes
@@ -163,6 +164,15 @@ def filled(
     return Teacher(
         vit.eval(), str(path), architecture, encoder.source, **how, normalised=normalisation[1], **more
     )
+
+
+def resized_positions(positions: Tensor, prefix: int, grid_from: Grid, grid_to: Grid) -> Tensor:
+    """Positions (1, prefix + patches, D) for another grid, bicubic as in DeiT (arXiv 2012.12877, section 3)
+    and antialiased as timm does it. Timm 1.0.26 leaves 2 x 8 patches as they are for 4 x 4 (timm#2737)."""
+    grid = positions[:, prefix:].float().unflatten(1, grid_from).permute(0, 3, 1, 2)
+    grid = nn.functional.interpolate(grid, grid_to, mode="bicubic", antialias=True)
+    patches = grid.flatten(2).mT.to(positions.dtype)
+    return torch.cat([positions[:, :prefix], patches], 1)
 
 
 def on_meta(architecture: Architecture) -> VisionTransformer | Eva:

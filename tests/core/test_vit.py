@@ -10,8 +10,9 @@ import torch
 from huggingface_hub import constants
 from safetensors.torch import save_file
 
-from atlib import create_vit
-from atlib.vit import WeightsUnavailable, weights_file, without_weights
+from atlib import create_vit, load_teacher
+from atlib.checkpoint import save_vit
+from atlib.vit import Architecture, WeightsUnavailable, weights_file, without_weights
 from tests.helpers import randomise, same, since_timm_31, state_of
 
 TINY = "vit_tiny_patch16_224"
@@ -86,6 +87,16 @@ def test_weights_placed_by_hand_are_used(weights_folder):
     found = create_vit(TINY, pretrained=True, num_classes=4)
     assert found.head.out_features == 4
     assert torch.equal(found.blocks[5].attn.qkv.weight, donor.blocks[5].attn.qkv.weight)
+
+
+def test_positions_of_as_many_patches_in_another_grid_are_resampled(tmp_path):
+    sizes = {"img_size": (32, 128), "embed_dim": 12, "depth": 1, "num_heads": 2, "num_classes": 0}
+    wide = randomise(create_vit(TINY, **sizes))
+    file = save_vit(tmp_path / "wide.safetensors", wide, Architecture(TINY, sizes))
+    square = load_teacher(file, image_size=64, quiet=True).vit.pos_embed
+    patches = wide.pos_embed[:, 1:].reshape(1, 2, 8, 12).permute(0, 3, 1, 2)
+    expected = torch.nn.functional.interpolate(patches, (4, 4), mode="bicubic", antialias=True)
+    torch.testing.assert_close(square[:, 1:], expected.flatten(2).mT)
 
 
 @pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "beit_base_patch16_224", "eva02_tiny_patch14_224"])

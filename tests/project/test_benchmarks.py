@@ -14,6 +14,7 @@ import pytest
 import resumed_run
 import throughput
 import torch
+import training_speed
 import transfer_step
 from dense_baseline import DenseTransfer
 from memory import peak_allocated
@@ -290,3 +291,11 @@ def test_a_run_that_is_stopped_and_taken_up_again_ends_with_the_same_bits(one_ru
     results = one_run(resumed_run, "--model glyphs --steps 4 --batch 8").results
     assert results["final_loss"] == results["final_loss_resumed"] and results["weights_apart"] == 0
     assert 0 < results["resumed_at"] < results["steps"] == 4 and results["images_per_second"] > 0
+
+
+def test_training_speed(one_run):
+    words = "--model glyphs --steps 2 --methods scratch distill --speeds exact --device cpu"
+    results = one_run(training_speed, words).results
+    for method in ("scratch", "distill"):
+        row = results[method]["exact"]
+        assert row["images_per_second"] * row["ms"] == pytest.approx(8000) and row["busy_ms"] is None
