@@ -443,6 +443,18 @@ def test_tf32_is_a_runs_and_not_the_processs(glyphs64):
     assert precisions[0] == "high" and torch.get_float32_matmul_precision() == "highest"
 
 
+@pytest.mark.parametrize("before", [False, True])
+def test_tiny_numbers_are_zero_in_a_run_and_then_what_they_were(glyphs64, before):
+    if not torch.set_flush_denormal(before):
+        pytest.skip("this CPU keeps them")
+    tiny_product, within = lambda: (torch.full((4,), 1e-38) * 0.1).sum().item(), []
+    try:
+        trained(glyphs64, replace(SHORT, steps=1), log=lambda event: within.append(tiny_product()))
+        assert within[0] == 0 and (tiny_product() == 0) == before
+    finally:
+        torch.set_flush_denormal(False)
+
+
 @pytest.mark.parametrize("method", ["scratch", "distill", "learned heads", "copy", "no label"])
 def test_where_every_weight_is_said_to_learn_it_does(glyphs64, method):
     """Else DDP would end the run: it is told not to look for weights without a gradient."""
