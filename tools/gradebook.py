@@ -322,6 +322,7 @@ def add_hand_lines(path: Path, lines: Sequence[Line], edition: Edition) -> list[
     untested = {
         (line.key, task, f"test {number}"): test
         for line in lines
+        if not line.superseded_by  # the attempt that counts has points of its own
         for task, tests in line.result.tests.items()
         for number, test in enumerate(tests, start=1)
         if not test.judged

@@ -175,6 +175,21 @@ def test_texts_stand_below_the_titles_of_their_questions(edition):
     ]
 
 
+def test_what_could_not_be_tested_counts_in_the_attempt_that_counts_alone(tmp_path):
+    """Its test would have had its points, and a line for points by hand beside them."""
+    lines = [
+        gradebook.Line(
+            Result(file, "Ada", "graded", {"q1": [Marked("The maps.", points, 5, "", points > 0)]}, [], 1.0),
+            id="al1",
+            superseded_by=by,
+        )
+        for file, points, by in (("a1.ipynb", 0, "a1-1.ipynb"), ("a1-1.ipynb", 5, ""))
+    ]
+    assert not gradebook.add_hand_lines(tmp_path / "hand.csv", lines, SimpleNamespace(by_hand={}))
+    lines[0].superseded_by = ""
+    assert len(gradebook.add_hand_lines(tmp_path / "hand.csv", lines[:1], SimpleNamespace(by_hand={}))) == 1
+
+
 def test_points_that_cannot_be_are_named(grade, tmp_path):
     grade()
     path = tmp_path / "a1" / "hand.csv"
