@@ -217,6 +217,7 @@ def _carry_out(
     prepared["normalisation"] = None if normalisation is None else normalisation.describe()
     if config.classifies:
         prepared |= {"classes": list(images.classes), **tested_as(config, tested_on)}
+        prepared |= {"binary": config.recipe.binary}
     split = "none" if config.method.pretrains else config.evaluation_split
     if built.untrained is not None:
         same["teacher's sha256"] = digest_of_tensors(built.untrained.state_dict())
