@@ -242,6 +242,14 @@ def test_a_renamed_copy_is_similar_and_another_answer_is_not(edition):
     assert ("0", "1") in pairs and not any("2" in pair for pair in pairs)
 
 
+@pytest.mark.parametrize("student, noted", [("model solution", 1), ("Ada", 0)])
+def test_who_hands_in_under_the_name_of_the_model_solution_is_noted(student, noted):
+    """Its weights in A2 are refused under every other name."""
+    works = [Handed("a2.ipynb", Path("a2.ipynb"))], [Result("a2.ipynb", student, "graded", {}, [], 0.0)]
+    (line,) = gradebook.lines_of(*works, None, None, {})
+    assert len(line.notes) == noted
+
+
 def test_two_works_of_one_name_are_not_added_up(edition, tmp_path, graded_by_points):
     """Without a roster it is not known which of them counts; each has a page of its own."""
     work = as_notebook(solution(edition, "Eve"))
