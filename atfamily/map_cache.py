@@ -13,7 +13,7 @@ from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
-from atlib._util import in_eval_mode, require_known, write_atomically
+from atlib._util import in_eval_mode, naming, require_known, write_atomically
 from atlib.attention import walk
 from atlib.compatibility import sizes_of
 from atlib.student import describe
@@ -104,7 +104,8 @@ class MapCache:
                 ("maps", maps.tobytes(), int(np.prod(self.shape)) * self.dtype.itemsize),
                 ("keys", b"".join(unknown), KEY),
             ):
-                with open(self.folder / name, "ab") as file:
+                path = self.folder / name
+                with naming(path), open(path, "ab") as file:
                     file.truncate(len(self) * length)
                     file.write(content)
                     file.flush()

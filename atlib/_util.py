@@ -24,12 +24,22 @@ def require_known(kind: str, name: object, choices: Iterable[str]) -> None:
     raise ValueError(f"unknown {kind} {name!r}.{hint} Known: {', '.join(map(repr, choices))}.")
 
 
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Within it an error of the disk names this file, which "No space left on device" alone does not."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
+
+
 def write_atomically(path: Path, content: bytes) -> Path:
     """Write a file so that at every moment either the old one or the whole new one is there."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with open(temporary, "wb") as file:
+        with naming(path), open(temporary, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

@@ -132,8 +132,9 @@ def describe_layers(model: nn.Module, images: Images, batch_size: int = 100) -> 
     the teacher's maps where the plan copies."""
     vit = vit_of(model)
     grid, prefix_tokens = vit.patch_embed.grid_size, vit.num_prefix_tokens
-    totals = [torch.zeros((), dtype=torch.float64) for _ in vit.blocks]  # each becomes (4, H)
+    totals, count = [torch.zeros((), dtype=torch.float64) for _ in vit.blocks], 0  # each becomes (4, H)
     for (seen,) in walks([model], images, batch_size):
+        count += len(seen.tokens)  # not all of `images`, where some cannot be decoded
         for layer, one in enumerate(seen.layers):
             map = one.map
             check_maps(map, layer)
@@ -141,7 +142,7 @@ def describe_layers(model: nn.Module, images: Images, batch_size: int = 100) -> 
             entropy, share = len(map) * attention_entropy(map), len(map) * prefix_share(map, prefix_tokens)
             totals[layer] = totals[layer] + torch.stack([distance, rows, entropy, share]).cpu().double()
     return [
-        LayerStatistics(distance / rows, entropy / len(images), share / len(images))
+        LayerStatistics(distance / rows, entropy / count, share / count)
         for distance, rows, entropy, share in totals
     ]
 

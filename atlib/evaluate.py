@@ -13,7 +13,7 @@ from atlib._util import in_eval_mode
 from atlib.data import as_data
 from atlib.loading import EvaluationData
 from atlib.objectives import check_labels, outputs
-from atlib.pair import check_normalisation, student_of
+from atlib.pair import check_normalisation, student_of, unwrapped
 
 
 class Evaluation(NamedTuple):
@@ -36,7 +36,7 @@ def predict(model: nn.Module, images: Labelled, batch_size: int = 500) -> Tensor
 def evaluate(model: nn.Module, images: Labelled, batch_size: int = 500) -> Evaluation:
     """Accuracy and loss of `model` on `images`: what `atlib.data` opens, or a torch `Dataset` of (image,
     label), or its `DataLoader`."""
-    if getattr(student_of(model), "num_classes", None) == 0:
+    if getattr(student_of(unwrapped(model)), "num_classes", None) == 0:
         raise ValueError("the model has no class head (num_classes=0): build it with num_classes=")
     images = as_data(images)
     return score(*_predicted(model, images, images.loader(batch_size)))

@@ -108,13 +108,14 @@ def patchify(images: Tensor, patch_size: tuple[int, int]) -> Tensor:
 def unpainted(model: MaskedAutoencoder, images: EvaluationData) -> float:
     """The share of the hidden pixels' variance that an auto-encoder has not learned to paint, with the same
     patches hidden at every call."""
-    device, total = model.mask_token.device, 0.0
+    device, total, count = model.mask_token.device, 0.0, 0
     draws, P = torch.Generator().manual_seed(0), model.decoder_positions.shape[1]
     with torch.no_grad(), in_eval_mode(model):
         for batch, _ in images.loader(500):
             order = torch.rand(len(batch), P, generator=draws).argsort(1)
             total += len(batch) * model(batch.to(device), order.to(device)).item()
-    return total / len(images)
+            count += len(batch)  # not all of `images`, where some cannot be decoded
+    return total / count
 
 
 def through_blocks(vit: VisionTransformer, tokens: Tensor) -> Tensor:

@@ -288,7 +288,7 @@ def check_normalisation(model: nn.Module, images: object) -> None:
     """Raise `ValueError` where images say that they are normalised in another way than a pair, in a model or
     the model itself, was told; warn where neither says it, and the teacher needs to know, and where a model
     without a teacher says another."""
-    now, of_model = getattr(images, "normalisation", None), Normalisation.of(model)
+    now, of_model = getattr(images, "normalisation", None), Normalisation.of(unwrapped(model))
     if None not in (now, of_model) and now != of_model:
         warnings.warn(f"the model is for images of {of_model}, and these have {now}", stacklevel=4)
     for part in model.modules():
@@ -308,6 +308,12 @@ def inside(model: nn.Module) -> str | None:
     if isinstance(model, (nn.DataParallel, DistributedDataParallel)):
         return "module"
     return "_orig_mod" if "_orig_mod" in model._modules else None
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """A model without what DataParallel, DDP and torch.compile put around it."""
+    inner = inside(model)
+    return model if inner is None else unwrapped(getattr(model, inner))
 
 
 def student_of(model: nn.Module) -> nn.Module:

@@ -17,6 +17,7 @@ from accelerate.utils import (
     GradientAccumulationPlugin,
     InitProcessGroupKwargs,
     TorchDynamoPlugin,
+    parse_flag_from_env,
 )
 from torch import Tensor, nn
 
@@ -97,6 +98,11 @@ def processes_asked() -> int:
     """How many processes a launcher says that it has started; 1 without one."""
     names = "WORLD_SIZE", *OF_MPI, "SLURM_STEP_NUM_TASKS"
     return int(next((os.environ[name] for name in names if name in os.environ), 1))
+
+
+def runs_on_gpu() -> bool:
+    """Whether a run trains on CUDA: where there is a GPU, unless `accelerate launch --cpu` started it."""
+    return torch.cuda.is_available() and not parse_flag_from_env("ACCELERATE_USE_CPU")
 
 
 def agree(accelerator: Accelerator, values: Tensor, stop: bool) -> tuple[Tensor, bool]:

@@ -28,6 +28,9 @@ from atlib.plan import Plan
 from atlib.processes import accelerate_as_it_was, agree, divide, start_processes, to_train, whole_weights
 from atlib.recipe import Recipe
 
+# Of fp16, in a row, after which a run ends: halved so often, the loss's scale is 0 in half precision.
+SKIPPED_STEPS = 50
+
 
 class NonFiniteLoss(RuntimeError):
     """The loss or its gradient became NaN or infinite, at `step` (from 0), whose images on this process have
@@ -140,6 +143,7 @@ def train(
         mininterval=2.0,
         ncols=110,
     )
+    skipped = 0  # steps in a row
     with closing(run), signals as noticed, bar:
         if keeper is not None:
             run.kept = keeper.resume(run)
@@ -164,11 +168,13 @@ def train(
                 value, *parts, norm = torch.cat([values, norm]).tolist()
                 # One step with a NaN gradient would ruin all weights. In fp16 it is normal: Accelerate then
                 # skips the step.
-                skipped = recipe.mixed_precision == "fp16" and math.isfinite(value)
-                if not math.isfinite(value + norm) and not skipped:
+                scaled = run.accelerator.scaler is not None and math.isfinite(value)
+                skipped = 0 if math.isfinite(norm) else skipped + 1
+                if not math.isfinite(value + norm) and not (scaled and skipped < SKIPPED_STEPS):
                     raise NonFiniteLoss(
-                        f"loss {value}, gradient's norm {norm} at step {position.step} (lr {run.lr:.3g}),"
-                        f" images {batch.indices}: lower lr, clip, or mixed_precision='no'; kept: {run.kept}",
+                        f"loss {value}, gradient's norm {norm} at step {position.step} (lr {run.lr:.3g};"
+                        f" {skipped} in a row), images {batch.indices}: lower lr, clip, or"
+                        f" mixed_precision='no'; kept: {run.kept}",
                         position.step,
                         batch.indices,
                         run.kept,

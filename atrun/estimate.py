@@ -21,7 +21,7 @@ from atlib.cast_once import CastOnce
 from atlib.loading import Batch, ShardSpec, steps_per_epoch
 from atlib.pair import IMAGENET
 from atlib.plan import Plan
-from atlib.processes import processes_asked
+from atlib.processes import processes_asked, runs_on_gpu
 from atlib.recipe import Recipe
 from atlib.train import make_optimizer, schedule, train
 from atlib.vit import VITS, without_weights
@@ -193,7 +193,7 @@ def _step(config: RunConfig, model: nn.Module, outputs: int, batch: int) -> floa
 
 def speed() -> float:
     """FLOPs a second of a large matrix product on this machine, float32."""
-    device, size = ("cuda", 8192) if torch.cuda.is_available() else ("cpu", 1024)
+    device, size = ("cuda", 8192) if runs_on_gpu() else ("cpu", 1024)
     left, right = (torch.randn(size, size, device=device) for _ in range(2))
     seconds = []
     for _ in range(5):
@@ -209,8 +209,8 @@ def fewest(config: RunConfig, outputs: int) -> int:
 
 
 def free_memory(device: torch.device | None = None) -> float:
-    """Bytes free on a device; None: on the GPU if there is one, else in this machine."""
-    if torch.cuda.is_available() if device is None else device.type == "cuda":
+    """Bytes free on a device; None: on the GPU if a run trains there, else in this machine."""
+    if runs_on_gpu() if device is None else device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return psutil.virtual_memory().available
 
@@ -434,7 +434,7 @@ def _time_and_cost(estimate: Estimate) -> dict[str, list[str]]:
         lines = ["not estimated: no step fits into this machine's memory, and FLOPs are not counted"]
     else:
         cpu = f"{torch.get_num_threads()} threads of a CPU"
-        where = torch.cuda.get_device_name() if torch.cuda.is_available() else cpu
+        where = torch.cuda.get_device_name() if runs_on_gpu() else cpu
         how = f"measured: steps of {timed} images on {where}"
         if timed is None:
             how = "NOT measured: FLOPs at the speed of a matrix product on this machine, so at least that"

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
 
-from atlib._util import write_atomically
+from atlib._util import naming, write_atomically
 
 
 class RunLog:
@@ -52,7 +52,8 @@ class RunLog:
         }
         entry["seconds"] = round(self.seconds, 3)
         for name, line_of in LINES.items():
-            with open(self.folder / name, "a", encoding="utf-8") as file:
+            path = self.folder / name
+            with naming(path), open(path, "a", encoding="utf-8") as file:
                 file.write(line_of(entry) + "\n")
         if self.tracks_with is not None:
             if self.tracker is None:

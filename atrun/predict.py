@@ -13,11 +13,13 @@ import torch
 from PIL import Image
 
 from atlib._util import require_known, write_atomically
+from atlib.checkpoint import read_header
 from atlib.evaluate import says_nothing
 from atlib.objectives import outputs
 from atlib.pair import student_of
 from atrun.build import preparation_of
 from atrun.classes import class_names
+from atrun.config import is_run, read_config
 from atrun.data.decoding import ON_CORRUPT, CorruptImage, decode
 from atrun.data.folders import pictures_below
 from atrun.runner import load_result, weights_of
@@ -26,7 +28,8 @@ BATCH = 64
 
 
 class Prediction(NamedTuple):
-    """What a model says of an image: its most likely class, and the probability of each, in their order."""
+    """What a model says of an image: its most likely class, and the probability of each, in their order. They
+    sum to 1 unless each class was learned by itself (`binary`)."""
 
     file: str
     name: str
@@ -63,7 +66,7 @@ def predictions(path: Path, files: Sequence[Path], on_corrupt: str = "raise") ->
     names = class_names(path)
     if (outputs_of := student_of(model).num_classes) != len({*names}):
         raise ValueError(f"{path} has {outputs_of} outputs and {len({*names})} names of classes")
-    found = []
+    found, binary = [], learned_binary(path)
     for first in range(0, len(files), BATCH):
         pictures = [(file, _decoded(file, on_corrupt)) for file in files[first : first + BATCH]]
         some = [(file, augmentation.evaluate(picture)) for file, picture in pictures if picture is not None]
@@ -72,13 +75,22 @@ def predictions(path: Path, files: Sequence[Path], on_corrupt: str = "raise") ->
         batch = torch.stack([image for _, image in some]).to(device)
         with torch.no_grad():
             logits = outputs(model, batch).logits.float().cpu()
-        for (file, _), row, nothing in zip(some, logits.softmax(-1), says_nothing(logits)):
+        shares = logits.sigmoid() if binary else logits.softmax(-1)
+        for (file, _), row, nothing in zip(some, shares, says_nothing(logits)):
             if nothing:
                 raise ValueError(f"of {file} the model says NaN or infinity: look for NaN in its weights")
             found.append(Prediction(str(file), names[int(row.argmax())], row.tolist()))
     if not found:
         raise ValueError(f"none of {len(files)} files can be read as an image")
     return found
+
+
+def learned_binary(path: Path) -> bool:
+    """Whether the model in a file was trained by binary cross-entropy, as it or its run's folder says."""
+    said = read_header(path).get("binary")
+    if said is None and is_run(path.parent):
+        return read_config(path.parent, trust_data=True).recipe.binary
+    return bool(said)
 
 
 def as_csv(found: Sequence[Prediction], names: Sequence[str]) -> str:

@@ -21,7 +21,7 @@ from atlib.checkpoint import load_bundle, load_vit, read_header, save_bundle, sa
 from atlib.data import Images
 from atlib.evaluate import evaluate_together
 from atlib.pair import student_of
-from atlib.processes import require_together
+from atlib.processes import require_together, runs_on_gpu
 from atlib.train import train
 from atrun.build import Built, build, held_out, loss_of, outputs_for, result_of, training_images, with_student
 from atrun.checkpoint_manager import CheckpointManager, digest, digest_of_tensors, identity_of
@@ -217,6 +217,7 @@ def _carry_out(
     prepared["normalisation"] = None if normalisation is None else normalisation.describe()
     if config.classifies:
         prepared |= {"classes": list(images.classes), **tested_as(config, tested_on)}
+        prepared |= {"binary": config.recipe.binary}
     split = "none" if config.method.pretrains else config.evaluation_split
     if built.untrained is not None:
         same["teacher's sha256"] = digest_of_tensors(built.untrained.state_dict())
@@ -280,7 +281,7 @@ def _carry_out(
         history=history,
         seconds=round(log.seconds, 2),
         peak_memory_mb=round(peak_memory_mb(), 1),
-        about=about("cuda" if torch.cuda.is_available() else "cpu"),
+        about=about("cuda" if runs_on_gpu() else "cpu"),
     )
     write_record(folder / "record.json", record)
     return record
@@ -291,7 +292,7 @@ def on_device(config: RunConfig, images):
     from atrun.data.photos import Photos, held
 
     place = torch.device("cpu")
-    if torch.cuda.is_available():
+    if runs_on_gpu():
         place = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
     most = min(config.on_device * 2**30, free_memory(place) / 2)
     moved = None

@@ -163,6 +163,8 @@ def lines_of(
             line.late_days = max(0, math.ceil((when - aware(deadline)).total_seconds() / DAY))
         if handed.owner.late and not line.late_days:
             line.notes.append("the platform calls it late")
+        if line.result.student == "model solution":
+            line.notes.append("STUDENT is the model solution's: its numbers and files are public")
         if handed.file in whose:
             partners = [replace(line, notes=[*line.notes]) for _ in whose[handed.file][1:]]
             for each, student in zip([line, *partners], whose[handed.file]):
@@ -322,6 +324,7 @@ def add_hand_lines(path: Path, lines: Sequence[Line], edition: Edition) -> list[
     untested = {
         (line.key, task, f"test {number}"): test
         for line in lines
+        if not line.superseded_by  # the attempt that counts has points of its own
         for task, tests in line.result.tests.items()
         for number, test in enumerate(tests, start=1)
         if not test.judged

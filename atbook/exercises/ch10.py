@@ -149,6 +149,7 @@ EXERCISES = (
             "three seeds that differ by a point or two": lambda: ([1.0, 2.5, 4.0], 1.25, critical(60)),
             "four seeds, a difference of two points": lambda: ([3.0, -1.0, 2.0, 6.0], 2.0, critical(60)),
             "two seeds, far apart": lambda: ([0.0, 10.0], 4.0, critical(60)),
+            "two seeds are enough": lambda: ([1.0, 1.2, 1.4], 5.0, critical(60)),
         },
         also_right=(in_a_loop,),
         wrong={

@@ -176,6 +176,7 @@ EXERCISES = (
             "four registers, and a tie": lambda: (16, 10, 4),
             "the class token tips it": lambda: (16, 18, 1),
             "no token but patches": lambda: (8, 8, 0),
+            "one patch is enough": lambda: (16, 2, 4),
         },
         also_right=(first_side,),
         wrong={

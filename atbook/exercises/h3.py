@@ -121,14 +121,24 @@ def too_late(run, crash, fresh):
     return put_back(deepcopy(state_of(run)), fresh)
 
 
+def never_crashed(run, crash, fresh):
+    """`crash` was not called, so nothing had to survive. Call it once, after the state was kept."""
+    return put_back(state_of(run), fresh)
+
+
 def outcome_of(run: Run, until: int) -> dict:
-    """The weights, the average and the order of a run after its last step."""
+    """The weights, the average and the order of a run after its last step, and how often it crashed."""
     run.go_on(until)
-    return {"weights": run.model.weight, "average": run.average.weight, "order": run.order}
+    weights = {"weights": run.model.weight, "average": run.average.weight}
+    return {"crashes": len(_cuts), **weights, "order": run.order}
+
+
+_cuts: list[int] = []  # of this case
 
 
 def power_cut(run: Run, after: int) -> None:
     """Let a run go on to that step, and then wipe out all that it has in memory."""
+    _cuts.append(after)
     run.go_on(after)
     moments = [value for state in run.optimizer.state.values() for value in state.values()]
     for tensor in (*run.model.parameters(), *run.average.parameters(), *moments):
@@ -139,6 +149,7 @@ def power_cut(run: Run, after: int) -> None:
 
 def interrupted(checkpoint: int, after: int) -> tuple:
     """A run at its checkpoint, what will happen to it, and a run that was just started."""
+    _cuts.clear()
     run = Run(seed=0)
     run.go_on(checkpoint)
     return run, partial(power_cut, after=after), Run(seed=1)
@@ -309,7 +320,7 @@ EXERCISES = (
             ),
             "Weights alone were kept. Running average, optimiser,"
             " generator, order and place belong to a run, too.": without(*BESIDE_WEIGHTS),
-            **told(by_reference, too_late),
+            **told(by_reference, too_late, never_crashed),
         },
         see="Pull the plug",
         view=lambda run: outcome_of(run, until=8),

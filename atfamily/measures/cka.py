@@ -168,6 +168,10 @@ def layer_cka(
         vit = vit_of(model)
         if reading is class_token and vit.cls_token is None:
             raise ValueError(f"{name} has no class token: read patch_mean({vit.num_prefix_tokens}) instead")
+
+    def add(waiting: list) -> None:
+        pairs.update_layers(*([torch.cat(parts) for parts in zip(*side)] for side in zip(*waiting)))
+
     # Rows are copies: a class token alone would keep all tokens in memory.
     waiting, left, batches = [], len(images), 0
     for walked in walks((a,) if a is b else (a, b), images, batch_size):
@@ -175,8 +179,10 @@ def layer_cka(
         waiting.append([[read(tokens).clone() for tokens in seen.stream] for read, seen in sides])
         left -= len(walked[0].tokens)
         if left == 0 or len(images) - left >= batch_size * (batches + 1) and left >= pairs.least:
-            pairs.update_layers(*([torch.cat(parts) for parts in zip(*side)] for side in zip(*waiting)))
+            add(waiting)
             waiting, batches = [], batches + 1
+    if waiting:  # fewer came than there are: some cannot be decoded
+        add(waiting)
     return pairs.matrix()
 
 

@@ -44,11 +44,12 @@ def layer_profiles(model: nn.Module, images: Images, batch_size: int = 100) -> l
     """The `fourier_profile` of the residual stream after every block of a model, over a data set, on the CPU.
     model: a ViT or an `AttentionTransfer`, of which the student is looked at."""
     vit = vit_of(model)
-    totals = [torch.zeros((), dtype=torch.float64) for _ in vit.blocks]
+    totals, count = [torch.zeros((), dtype=torch.float64) for _ in vit.blocks], 0
     for (seen,) in walks([model], images, batch_size):
+        count += len(seen.tokens)  # not all of `images`, where some cannot be decoded
         grid, prefix_tokens = vit.patch_embed.grid_size, vit.num_prefix_tokens
         profiles = [fourier_profile(tokens, grid, prefix_tokens) for tokens in seen.stream]
         totals = [
             total + len(seen.tokens) * profile.log_amplitude.cpu() for total, profile in zip(totals, profiles)
         ]
-    return [FourierProfile(profiles[0].frequency.cpu(), total / len(images)) for total in totals]
+    return [FourierProfile(profiles[0].frequency.cpu(), total / count) for total in totals]

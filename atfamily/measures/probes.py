@@ -45,6 +45,8 @@ def knn_accuracy(
     2104.14294).
     """
     train_y, test_y = _check_sets(train=(train_x, train_y), test=(test_x, test_y))
+    if min(ks) < 1:  # no vote at all would be one for class 0
+        raise ValueError(f"ks={list(ks)}: at least 1 neighbour votes")
     train_x, test_x = (nn.functional.normalize(x.float(), dim=1) for x in (train_x, test_x))
     right = dict.fromkeys(ks, 0)
     for x, y in zip(*(each.split(max(1, BLOCK // len(train_x))) for each in (test_x, test_y))):

@@ -40,6 +40,8 @@ def fit_line(
     of 0 or 1 is infinite: such accuracies are refused, unless `clip` moves all to [clip, 1 - clip]; half an
     image, 0.5 / number of test images, is the usual choice."""
     x, y = _logits(in_distribution, clip), _logits(shifted, clip)
+    if len(x) != len(y):  # a single one would be broadcast
+        raise ValueError(f"accuracies of {len(x)} models in distribution, of {len(y)} under the shift")
     return AccuracyLine(*(number.item() for number in _least_squares(x, y)))
 
 

@@ -131,10 +131,14 @@ def _files_of(path: Path, suffix: str) -> dict[str, list[str]]:
     for split in SPLITS:
         short = "val" if split == "validation" else split  # val.parquet is validation, too
         patterns = [f"{short}*", *(f"data/{name}-*" for name in sorted({short, split}))]
-        files = [file for pattern in patterns for file in sorted(path.glob(f"{pattern}.{suffix}"))]
-        if files:
+        places = [sorted(path.glob(f"{pattern}.{suffix}")) for pattern in patterns]
+        if files := [file for place in places for file in place]:
             found[split] = [str(file) for file in files]
             shards = {file.name for file in files if re.search(r"-\d{5}-of-\d{5}\.", file.name)}
+            whole = [file for file in files if file.stem in (short, split)]
+            if sum(map(bool, places)) > 1 or len(whole) + bool(shards) > 1:  # all would be there twice
+                both = " and ".join(str(file.relative_to(path)) for file in (files[0], files[-1]))
+                raise ValueError(f"{path} has {split} more than once, as {both}: keep one of them")
             of = {int(name.rpartition("-of-")[2].partition(".")[0]) for name in shards}
             if len(shards) < sum(of):
                 warnings.warn(f"{path}: of {split} {len(shards)} of {sum(of)} files are there", stacklevel=2)

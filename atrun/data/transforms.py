@@ -59,6 +59,8 @@ class Augmentation:
         shares |= {"flip": self.flip, "random_erasing": self.random_erasing}
         if not all(0 <= share <= 1 for share in shares.values()) or self.scale[0] > self.scale[1]:
             raise ValueError(f"shares and probabilities are from 0 to 1, the least first, got {shares}")
+        if self.crop_pct == 0:  # timm would take 0.875
+            raise ValueError("crop_pct=0: the middle that is taken is some of the image, 1 for all of it")
         if self.rand_augment is not None and not self.rand_augment.startswith("rand"):
             raise ValueError(f"rand_augment={self.rand_augment!r} is no string of timm's RandAugment")
         if self.rand_augment is not None and (self.three_augment or self.color_jitter):

@@ -80,6 +80,15 @@ def copy_gradients(scheduled, asked: Asked) -> None:
         raise AssertionError("the teacher gets a gradient")
 
 
+def heeded(scheduled, *inputs) -> None:
+    """What never looks at its schedule has no points for one that happens to fit."""
+    all_of_it, none = (
+        logits_of(scheduled, *inputs[:3], torch.full_like(inputs[3], share)) for share in (1, 0)
+    )
+    if torch.allclose(all_of_it, none):
+        raise AssertionError("the logits are the same with all maps of the teacher and with none")
+
+
 def copy_all(scheduled, asked: Asked) -> None:
     """Every map is the teacher's, and the teacher looks at its own tokens."""
     *models, images, schedule = copy_inputs(asked, "A2.1 all")
@@ -87,6 +96,7 @@ def copy_all(scheduled, asked: Asked) -> None:
     with torch.no_grad():
         want = copied(*inputs)
     hidden.same(logits_of(scheduled, *inputs), want, "logits with all maps of the teacher")
+    heeded(scheduled, *inputs)
 
 
 def copy_none(scheduled, asked: Asked) -> None:
@@ -96,6 +106,7 @@ def copy_none(scheduled, asked: Asked) -> None:
         want = student(images)
     got = logits_of(scheduled, teacher, student, images, torch.zeros_like(schedule))
     hidden.same(got, want, "logits with no map of the teacher")
+    heeded(scheduled, teacher, student, images, schedule)
 
 
 # --- Task 2: a tempered loss by blocks ---

@@ -83,6 +83,7 @@ MUTANTS = {
         STUDENTS_TOKENS,
         LEARNS,
         ("torch.where(copies, theirs, own)", "torch.where(copies, own, theirs)", 0),
+        ("torch.where(copies, theirs, own)", "own", 0),  # the schedule is not looked at
         ("use[i].bool()", "use[i, :1].bool()", 2),  # the first image's schedule for all
     ],
     ("q1", "b"): [

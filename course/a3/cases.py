@@ -114,8 +114,8 @@ def cka_equal(cka_within, asked: Asked) -> None:
 
 
 def cka_few(cka_within, asked: Asked) -> None:
-    """Classes of 1, 2 and 3 images in a batch, and one that a batch does not have."""
-    sizes = [{1: 6, 4: 1, 5: 6}, {1: 3, 4: 6, 5: 6, 8: 1}, {1: 6, 4: 2, 5: 6}, {1: 6, 4: 6, 5: 1}]
+    """Classes of 1, 2 and 3 images in a batch, one that is missing from a batch, one from the first."""
+    sizes = [{1: 6, 4: 1, 5: 6}, {1: 3, 4: 6, 5: 6, 8: 6}, {1: 6, 4: 2, 5: 6}, {1: 6, 4: 6, 5: 1}]
     cka(cka_within, asked, features(asked.seed("A3.1 few"), sizes), "CKA where classes have few images")
 
 

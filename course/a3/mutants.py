@@ -7,6 +7,8 @@ NOT_CENTRED = (CENTRE, "", 5)
 NO_CLASSES = ("z[of == c].double()", "z.double()", 0)
 # Groups of 3 images and fewer have no such estimate.
 ANY_SIZE = ("if n >= 4:", "if n >= 1:", 4)
+# The classes are those of the first batch.
+FIRST_ONLY = ("for c in of.unique():", "for c in labels[0].unique():", 4)
 
 # The numbers are off, computed, or those of somebody else.
 OFF = ("LIKENESS = [[", "LIKENESS = [[1", 3)
@@ -19,6 +21,7 @@ MUTANTS = {
         NOT_CENTRED,
         NO_CLASSES,
         ANY_SIZE,
+        FIRST_ONLY,
         ("n * hsic(", "hsic(", 5),  # groups alike
     ],
     ("q1", "b"): [

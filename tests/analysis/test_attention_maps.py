@@ -5,6 +5,8 @@ import math
 import pytest
 import torch
 
+from atfamily.measures.cka import class_token, layer_cka
+from atfamily.measures.fourier import layer_profiles
 from atlib import walk
 from atlib.analysis import (
     attention_distance,
@@ -14,6 +16,7 @@ from atlib.analysis import (
     prefix_share,
     rollout,
 )
+from atlib.data import Images
 from tests.helpers import random_maps
 
 CLOSE = dict(rtol=1e-12, atol=1e-12)
@@ -128,3 +131,24 @@ def test_layers_are_described_over_any_batches(vit, images, batch_size):
         torch.testing.assert_close(one.distance, longhand_distance(map, (2, 3), 2), rtol=1e-5, atol=0)
         torch.testing.assert_close(one.entropy, attention_entropy(map), rtol=1e-5, atol=0)
         torch.testing.assert_close(one.prefix_share, prefix_share(map, 2), rtol=1e-5, atol=0)
+
+
+class Gaps(Images):
+    """Of 7 images those at 2 and 6 come with no batch, as photographs do that cannot be decoded."""
+
+    def loader(self, batch_size):
+        for batch in torch.arange(7).split(batch_size):
+            if kept := [index for index in batch.tolist() if index not in (2, 6)]:
+                yield self.take(kept)
+
+
+@pytest.mark.parametrize("batch_size", [3, 100])
+def test_images_that_are_left_out_do_not_count(small_vit, glyphs64, batch_size):
+    vit, other = small_vit(0), small_vit(1)
+    whole, gaps = glyphs64.select([0, 1, 3, 4, 5]), Gaps(glyphs64.pixels[:7], glyphs64.targets[:7])
+    for found in (
+        lambda images: [torch.stack(one) for one in describe_layers(vit, images, batch_size)],
+        lambda images: [one.log_amplitude for one in layer_profiles(vit, images, batch_size)],
+        lambda images: layer_cka(vit, other, images, class_token, batch_size=batch_size),
+    ):
+        torch.testing.assert_close(found(gaps), found(whole), rtol=1e-4, atol=1e-5)

@@ -175,6 +175,21 @@ def test_texts_stand_below_the_titles_of_their_questions(edition):
     ]
 
 
+def test_what_could_not_be_tested_counts_in_the_attempt_that_counts_alone(tmp_path):
+    """Its test would have had its points, and a line for points by hand beside them."""
+    lines = [
+        gradebook.Line(
+            Result(file, "Ada", "graded", {"q1": [Marked("The maps.", points, 5, "", points > 0)]}, [], 1.0),
+            id="al1",
+            superseded_by=by,
+        )
+        for file, points, by in (("a1.ipynb", 0, "a1-1.ipynb"), ("a1-1.ipynb", 5, ""))
+    ]
+    assert not gradebook.add_hand_lines(tmp_path / "hand.csv", lines, SimpleNamespace(by_hand={}))
+    lines[0].superseded_by = ""
+    assert len(gradebook.add_hand_lines(tmp_path / "hand.csv", lines[:1], SimpleNamespace(by_hand={}))) == 1
+
+
 def test_points_that_cannot_be_are_named(grade, tmp_path):
     grade()
     path = tmp_path / "a1" / "hand.csv"
@@ -225,6 +240,14 @@ def test_a_renamed_copy_is_similar_and_another_answer_is_not(edition):
     found = gradebook.similar(everybody, edition)
     pairs = {(p["first"], p["second"]) for p in found if p["task"] == "q2 (code)"}
     assert ("0", "1") in pairs and not any("2" in pair for pair in pairs)
+
+
+@pytest.mark.parametrize("student, noted", [("model solution", 1), ("Ada", 0)])
+def test_who_hands_in_under_the_name_of_the_model_solution_is_noted(student, noted):
+    """Its weights in A2 are refused under every other name."""
+    works = [Handed("a2.ipynb", Path("a2.ipynb"))], [Result("a2.ipynb", student, "graded", {}, [], 0.0)]
+    (line,) = gradebook.lines_of(*works, None, None, {})
+    assert len(line.notes) == noted
 
 
 def test_two_works_of_one_name_are_not_added_up(edition, tmp_path, graded_by_points):

@@ -137,6 +137,7 @@ BAD = {
         "a crop of none": augmented(crop="center"),
         "an interpolation of none": augmented(interpolation="cubic"),
         "shares in another order": augmented(scale=(0.5, 0.2)),
+        "a middle of nothing": augmented(crop_pct=0),
         "no RandAugment": augmented(rand_augment="rnd-m9"),
         "two changes of colour": augmented(rand_augment="rand-m9", three_augment=True),
         "jitter beside RandAugment": augmented(rand_augment="rand-m9", color_jitter=0.4),

@@ -47,6 +47,14 @@ def test_a_published_validation_split_is_used_as_it_is(folder, name):
     assert len(load("parquet", folder, split="train")) == 100
 
 
+@pytest.mark.parametrize("name", ["train.parquet", "data/train.parquet", "train-00000-of-00001.parquet"])
+def test_a_split_that_is_there_twice_is_not_read_twice(folder, name):
+    rows(range(100)).to_parquet(folder / name)
+    place = folder / "data" if name == "data/train.parquet" else folder
+    with pytest.raises(ValueError):
+        load("parquet", place, split="train")
+
+
 def folders_of(root, *folders):
     """Three pictures in each folder, each picture different from all others."""
     for place, folder in enumerate(folders):

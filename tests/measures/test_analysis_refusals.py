@@ -141,6 +141,7 @@ BAD = {
               ((spoilt(x), y), (a, b)), ((x, y[:-1]), (a, b)),
           )),
     ],
+    "neighbours": [lambda: knn_accuracy(*XY, *HELD_OUT, ks=(5, 0))],
     "retrieval": [
         lambda: cosines(X[:1], spoilt(X)),
         lambda: mean_average_precision(torch.tensor([[0.1, NAN]]), torch.tensor([[False, True]])),
@@ -150,6 +151,7 @@ BAD = {
             (71.2, 0.5, POOL, POOL), (0.5, NAN, POOL, POOL), (0.5, 0.5, [*POOL[1:], 71.2], POOL),
         )),
         lambda: effective_robustness(0.5, 0.5, POOL, POOL, level=95), lambda: fit_line(POOL, POOL[1:]),
+        lambda: fit_line(POOL, POOL[:1]),
     ],
     "subsets": [
         *(lambda labels=labels, factor=factor: long_tail(of_classes(labels), factor) for labels, factor in (

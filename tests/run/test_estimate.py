@@ -171,3 +171,16 @@ def test_the_papers_recipe_without_data_weights_or_a_model_of_that_size(capsys, 
     assert command.main(asked) == 0
     text = capsys.readouterr().out
     assert "on each of 8 devices" in text and "GPU-hours" not in text, "the paper says nothing of this one"
+
+
+def test_a_run_on_the_cpu_is_not_said_to_be_on_the_gpu(monkeypatch):
+    """`accelerate launch --cpu` on a machine with a GPU."""
+    found = measure_steps.Estimate(
+        GLYPHS, 320, GLYPHS.skeleton(8), [], {}, None, memory_of(GLYPHS, 8), seconds=1.0, timed=32
+    )
+    for name, value in {"is_available": True, "get_device_name": "NVIDIA X", "mem_get_info": (1, 1)}.items():
+        monkeypatch.setattr(f"torch.cuda.{name}", lambda *_, value=value: value)
+    assert measure_steps.free_memory() == 1
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    assert measure_steps.free_memory() > 1
+    assert "NVIDIA" not in "".join(measure_steps._time_and_cost(found)["time"])

@@ -2,11 +2,14 @@
 
 import json
 import math
+import re
+import resource
 
 import pytest
 from accelerate import PartialState
 from matplotlib.figure import Figure
 
+from atlib._util import write_atomically
 from atrun import log as run_log
 from atrun.log import RunLog, read_log
 from atrun.pictures import as_png
@@ -41,6 +44,26 @@ def test_going_on_drops_what_came_after_the_checkpoint_and_the_line_that_was_cut
     again({"step": 3, "loss": 3.0})
     assert steps(tmp_path) == [1, 2, 3]
     assert (tmp_path / "log.txt").read_text().splitlines()[-1].startswith("step 3 · loss 3")
+
+
+def test_a_full_disk_names_the_file_and_costs_no_line_before(tmp_path):
+    """ "No space left on device" was all that a run said."""
+    log, record = RunLog(tmp_path), tmp_path / "record.json"
+    log({"step": 1})
+    record.write_bytes(b"old")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, ((tmp_path / "log.jsonl").stat().st_size + 5, hard))
+    try:
+        for path, write in (
+            (tmp_path / "log.jsonl", lambda: log({"step": 2})),
+            (record, lambda: write_atomically(record, bytes(1000))),
+        ):
+            with pytest.raises(OSError, match=re.escape(str(path))):
+                write()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert steps(tmp_path) == [1] and record.read_bytes() == b"old"
+    assert {path.name for path in tmp_path.iterdir()} == {"log.jsonl", "log.txt", "record.json"}
 
 
 def test_seconds_go_on_where_they_were(tmp_path, monkeypatch):

@@ -77,6 +77,7 @@ def test_what_would_be_counted_as_a_prediction_is_refused(small_vit):
         (AttentionTransfer(broken, small_vit(seed=2), Plan()), [0, 0]),
         (small_vit(), [0, -100]),
         (small_vit(num_classes=0), [0, 1]),
+        (nn.DataParallel(small_vit(num_classes=0)), [0, 1]),
     ):
         data = Images(torch.zeros(2, 3, 32, 32, dtype=torch.uint8), torch.tensor(labels))
         with pytest.raises(ValueError):
@@ -106,7 +107,11 @@ def test_a_model_for_images_of_another_normalisation_is_warned_of(small_vit):
     images = Images(torch.zeros(2, 3, 32, 32, dtype=torch.uint8), torch.tensor([0, 1]), mean=0.5, std=0.25)
     vit, half = small_vit(), Normalisation(0.5, 0.5)
     attach(vit, half)
-    for use in (lambda: evaluate(vit, images), lambda: compare_layers(vit, small_vit(1), images)):
+    for use in (
+        lambda: evaluate(vit, images),
+        lambda: evaluate(nn.DataParallel(vit), images),
+        lambda: compare_layers(vit, small_vit(1), images),
+    ):
         with pytest.warns(UserWarning, match="0.25"):
             use()
     teacher = create_vit("vit_tiny_patch16_224.augreg_in21k", depth=1)

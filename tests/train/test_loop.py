@@ -18,8 +18,9 @@ from atlib.attention_transfer import Transferred
 from atlib.data import UNLABELLED, Images
 from atlib.evaluate import evaluate
 from atlib.objectives import task_loss
+from atlib.processes import start_processes
 from atlib.recipe import Recipe
-from atlib.train import NonFiniteLoss, Preempted, all_learn, schedule, student_loss, train
+from atlib.train import SKIPPED_STEPS, NonFiniteLoss, Preempted, all_learn, schedule, student_loss, train
 from atrun.checkpoint_manager import CheckpointManager
 from tests.helpers import random_images, same, state_of, tiny
 
@@ -189,6 +190,32 @@ def test_a_loss_that_is_not_finite_leaves_the_last_finite_steps_weights(glyphs64
         train(model, glyphs64, SHORT, loss=loss, progress=None)
     assert caught.value.step == 6 and caught.value.checkpoint is None
     assert same(state_of(model), loss.before)
+
+
+@pytest.mark.parametrize("has_scaler", [False, True])
+def test_fp16_skips_some_steps_but_not_all(glyphs64, monkeypatch, has_scaler):
+    """Steps were skipped to the end of the run; and on a CPU, where fp16 has no scaler, none was: each step
+    with a NaN gradient was taken."""
+
+    def with_scaler(*arguments):
+        accelerator = start_processes(*arguments)
+        accelerator.scaler = torch.amp.GradScaler("cpu")
+        return accelerator
+
+    if has_scaler:
+        monkeypatch.setattr("atlib.train.start_processes", with_scaler)
+    model = tiny()
+    before, seen = state_of(model), []
+
+    def loss(model, images, targets, recipe):
+        seen.append(len(images))
+        value = student_loss(model, images, targets, recipe)
+        return value + (0 * value).sqrt()  # its gradient is NaN
+
+    with pytest.warns(UserWarning, match="fp16"), pytest.raises(NonFiniteLoss) as caught:
+        train(model, glyphs64, replace(SHORT, steps=60, mixed_precision="fp16"), loss=loss, progress=None)
+    assert caught.value.step == len(seen) - 1 == (SKIPPED_STEPS - 1 if has_scaler else 0)
+    assert same(state_of(model), before)
 
 
 def test_after_an_error_the_model_is_a_plain_one(glyphs64):

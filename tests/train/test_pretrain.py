@@ -137,6 +137,14 @@ def test_encoding_is_walked(autoencoder, prefix, vit):
         assert (seen.map - p).abs().max() <= 1e-12 and seen.map.shape == (3, 3, prefix + 4, prefix + 4)
 
 
+class FourCannotBeDecoded:
+    def __init__(self, others):
+        self.loader = others.loader
+
+    def __len__(self):
+        return 64
+
+
 def test_what_is_left_unpainted(autoencoder, glyphs64):
     """The mean over all images of the loss on places that do not change, whatever else was drawn."""
     model = autoencoder().float().train()
@@ -150,6 +158,8 @@ def test_what_is_left_unpainted(autoencoder, glyphs64):
     torch.manual_seed(9)
     before = torch.get_rng_state()
     assert unpainted(model, glyphs64) == found and torch.equal(torch.get_rng_state(), before)
+    some = glyphs64.select(range(60))
+    assert unpainted(model, FourCannotBeDecoded(some)) == unpainted(model, some)
 
 
 def test_checkpointing_changes_no_gradient(small_vit):
