@@ -313,7 +313,7 @@ def _maps_drawer(
     """What draws, after every so many passes, where teacher and student look; None where it is not asked."""
     if config.maps_every == 0:
         return None
-    from atrun.pictures import as_png, maps_picture  # runs without pictures draw nothing
+    from atrun.pictures import as_file, maps_picture  # runs without pictures draw nothing
 
     count = min(6, len(images))
     few = images.take([index * len(images) // count for index in range(count)])[0]
@@ -322,7 +322,7 @@ def _maps_drawer(
         if entry["epoch"] % config.maps_every == 0 or entry["step"] == config.recipe.steps:
             figure = maps_picture(model, few)  # on every process: where weights are divided, all are needed
             if log is not None:
-                log.picture("maps", entry["step"], as_png(figure))
+                log.picture("maps", entry["step"], as_file(figure))
 
     return draw
 
