@@ -68,8 +68,6 @@ def write_timm_folder(model: Exportable, folder: Path) -> Path:
     model: `ValueError`, as for a pair."""
     if isinstance(model.model, Pair):
         raise ValueError("this student needs maps for every image: export it to .onnx, or train by distill")
-    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise ValueError(f"--out {folder}: there is something already, name a new folder")
     name, arguments = _timm_call(model.architecture, model.model)
     distilled = isinstance(model.model, VisionTransformerDistilled)
     about = {

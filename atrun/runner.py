@@ -156,8 +156,6 @@ def note(text: str) -> None:
 
 def load_result(path: Path) -> nn.Module:
     """The model in a file that a run has left, after Copy teacher and student as one. Raises `OSError`."""
-    if not path.exists():
-        raise FileNotFoundError(f"{path} does not exist: `python -m atlib resume {path.parent}` writes it")
     header = read_header(path)
     if "stored_maps" in header:
         return load_stored_maps(path)

