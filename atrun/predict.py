@@ -43,10 +43,8 @@ def image_files(paths: Sequence[Path]) -> list[Path]:
 
 
 def predictions(path: Path, files: Sequence[Path], on_corrupt: str = "raise") -> list[Prediction]:
-    """What the model in a file of weights says of image files, prepared as the file says.
-
-    on_corrupt: of an image that cannot be decoded, "raise", or "skip", which warns and leaves it out. Raises
-    `ValueError`, `OSError` for a file that cannot be read."""
+    """What the model in a file of weights says of image files, prepared as the file says. on_corrupt: of an
+    image that cannot be decoded, "raise", or "skip", which warns and leaves it out."""
     import datasets  # takes seconds
 
     from atrun.data.photos import Photos

@@ -51,7 +51,7 @@ def start(config: RunConfig, folder: Path, images=None, log: Callable[[dict], No
     is called with each entry of the run's log, after it was written.
 
     Of several processes only the first writes. Nothing is written where data, teacher or model do not fit.
-    Raises `ValueError` for a folder with another run, `Preempted` after SIGTERM or Ctrl-C, when all is saved.
+    Raises `Preempted` after SIGTERM or Ctrl-C, when all is saved.
     """
     require_tracker(config.tracker)
     require_together()
@@ -80,8 +80,7 @@ def resume(
     """Go on with the run in `folder` from its newest good checkpoint, or from the beginning without one, and
     return its record. A finished run is not touched; one whose weights were deleted writes them again.
 
-    on_corrupt: from now on; allow_other_processes: than before, and so other bits. Raises `OSError` for a
-    folder without a run or with a damaged record, `ValueError` where its config or teacher was changed.
+    on_corrupt: from now on; allow_other_processes: than before, and so other bits.
     """
     require_together()
     before = config = read_config(folder, trust_data)

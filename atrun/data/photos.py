@@ -43,8 +43,7 @@ class Decoded:
         return AS_STORED if self.augmentation is None else self.augmentation.normalisation
 
     def note(self, found: dict[int, str]) -> None:
-        """Add to `corrupt`, with a warning for each of the first `NAMED` images, and one when there are more.
-        Raises `CorruptImage` with on_corrupt="raise"."""
+        """Add to `corrupt`, with a warning for each of the first `NAMED` images, and one for all others."""
         self.corrupt |= found
         if found and self.on_corrupt == "raise":
             index, why = next(iter(found.items()))
@@ -245,7 +244,7 @@ def open_photos(
     name_or_path, path, split, image_column, label_column: as in `atrun.data.hub.open_rows_of`, whose
     errors it raises too. augmentation, train, on_corrupt, workers: as in `Photos`. labelled=False: images
     alone, of any folder, with the target `atlib.data.UNLABELLED`. `datasets` copies what it reads from
-    parquet or the hub into its cache, once. Raises `ValueError` for what holds no images or no class indices.
+    parquet or the hub into its cache, once.
     """
     from atrun.data.hub import class_names, open_rows_of
 
