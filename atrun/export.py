@@ -106,7 +106,7 @@ def write_onnx(model: Exportable, path: Path) -> Path:
     reference evaluator computes something else. Raises `ImportError` without the extra `onnx`."""
     from onnx.reference import ReferenceEvaluator
 
-    plain, height, width = _Outputs(model.model), *model.preparation["input_size"][1:]
+    plain, height, width = _Logits(model.model), *model.preparation["input_size"][1:]
     output = "logits" if student_of(model.model).num_classes else "features"
     # torch advises on its own inner workings, which no code here can change
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
@@ -132,15 +132,11 @@ def write_onnx(model: Exportable, path: Path) -> Path:
     return write_atomically(path, written.SerializeToString())
 
 
-class _Outputs(nn.Module):
+class _Logits(nn.Sequential):
     """A model as a function of images to one tensor."""
 
-    def __init__(self, model: nn.Module):
-        super().__init__()
-        self.model = model
-
     def forward(self, images: Tensor) -> Tensor:
-        return outputs(self.model, images).logits
+        return outputs(self[0], images).logits
 
 
 def _preparation(path: Path, model: nn.Module, normalisation: Normalisation | None) -> dict[str, Any]:
@@ -215,7 +211,6 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
 
 
 def export_command(arguments: argparse.Namespace) -> int:
-    """`export`: a folder of timm's, or an ONNX file."""
     out, (mean, std) = arguments.out, (arguments.mean, arguments.std)
     if (mean is None) != (std is None):
         raise ValueError("--mean and --std belong together: give both, or leave both out")

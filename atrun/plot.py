@@ -44,7 +44,6 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
 
 
 def plot_command(arguments: argparse.Namespace) -> int:
-    """`plot`: the curves of some runs in one picture."""
     if arguments.out.suffix.lower() != ".png":
         raise ValueError(f"--out {arguments.out}: the picture is a PNG, so name a file that ends in .png")
     print(write_atomically(arguments.out, as_file(curves(arguments.runs))))

@@ -109,7 +109,6 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
 
 
 def predict_command(arguments: argparse.Namespace) -> int:
-    """`predict`: the classes of image files, with their probabilities."""
     kinds = {".csv": as_csv, ".json": as_json}
     if arguments.out is not None and arguments.out.suffix.lower() not in kinds:
         raise ValueError(f"--out {arguments.out}: name a file that ends in .csv or .json")

@@ -23,7 +23,6 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
 
 
 def teacher_command(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    """`teacher`: what it is; saves a picture of its maps, or its weights, where asked."""
     if (arguments.name is None) == (arguments.source is None):  # said at once: reading a teacher needs torch
         parser.error("name one teacher: a timm name or a file of weights, or one to write by --from NAME")
     if arguments.source is not None:
