@@ -218,10 +218,7 @@ def export_command(arguments: argparse.Namespace) -> int:
     model = open_to_export(weights_of(arguments.path, arguments.averaged), told)
     if told is not None:
         attach(student_of(model.model), told)  # the written file says it too
-    try:
-        print((write_onnx if out.suffix.lower() == ".onnx" else write_timm_folder)(model, out))
-    except ImportError as error:
-        raise ValueError(f"{error}: pip install 'attention-transfer[onnx]'") from error
+    print((write_onnx if out.suffix.lower() == ".onnx" else write_timm_folder)(model, out))
     if model.classes is None:
         print("no names of classes: neither the file nor its run's folder says them")
     return 0

