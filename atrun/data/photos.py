@@ -16,7 +16,7 @@ from atlib._util import require_known
 from atlib.data import UNLABELLED, Images
 from atlib.loading import Batch, ShardSpec, augmentation_seeds, loader_of, my_batches, my_repeats
 from atlib.pair import Normalisation
-from atrun.data.decoding import ON_CORRUPT, CorruptImage, Made, Wanted, decode, large_pictures
+from atrun.data.decoding import ON_CORRUPT, CorruptImage, Made, decode, large_pictures
 from atrun.data.transforms import Augmentation, in_two
 from atrun.data.views import Views
 
@@ -63,8 +63,9 @@ class Decoded:
         places = (torch.tensor(numbers, dtype=torch.long) for numbers in (indices, repeats))
         return augmentation_seeds(part, *places).tolist()
 
-    def made(self, wanted: Iterable[Wanted]) -> Made:
-        """Images decoded and treated; a black one stands for a share of which none can be decoded."""
+    def made(self, wanted: Iterable[tuple]) -> Made:
+        """Images decoded and treated, of (index, file, target, seed of the augmentation, or None) each; a
+        black one stands for a share of which none can be decoded."""
         images, targets, indices, corrupt = [], [], [], {}
         for index, file, target, seed in wanted:
             try:
@@ -180,7 +181,7 @@ class Photos(Decoded, Dataset):
         """The images at (index, seed of the augmentation); runs in a worker."""
         files = self.rows[[index for index, _ in wanted]][self.image_column]
         asked = zip(wanted, files)
-        return self.made(Wanted(i, file, self.targets[i].item(), seed) for (i, seed), file in asked)
+        return self.made((i, file, self.targets[i].item(), seed) for (i, seed), file in asked)
 
     def _seen(self, indices: Sequence[int]) -> Made:
         return self._make([(index, None) for index in indices])
