@@ -81,6 +81,8 @@ def _explained(error: Exception) -> tuple[int, str | None]:
         return 2, f"{error} (--on-corrupt skip leaves such images out)"
     if isinstance(error, (ValueError, OSError, WeightsUnavailable, Unwalkable)):
         return 2, str(error)
+    if isinstance(error, ModuleNotFoundError):  # of an extra
+        return 2, f"{error}: pip install {error.name.partition('.')[0]}" if error.name else str(error)
     if out_of_memory(error):
         ways = "--accumulate 4, --checkpoint_activations true or a smaller --batch_size needs less"
         return 1, f"out of memory ({error!r:.200}); in training, {ways}"

@@ -213,8 +213,7 @@ def build(
     config: RunConfig, outputs: int, images: Normalisation | None = None, folder: Path | None = None
 ) -> Built:
     """The untrained model of a run; the seed decides its first weights, or `student_weights`. images: how
-    those that it trains on are normalised, None: as the run says; folder: the run's, which may hold its
-    untrained teacher. Raises `ValueError` for a teacher that does not fit."""
+    those that it trains on are normalised, None: as the run says; folder: may hold its untrained teacher."""
     teacher, of = None, None
     if config.teacher == UNTRAINED:
         teacher = untrained_teacher(config, folder)

@@ -143,7 +143,6 @@ def settings_of(arguments: argparse.Namespace) -> dict[str, str]:
 
 
 def resume_command(arguments: argparse.Namespace) -> int:
-    """`resume`: a finished run says so; one without its weights makes them again."""
     folder, config = arguments.folder, read_config(arguments.folder, arguments.trust_data)
     if is_finished(folder, config):
         return _say(f"{folder} is finished: {weights_of(folder)}, {folder / 'record.json'}")

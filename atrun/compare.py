@@ -73,7 +73,6 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
 
 
 def compare_command(arguments: argparse.Namespace) -> int:
-    """`compare`: accuracies, difference with its interval, and McNemar's test."""
     asked = arguments.split, arguments.averaged, arguments.trust_data
     found = compare_runs(arguments.first, arguments.second, *asked)
     low, high = 100 * found.difference.low, 100 * found.difference.high

@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -461,14 +461,8 @@ def is_run(path: Path) -> bool:
 
 def as_plain(value: object) -> object:
     """A value as JSON has it."""
-    if isinstance(value, Method):
-        return value.value
-    if isinstance(value, Architecture):
-        overrides = {name: as_plain(item) for name, item in value.overrides.items()}
-        return {"name": value.name, "overrides": overrides}
-    if is_dataclass(value):
-        return {field.name: as_plain(getattr(value, field.name)) for field in fields(value)}
-    return [as_plain(item) for item in value] if isinstance(value, (tuple, list)) else value
+    named = value._asdict() if isinstance(value, Architecture) else value
+    return json.loads(json.dumps(named, default=asdict))
 
 
 def _tuples(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -27,8 +27,8 @@ def configure(
     """The run that was asked for, its recipe in epochs where it is published so (`RunConfig.on`).
 
     recipe: a published recipe's name, a pre-training task, or one of `DERIVED`, which counts images and
-    looks at the teacher; data: a name, a path or a function; changes: some of `settings()`, as texts. Raises
-    `ValueError` or `FileNotFoundError` for what is wrong without reading data or weights."""
+    looks at the teacher; data: a name, a path or a function; changes: some of `settings()`, as texts. No data
+    or weights are read to say what is wrong."""
     return configured(recipe, data, teacher, changes, seed)[0]
 
 
@@ -74,8 +74,7 @@ def configure_again(
     trust_data: bool = False,
 ) -> RunConfig:
     """The run that `path`, a run's config.json or its folder, describes, with other data, another teacher,
-    some other settings or another seed where these are given. Its steps and its rate are as they were, not
-    derived anew. Raises as `configure` does, and `OSError` for a file that describes no run."""
+    some other settings or another seed where these are given. Its steps and its rate are as they were."""
     # other data are named by whoever asks
     values = read_config(Path(path), trust_data or data is not None).flat()
     if data is not None:

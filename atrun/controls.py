@@ -25,7 +25,6 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
 
 
 def controls_command(arguments: argparse.Namespace) -> int:
-    """`controls`: a table of accuracies, differences and intervals."""
     config = read_config(arguments.folder)
     if not config.method.transfers:
         raise ValueError(f"{arguments.folder} is a run of {config.method}: controls are of copy or distill")

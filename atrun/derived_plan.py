@@ -7,8 +7,7 @@ from atlib.plan import Plan
 
 
 def derive_plan(teacher: nn.Module, student: nn.Module, how: str = "distill") -> Plan:
-    """The plan that `python -m atlib train` derives for a teacher and a student of any depths, heads and
-    patches. Raises `Unwalkable` as `examine` does."""
+    """The plan that `train` derives for a teacher and a student of any depths, heads and patches."""
     return plan_of_sizes(sizes_of(teacher), sizes_of(student), how)[0]
 
 

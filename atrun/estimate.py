@@ -2,7 +2,6 @@
 
 import math
 import statistics
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -11,7 +10,9 @@ import psutil
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves
+from torch.utils.benchmark import Timer
 from torch.utils.flop_counter import FlopCounterMode
 
 from atfamily.measures import accounting
@@ -194,13 +195,9 @@ def _step(config: RunConfig, model: nn.Module, outputs: int, batch: int) -> floa
 def speed() -> float:
     """FLOPs a second of a large matrix product on this machine, float32."""
     device, size = ("cuda", 8192) if runs_on_gpu() else ("cpu", 1024)
-    left, right = (torch.randn(size, size, device=device) for _ in range(2))
-    seconds = []
-    for _ in range(5):
-        start = time.perf_counter()
-        float((left @ right)[0, 0])  # reading a number waits for a GPU
-        seconds.append(time.perf_counter() - start)
-    return 2 * size**3 / min(seconds)
+    factors = {name: torch.randn(size, size, device=device) for name in ("left", "right")}
+    timer = Timer("left @ right", globals=factors, num_threads=torch.get_num_threads())
+    return 2 * size**3 / timer.timeit(5).median
 
 
 def fewest(config: RunConfig, outputs: int) -> int:
@@ -270,7 +267,8 @@ def flops_of_detector(config: RunConfig, outputs: int) -> int:
     model, objects = assembled(config, outputs).train(), made_up(config, outputs, 1)
     # PyTorch does not count the in-place form of baddbmm, which the map-free loss uses
     also = {torch.ops.aten.baddbmm_: lambda onto, left, right, **_: 2 * math.prod(left) * right[2]}
-    with FlopCounterMode(display=False, custom_mapping=also) as counter:
+    # unfused: PyTorch 2.6 does not count the CPU's fused attention, and later ones count its scores twice
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False, custom_mapping=also) as counter:
         images = torch.randn(1, 3, *_size(config, outputs))
         loss_of(config)(model, images, objects, config.recipe).backward()
     return counter.get_total_flops()

@@ -68,8 +68,6 @@ def write_timm_folder(model: Exportable, folder: Path) -> Path:
     model: `ValueError`, as for a pair."""
     if isinstance(model.model, Pair):
         raise ValueError("this student needs maps for every image: export it to .onnx, or train by distill")
-    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise ValueError(f"--out {folder}: there is something already, name a new folder")
     name, arguments = _timm_call(model.architecture, model.model)
     distilled = isinstance(model.model, VisionTransformerDistilled)
     about = {
@@ -108,7 +106,7 @@ def write_onnx(model: Exportable, path: Path) -> Path:
     reference evaluator computes something else. Raises `ImportError` without the extra `onnx`."""
     from onnx.reference import ReferenceEvaluator
 
-    plain, height, width = _Outputs(model.model), *model.preparation["input_size"][1:]
+    plain, height, width = _Logits(model.model), *model.preparation["input_size"][1:]
     output = "logits" if student_of(model.model).num_classes else "features"
     # torch advises on its own inner workings, which no code here can change
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
@@ -134,15 +132,11 @@ def write_onnx(model: Exportable, path: Path) -> Path:
     return write_atomically(path, written.SerializeToString())
 
 
-class _Outputs(nn.Module):
+class _Logits(nn.Sequential):
     """A model as a function of images to one tensor."""
 
-    def __init__(self, model: nn.Module):
-        super().__init__()
-        self.model = model
-
     def forward(self, images: Tensor) -> Tensor:
-        return outputs(self.model, images).logits
+        return outputs(self[0], images).logits
 
 
 def _preparation(path: Path, model: nn.Module, normalisation: Normalisation | None) -> dict[str, Any]:
@@ -217,7 +211,6 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
 
 
 def export_command(arguments: argparse.Namespace) -> int:
-    """`export`: a folder of timm's, or an ONNX file."""
     out, (mean, std) = arguments.out, (arguments.mean, arguments.std)
     if (mean is None) != (std is None):
         raise ValueError("--mean and --std belong together: give both, or leave both out")
@@ -225,10 +218,7 @@ def export_command(arguments: argparse.Namespace) -> int:
     model = open_to_export(weights_of(arguments.path, arguments.averaged), told)
     if told is not None:
         attach(student_of(model.model), told)  # the written file says it too
-    try:
-        print((write_onnx if out.suffix.lower() == ".onnx" else write_timm_folder)(model, out))
-    except ImportError as error:
-        raise ValueError(f"{error}: pip install 'attention-transfer[onnx]'") from error
+    print((write_onnx if out.suffix.lower() == ".onnx" else write_timm_folder)(model, out))
     if model.classes is None:
         print("no names of classes: neither the file nor its run's folder says them")
     return 0

@@ -73,7 +73,6 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
 
 
 def evaluate_command(arguments: argparse.Namespace) -> int:
-    """`evaluate`: runs or files of weights, on their own data, on others or on a shifted set."""
     shifted = arguments.shifted
     if shifted is not None and (arguments.data, arguments.split) != (None, None):
         raise ValueError(f"--shifted {shifted} is data of its own: leave --data and --split out")

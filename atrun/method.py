@@ -5,6 +5,10 @@ from enum import StrEnum
 from atlib._util import require_known
 
 
+def _one_of(*methods: str) -> property:
+    return property(lambda self: self in methods)
+
+
 class Method(StrEnum):
     """A method; a member is its name, `Method.COPY == "copy"`, in config.json and records too."""
 
@@ -32,20 +36,16 @@ class Method(StrEnum):
     def __repr__(self) -> str:  # in messages, where it is a value among others
         return repr(self.value)
 
-    @property
-    def is_unlabelled(self) -> bool:
-        """Whether it is a distillation without its labels."""
-        return self in (Method.DISTILL_UNLABELLED, Method.FEATURES_UNLABELLED)
-
-    @property
-    def is_taught_unlabelled(self) -> bool:
-        """Whether it makes a teacher with the help of another one."""
-        return self in (Method.DMAE, Method.ATTNDISTILL) or self.is_unlabelled
-
-    @property
-    def contrasts(self) -> bool:
-        """Whether views of images are compared."""
-        return self in (Method.MOCO, Method.DINO)
+    # a distillation without its labels
+    is_unlabelled = _one_of("distill-unlabelled", "features-unlabelled")
+    # makes a teacher with the help of another one
+    is_taught_unlabelled = _one_of("dmae", "attndistill", "distill-unlabelled", "features-unlabelled")
+    # compares views of images
+    contrasts = _one_of("moco", "dino")
+    # transfers attention, by a `Plan` that says so too
+    transfers = _one_of("copy", "distill", "distill-unlabelled")
+    # has a teacher that says classes
+    reads_logits = _one_of("logits", "hard-logits", "distillation-token")
 
     @property
     def pretrains(self) -> bool:
@@ -53,19 +53,9 @@ class Method(StrEnum):
         return self in (Method.MAE, Method.SIMMIM) or self.contrasts or self.is_taught_unlabelled
 
     @property
-    def transfers(self) -> bool:
-        """Whether attention is transferred, by a `Plan` that says so too."""
-        return self in (Method.COPY, Method.DISTILL, Method.DISTILL_UNLABELLED)
-
-    @property
     def how(self) -> str | None:
         """Of a method that transfers attention: "copy" or "distill", as its `Plan` says."""
-        return "distill" if self is Method.DISTILL_UNLABELLED else self.value if self.transfers else None
-
-    @property
-    def reads_logits(self) -> bool:
-        """Whether its teacher says classes."""
-        return self in (Method.LOGITS, Method.HARD_LOGITS, Method.DISTILLATION_TOKEN)
+        return self.value.removesuffix("-unlabelled") if self.transfers else None
 
     @property
     def keeps_weights_apart(self) -> bool:

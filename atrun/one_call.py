@@ -288,7 +288,6 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
 
 
 def transfer_command(arguments: argparse.Namespace) -> int:
-    """`transfer`: one run, or the table of several."""
     student = None if arguments.student == "teacher" else arguments.student
     if arguments.dry_run:
         return _dry_run(arguments, student)

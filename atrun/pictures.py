@@ -3,6 +3,7 @@
 import io
 
 import torch
+from matplotlib import rc_context
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
@@ -30,10 +31,11 @@ def maps_picture(model: nn.Module, images: Tensor) -> Figure:
     return image_grid(torch.stack(panels, 1).flatten(0, 1), titles, columns=len(titles))
 
 
-def as_png(figure: Figure) -> bytes:
-    """A figure as a PNG file's content."""
-    drawn = io.BytesIO()
-    figure.savefig(drawn, format="png", dpi=100)
+def as_file(figure: Figure, kind: str = "png", dpi: int = 100) -> bytes:
+    """A figure as the content of a PNG or SVG file, which is the same for the same figure."""
+    drawn, unsaid = io.BytesIO(), dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "atlib"}):
+        figure.savefig(drawn, format=kind, dpi=dpi, metadata=unsaid if kind == "svg" else None)
     return drawn.getvalue()
 
 

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from atlib._util import write_atomically
 from atrun.log import read_log
-from atrun.pictures import as_png
+from atrun.pictures import as_file
 
 PANELS = (("task_loss", "task loss"), ("transfer_loss", "transfer loss"), ("_accuracy", "accuracy"))
 
@@ -44,8 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
 
 
 def plot_command(arguments: argparse.Namespace) -> int:
-    """`plot`: the curves of some runs in one picture."""
     if arguments.out.suffix.lower() != ".png":
         raise ValueError(f"--out {arguments.out}: the picture is a PNG, so name a file that ends in .png")
-    print(write_atomically(arguments.out, as_png(curves(arguments.runs))))
+    print(write_atomically(arguments.out, as_file(curves(arguments.runs))))
     return 0

@@ -4,27 +4,23 @@ import argparse
 import csv
 import io
 import json
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from PIL import Image
 
-from atlib._util import require_known, write_atomically
+from atlib._util import write_atomically
 from atlib.checkpoint import read_header
-from atlib.evaluate import says_nothing
-from atlib.objectives import outputs
+from atlib.evaluate import predict, says_nothing
 from atlib.pair import student_of
 from atrun.build import preparation_of
 from atrun.classes import class_names
 from atrun.config import is_run, read_config
-from atrun.data.decoding import ON_CORRUPT, CorruptImage, decode
+from atrun.data.decoding import ON_CORRUPT
 from atrun.data.folders import pictures_below
+from atrun.measure import decoded
 from atrun.runner import load_result, weights_of
-
-BATCH = 64
 
 
 class Prediction(NamedTuple):
@@ -50,11 +46,12 @@ def image_files(paths: Sequence[Path]) -> list[Path]:
 
 
 def predictions(path: Path, files: Sequence[Path], on_corrupt: str = "raise") -> list[Prediction]:
-    """What the model in a file of weights says of image files, prepared as the file says.
+    """What the model in a file of weights says of image files, prepared as the file says. on_corrupt: of an
+    image that cannot be decoded, "raise", or "skip", which warns and leaves it out."""
+    import datasets  # takes seconds
 
-    on_corrupt: of an image that cannot be decoded, "raise", or "skip", which warns and leaves it out. Raises
-    `ValueError`, `OSError` for a file that cannot be read."""
-    require_known("on_corrupt", on_corrupt, ON_CORRUPT)
+    from atrun.data.photos import Photos
+
     _, augmentation = preparation_of(path)
     if augmentation is None:
         says_it = 'save_vit(..., {"augmentation": Augmentation(...).describe(), "classes": [...]}) says it'
@@ -66,23 +63,18 @@ def predictions(path: Path, files: Sequence[Path], on_corrupt: str = "raise") ->
     names = class_names(path)
     if (outputs_of := student_of(model).num_classes) != len({*names}):
         raise ValueError(f"{path} has {outputs_of} outputs and {len({*names})} names of classes")
-    found, binary = [], learned_binary(path)
-    for first in range(0, len(files), BATCH):
-        pictures = [(file, _decoded(file, on_corrupt)) for file in files[first : first + BATCH]]
-        some = [(file, augmentation.evaluate(picture)) for file, picture in pictures if picture is not None]
-        if not some:
-            continue
-        batch = torch.stack([image for _, image in some]).to(device)
-        with torch.no_grad():
-            logits = outputs(model, batch).logits.float().cpu()
-        shares = logits.sigmoid() if binary else logits.softmax(-1)
-        for (file, _), row, nothing in zip(some, shares, says_nothing(logits)):
-            if nothing:
-                raise ValueError(f"of {file} the model says NaN or infinity: look for NaN in its weights")
-            found.append(Prediction(str(file), names[int(row.argmax())], row.tolist()))
-    if not found:
-        raise ValueError(f"none of {len(files)} files can be read as an image")
-    return found
+    features = datasets.Features({"image": datasets.Image(decode=False)})
+    rows = datasets.Dataset.from_dict({"image": [str(file.absolute()) for file in files]}, features)
+    unknown, how = torch.zeros(len(files), dtype=torch.long), {"on_corrupt": on_corrupt}
+    photos = Photos(rows, "image", unknown, names, augmentation=augmentation, **how)
+    logits = predict(model, photos, batch_size=64)
+    read = [files[index] for index in decoded(photos)]
+    for file, nothing in zip(read, says_nothing(logits)):
+        if nothing:
+            raise ValueError(f"of {file} the model says NaN or infinity: look for NaN in its weights")
+    shares = logits.sigmoid() if learned_binary(path) else logits.softmax(-1)
+    best = [names[index] for index in shares.argmax(-1).tolist()]
+    return [Prediction(str(file), name, of.tolist()) for file, name, of in zip(read, best, shares)]
 
 
 def learned_binary(path: Path) -> bool:
@@ -116,18 +108,6 @@ def as_json(found: Sequence[Prediction], names: Sequence[str]) -> str:
     return json.dumps(entries, indent=1, allow_nan=False) + "\n"
 
 
-def _decoded(file: Path, on_corrupt: str) -> Image.Image | None:
-    """The picture in a file, as training reads it; None for one that is left out."""
-    try:
-        return decode({"bytes": file.read_bytes(), "path": None})
-    except CorruptImage as error:
-        says = f"{file} cannot be read as an image ({error})"
-        if on_corrupt == "raise":
-            raise ValueError(f"{says}: repair it, or leave such out by --on-corrupt skip") from error
-        warnings.warn(f"{says}: it is left out", stacklevel=2)
-        return None
-
-
 def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
     parser.add_argument("path", type=Path, metavar="RUN|FILE", help="a finished run, or its weights")
     parser.add_argument("images", type=Path, nargs="+", metavar="IMAGE|FOLDER")
@@ -140,7 +120,6 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
 
 
 def predict_command(arguments: argparse.Namespace) -> int:
-    """`predict`: the classes of image files, with their probabilities."""
     kinds = {".csv": as_csv, ".json": as_json}
     if arguments.out is not None and arguments.out.suffix.lower() not in kinds:
         raise ValueError(f"--out {arguments.out}: name a file that ends in .csv or .json")

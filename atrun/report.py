@@ -1,7 +1,6 @@
 """A run, and a table of methods, as a page in one file that needs no network: FOLDER/report.html."""
 
 import base64
-import io
 import shlex
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -10,7 +9,6 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import torch
-from matplotlib import rc_context
 from scipy.stats import binomtest
 from torch import Tensor, nn
 
@@ -20,6 +18,7 @@ from atlib.vit import VITS
 from atrun.log import as_line, read_log
 from atrun.looking.page import PAGE, filled, look
 from atrun.looking.preparation import Preparation
+from atrun.pictures import as_file
 from atrun.plot import curves
 from atrun.record import Record
 
@@ -139,10 +138,7 @@ def _clickable(student: nn.Module, teacher: nn.Module | None, images: Any) -> st
 
 
 def _svg(folder: Path) -> str:
-    drawn, unsaid = io.StringIO(), dict.fromkeys(("Date", "Creator", "Format", "Type"))
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "report"}):
-        curves([folder]).savefig(drawn, format="svg", metadata=unsaid)
-    svg = drawn.getvalue()
+    svg = as_file(curves([folder]), "svg").decode()
     label = 'role="img" aria-label="Losses and accuracies by epoch"'
     return f'<div class="wide">{svg[svg.index("<svg") :].replace("<svg", f"<svg {label}", 1)}</div>'
 

@@ -51,7 +51,7 @@ def start(config: RunConfig, folder: Path, images=None, log: Callable[[dict], No
     is called with each entry of the run's log, after it was written.
 
     Of several processes only the first writes. Nothing is written where data, teacher or model do not fit.
-    Raises `ValueError` for a folder with another run, `Preempted` after SIGTERM or Ctrl-C, when all is saved.
+    Raises `Preempted` after SIGTERM or Ctrl-C, when all is saved.
     """
     require_tracker(config.tracker)
     require_together()
@@ -80,8 +80,7 @@ def resume(
     """Go on with the run in `folder` from its newest good checkpoint, or from the beginning without one, and
     return its record. A finished run is not touched; one whose weights were deleted writes them again.
 
-    on_corrupt: from now on; allow_other_processes: than before, and so other bits. Raises `OSError` for a
-    folder without a run or with a damaged record, `ValueError` where its config or teacher was changed.
+    on_corrupt: from now on; allow_other_processes: than before, and so other bits.
     """
     require_together()
     before = config = read_config(folder, trust_data)
@@ -156,8 +155,6 @@ def note(text: str) -> None:
 
 def load_result(path: Path) -> nn.Module:
     """The model in a file that a run has left, after Copy teacher and student as one. Raises `OSError`."""
-    if not path.exists():
-        raise FileNotFoundError(f"{path} does not exist: `python -m atlib resume {path.parent}` writes it")
     header = read_header(path)
     if "stored_maps" in header:
         return load_stored_maps(path)
@@ -314,7 +311,7 @@ def _maps_drawer(
     """What draws, after every so many passes, where teacher and student look; None where it is not asked."""
     if config.maps_every == 0:
         return None
-    from atrun.pictures import as_png, maps_picture  # runs without pictures draw nothing
+    from atrun.pictures import as_file, maps_picture  # runs without pictures draw nothing
 
     count = min(6, len(images))
     few = images.take([index * len(images) // count for index in range(count)])[0]
@@ -323,7 +320,7 @@ def _maps_drawer(
         if entry["epoch"] % config.maps_every == 0 or entry["step"] == config.recipe.steps:
             figure = maps_picture(model, few)  # on every process: where weights are divided, all are needed
             if log is not None:
-                log.picture("maps", entry["step"], as_png(figure))
+                log.picture("maps", entry["step"], as_file(figure))
 
     return draw
 

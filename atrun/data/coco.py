@@ -41,8 +41,7 @@ class CocoObjects:
     order of their ids. jitter: the range of large-scale jitter (Ghiasi et al. 2021, arXiv 2012.07177), for
     training: the longer side becomes a random share of `size`, a random part is cut out where it is larger,
     and half of the images are flipped; None: the longer side fits, at the upper left. What is left of the
-    square is the mean colour. masks: whether pixels are read, too. Raises `FileNotFoundError`, `ValueError`
-    for what is not COCO's, and `CorruptImage` for an image that cannot be decoded, when it is read.
+    square is the mean colour. masks: whether pixels are read, too.
     """
 
     normalisation = IMAGENET  # how the images come out; COCO's models are started from it

@@ -31,16 +31,6 @@ class Made(NamedTuple):
     corrupt: dict[int, str]
 
 
-class Wanted(NamedTuple):
-    """One image to be made. index: its place in the data; file: {"bytes": of the file, or None, "path": its
-    name, or None}, as `datasets` stores an image; seed: of its augmentation."""
-
-    index: int
-    file: Mapping[str, object]
-    target: int
-    seed: int | None
-
-
 @contextmanager
 def large_pictures() -> Iterator[None]:
     """Within it Pillow opens pictures of up to 2 · `LARGEST` pixels: scans and mosaics pass its own limit."""
@@ -53,7 +43,8 @@ def large_pictures() -> Iterator[None]:
 
 
 def decode(file: Mapping[str, object]) -> Image.Image:
-    """The picture in a file (see `Wanted`), as `as_rgb` makes it. Raises `CorruptImage`."""
+    """The picture in {"bytes": of a file, or None, "path": its name, or None}, as `datasets` stores an image,
+    made RGB by `as_rgb`. Raises `CorruptImage`."""
     import datasets  # takes seconds, and is there already where rows are
 
     try:

@@ -108,8 +108,6 @@ def _from_hub(name: str, split: str | None = None, files: str | None = None, **o
 
 
 def _from_files(name: str, path: Path, labelled: bool = True) -> Mapping[str, datasets.Dataset]:
-    if not path.exists():
-        raise FileNotFoundError(f"{path} does not exist")
     if name == "imagefolder":
         return ImageFolders(path, labelled)
     for builder in ("parquet", "arrow"):

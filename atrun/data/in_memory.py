@@ -50,7 +50,4 @@ def images_in_memory(
         if image_size is not None:
             picture = ImageOps.fit(picture, (image_size, image_size))
         decoded.append(torch.from_numpy(np.array(picture)).permute(2, 0, 1))
-        if decoded[-1].shape != decoded[0].shape:
-            shapes = f"{tuple(decoded[-1].shape)}, the first is {tuple(decoded[0].shape)}"
-            raise ValueError(f"image {index} is {shapes}: image_size= brings all to one size")
     return Images(torch.stack(decoded), torch.tensor(rows[label][:]), classes)

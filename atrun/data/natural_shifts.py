@@ -96,8 +96,7 @@ def open_shifted(
 
     path: a parquet file, a folder of them, or a folder with one folder per class, as the authors' archives
     unpack (None: from the hub). ReaL needs ImageNet's validation images under their own file names and leaves
-    out those without a label. augmentation, on_corrupt, workers: as in `atrun.data.photos.Photos`. Raises
-    `ValueError` for labels that are not clearly the set's.
+    out those without a label. augmentation, on_corrupt, workers: as in `atrun.data.photos.Photos`.
     """
     require_known("shifted set", name, SHIFTED)
     shifted = SHIFTED[name]

@@ -16,7 +16,7 @@ from atlib._util import require_known
 from atlib.data import UNLABELLED, Images
 from atlib.loading import Batch, ShardSpec, augmentation_seeds, loader_of, my_batches, my_repeats
 from atlib.pair import Normalisation
-from atrun.data.decoding import ON_CORRUPT, CorruptImage, Made, Wanted, decode, large_pictures
+from atrun.data.decoding import ON_CORRUPT, CorruptImage, Made, decode, large_pictures
 from atrun.data.transforms import Augmentation, in_two
 from atrun.data.views import Views
 
@@ -43,8 +43,7 @@ class Decoded:
         return AS_STORED if self.augmentation is None else self.augmentation.normalisation
 
     def note(self, found: dict[int, str]) -> None:
-        """Add to `corrupt`, with a warning for each of the first `NAMED` images, and one when there are more.
-        Raises `CorruptImage` with on_corrupt="raise"."""
+        """Add to `corrupt`, with a warning for each of the first `NAMED` images, and one for all others."""
         self.corrupt |= found
         if found and self.on_corrupt == "raise":
             index, why = next(iter(found.items()))
@@ -64,8 +63,9 @@ class Decoded:
         places = (torch.tensor(numbers, dtype=torch.long) for numbers in (indices, repeats))
         return augmentation_seeds(part, *places).tolist()
 
-    def made(self, wanted: Iterable[Wanted]) -> Made:
-        """Images decoded and treated; a black one stands for a share of which none can be decoded."""
+    def made(self, wanted: Iterable[tuple]) -> Made:
+        """Images decoded and treated, of (index, file, target, seed of the augmentation, or None) each; a
+        black one stands for a share of which none can be decoded."""
         images, targets, indices, corrupt = [], [], [], {}
         for index, file, target, seed in wanted:
             try:
@@ -181,7 +181,7 @@ class Photos(Decoded, Dataset):
         """The images at (index, seed of the augmentation); runs in a worker."""
         files = self.rows[[index for index, _ in wanted]][self.image_column]
         asked = zip(wanted, files)
-        return self.made(Wanted(i, file, self.targets[i].item(), seed) for (i, seed), file in asked)
+        return self.made((i, file, self.targets[i].item(), seed) for (i, seed), file in asked)
 
     def _seen(self, indices: Sequence[int]) -> Made:
         return self._make([(index, None) for index in indices])
@@ -245,7 +245,7 @@ def open_photos(
     name_or_path, path, split, image_column, label_column: as in `atrun.data.hub.open_rows_of`, whose
     errors it raises too. augmentation, train, on_corrupt, workers: as in `Photos`. labelled=False: images
     alone, of any folder, with the target `atlib.data.UNLABELLED`. `datasets` copies what it reads from
-    parquet or the hub into its cache, once. Raises `ValueError` for what holds no images or no class indices.
+    parquet or the hub into its cache, once.
     """
     from atrun.data.hub import class_names, open_rows_of
 

@@ -8,7 +8,6 @@ from atlib._util import require_known
 from atlib.data import UNLABELLED
 from atlib.loading import Batch, ShardSpec, my_positions
 from atrun.data.catalogue import find
-from atrun.data.decoding import Wanted
 from atrun.data.photos import Decoded, checked_label, undecoded
 from atrun.data.transforms import Augmentation
 from atrun.data.views import Views
@@ -49,8 +48,8 @@ class PhotoStream(Decoded):
         self.corrupt.clear()
         return self.deliver(self.made, self._shares(part), workers)
 
-    def _shares(self, part: ShardSpec) -> Iterator[tuple[Sequence[Wanted], float]]:
-        """What this process decodes in every step of the epoch, as rows of the stream."""
+    def _shares(self, part: ShardSpec) -> Iterator[tuple[Sequence[tuple], float]]:
+        """What this process decodes in every step of the epoch, as `made` takes it, and the step's weight."""
         shuffled = self.rows.shuffle(seed=part.seed, buffer_size=self.buffer)
         shuffled.set_epoch(part.epoch)
         images, at, row = iter(shuffled), -1, {}
@@ -64,7 +63,7 @@ class PhotoStream(Decoded):
                 label = UNLABELLED
                 if self.label_column is not None:
                     label = checked_label(row[self.label_column], self.classes, at)
-                wanted.append(Wanted(position, row[self.image_column], label, seed))
+                wanted.append((position, row[self.image_column], label, seed))
             yield wanted, weight
         # of other processes, after this one's last
         expected = self.count - at - 1

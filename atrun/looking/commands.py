@@ -44,7 +44,6 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
 
 
 def look_command(arguments: argparse.Namespace) -> int:
-    """`look`: writes the page and says where it is and what it holds."""
     pictures = [one for one in arguments.given if Path(one).suffix.lower() in picture_types()]
     models = [one for one in arguments.given if one not in pictures]
     if not pictures or not models:

@@ -156,9 +156,6 @@ def look(
     those that are kept, None for all. megabytes (10^6 bytes): how large the rows may be in the page; where
     they do not fit, those of a coarser grid of patches are whole, and the others over blocks of patches
     (`atrun.looking.rows.Coarse`). Rollout is that of Abnar & Zuidema 2020 (arXiv 2005.00928).
-
-    Raises `ValueError` for a layer or a head that is not there and an image of another size than a model
-    takes, `OSError` for a file that is no picture, `Unwalkable` as `walk` does.
     """
     named = _by_name(models, nn.Module, _name)
     pictures = _by_name(
@@ -248,8 +245,6 @@ def _by_name(given, kinds, name_of: Callable) -> dict[str, Any]:
         if len(set(names)) < len(names):
             names = [f"{name} ({index})" for index, name in enumerate(names)]
         named = dict(zip(names, several))
-    if not named:
-        raise ValueError("look needs at least one model and one picture")
     return named
 
 

@@ -1,15 +1,14 @@
 """All panels of one layer and query as a picture in a file."""
 
-import io
 from collections.abc import Mapping
 
 import numpy as np
-from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from atrun.looking.panels import outliers
 from atrun.looking.preparation import Prepared
 from atrun.looking.rows import Rows
+from atrun.pictures import as_file
 
 
 def panels_of(rows: Rows, layer: int, query: int | None) -> dict[str, np.ndarray]:
@@ -53,7 +52,4 @@ def drawn(
         for axis, (name, values) in zip(line, {title: np.asarray(photograph), **panels}.items()):
             axis.imshow(values, cmap="magma", vmin=0)
             axis.set_title(name, fontsize=8)
-    buffer = io.BytesIO()
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "look"}):
-        figure.savefig(buffer, format=kind, dpi=150, metadata={"Date": None} if kind == "svg" else None)
-    return buffer.getvalue()
+    return as_file(figure, kind, dpi=150)

@@ -31,8 +31,7 @@ class Weights(NamedTuple):
 
 
 def read_weights(path: str | Path) -> Weights:
-    """The tensors of a weight file, safetensors or `.pth`, told by its first bytes. Raises `OSError` for one
-    that is missing, cut off, of another kind, or that holds something other than weights."""
+    """The tensors of a weight file, safetensors or `.pth`, told by its first bytes."""
     path = Path(path)
     with open(path, "rb") as file:
         start = file.read(9)

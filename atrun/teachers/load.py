@@ -37,9 +37,6 @@ def load_teacher(
     The teacher says how images are normalised for it (`atlib.pair.Normalisation.of`): as `normalisation`, a
     file's header, a JSON file beside it, timm, or the code that writes such files says, in this order. One
     line is printed that tells it, unless `quiet`.
-
-    Raises `OSError`, `ValueError` for weights that are no whole ViT, do not fit, are not finite, or leave
-    something open, `Unwalkable` as `walk` does, and `WeightsUnavailable` without a network.
     """
     teacher = _read(name_or_path, image_size, heads, architecture)
     if normalisation is not None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from atrun.data.decoding import Wanted, decode, in_eight_bits
+from atrun.data.decoding import decode, in_eight_bits
 from atrun.data.photos import Decoded
 from atrun.data.transforms import Augmentation
 from tests.picture_files import encoded
@@ -72,6 +72,6 @@ def test_a_large_photograph_is_read_and_pillows_limit_is_as_before(tmp_path):
     Image.new("1", (20000, 10000)).save(tmp_path / "1.png")
     file = {"bytes": None, "path": str(tmp_path / "1.png")}
     augmentation = Augmentation(32, scale=(1, 1))
-    made = Decoded((), augmentation, True, "raise").made([Wanted(0, file, 0, 1)])
+    made = Decoded((), augmentation, True, "raise").made([(0, file, 0, 1)])
     assert made.corrupt == {} and made.images.shape == (1, 3, 32, 32)
     assert Image.MAX_IMAGE_PIXELS == before

@@ -250,6 +250,12 @@ def test_wrong_requests_end_with_2_and_write_nothing(tmp_path, capsys, monkeypat
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_package_that_is_missing_is_named():
+    missing = ModuleNotFoundError("No module named 'onnx.reference'", name="onnx.reference")
+    code, said = command._explained(missing)
+    assert code == 2 and said.endswith("pip install onnx")
+
+
 def test_an_evaluation_that_holds_all_that_is_trained_on_is_said(tmp_path, capsys):
     data = write_folders(tmp_path / "images", "train", range(30))
     request = photographs.asked(data, tmp_path / "run", "evaluation_split=train+validation")

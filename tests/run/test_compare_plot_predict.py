@@ -245,7 +245,7 @@ def test_pictures_that_cannot_be_read(runs, tmp_path, capsys):
     assert code == 2 and str(bad) in wrong and not out.exists()
     alone = said(capsys, "predict", runs / "read", good)[1]
     code, printed, warned = said(capsys, "predict", runs / "read", bad, good, "--on-corrupt", "skip")
-    assert code == 0 and printed == alone and f"{bad} cannot be read" in warned and "left out" in warned
+    assert code == 0 and printed == alone and str(bad) in warned and "left out" in warned
 
 
 # --- the same run again ---

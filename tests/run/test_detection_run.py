@@ -187,11 +187,11 @@ def test_the_published_detector_by_its_numbers(monkeypatch):
     assert found.moments["last step"][1] == pytest.approx(1e-6)
 
 
-@pytest.mark.parametrize("method, again", [("scratch", 1), ("copy", 5), ("distill", 5)])
+@pytest.mark.parametrize("method, again", [("scratch", 0), ("copy", 1), ("distill", 4)])
 def test_two_layers_more_cost_a_detector_what_they_cost_a_classifier(method, again):
     """By the formulas of `accounting`, and, `again` times a layer, a product of the size of queries by keys
-    that is made over again in order to store no map: of Copy the scores twice, and three that its gradient
-    does not need."""
+    that is made over again in order to store no map. Fused attention counts as written out: PyTorch 2.6 does
+    not count the CPU's kernel, and later ones count its scores twice."""
     config = configure("vitdet-scratch-vit-base", "coco")
     config = replace(config, detector="fcos", detector_sizes="small")
     formula_of = {"copy": copy, "distill": distill}.get(method, lambda shape, layers: fine_tuning(shape))

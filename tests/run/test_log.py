@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from atlib._util import write_atomically
 from atrun import log as run_log
 from atrun.log import RunLog, read_log
-from atrun.pictures import as_png
+from atrun.pictures import as_file
 
 
 def steps(folder):
@@ -110,7 +110,7 @@ def test_tensorboard_gets_numbers_by_step_and_pictures(tmp_path):
         log = RunLog(tmp_path, after=after, tracker="tensorboard")
         for step in steps_done:
             log({"event": "step", "step": step, "loss": step + after / 8})
-        log.picture("maps", 4, as_png(Figure()))
+        log.picture("maps", 4, as_file(Figure()))
         log.close()
     shown = accumulator.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     losses = [(event.step, event.value) for event in shown.Scalars("loss")]

@@ -11,7 +11,7 @@ from atlib import AttentionTransfer, Plan, walk
 from atrun import pictures
 from atrun.config import RunConfig
 from atrun.configure import configure
-from atrun.pictures import as_png, maps_picture
+from atrun.pictures import as_file, maps_picture
 from atrun.runner import resume, start
 from tests.helpers import random_images, randomise, tiny
 from tests.stopped_runs import few_held_out as few_held_out  # a fixture
@@ -63,7 +63,7 @@ def test_a_teachers_layers_have_their_own_numbers():
 def test_every_kind_of_pair_has_a_picture(model):
     model.train()
     figure = maps_picture(model, random_images(2, 3, 32, 32))
-    assert model.training and as_png(figure).startswith(b"\x89PNG")
+    assert model.training and as_file(figure).startswith(b"\x89PNG")
 
 
 def config(**changes) -> RunConfig:

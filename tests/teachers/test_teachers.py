@@ -17,7 +17,6 @@ from atlib import AttentionTransfer, Plan, create_vit, walk
 from atlib.attention import Unwalkable
 from atlib.checkpoint import load_vit, save_bundle, save_vit
 from atlib.vit import Architecture, WeightsUnavailable
-from atrun.__main__ import main
 from atrun.teachers import load
 from atrun.teachers.load import Teacher, load_teacher, report
 from examples import moco_to_timm
@@ -405,14 +404,6 @@ def test_report(tmp_path):
     assert "layer_scale: attention and MLP (standard: none)" in lines["components"]
     assert lines["unused"].startswith(f"{len(decoder())}: ")
     assert "not finite" in report(written(tmp_path, BAD["not finite"](VIT_S)))
-
-
-def test_the_command_draws_where_a_teacher_looks(tmp_path, capsys):
-    file, picture, out = written(tmp_path, VIT_S), tmp_path / "photo.png", tmp_path / "maps.png"
-    Image.new("RGB", (80, 60)).save(picture)
-    assert main(["teacher", str(file), "--images", str(picture), "--out", str(out)]) == 0
-    assert "16 patches" in capsys.readouterr().out and Image.open(out).format == "PNG"
-    assert main(["teacher", str(file), "--images", str(picture)]) == 2
 
 
 def test_report_says_why_layers_cannot_be_transferred(monkeypatch):
