@@ -104,6 +104,7 @@ def _mixed(features: str, routing: str) -> Variant:
         partial(_mix, routing != "useless"),
         "fine-tune",
         trials=_OWN_RATE,
+        needs=() if routing == "useless" else ("central teacher",),
         schooling=None if features == "useful" else COLOUR,
         twin="routing" if routing == "a twin's" else None,  # routing without its message
     )
@@ -954,7 +955,14 @@ def _distill_into(sources: Sources) -> nn.Module:
 DISTILLED_MAE = study(
     "distilled-mae",
     *(
-        Variant(name, fine_tune, "fine-tune", trials=_PAINTERS_RATE, schooling=school)
+        Variant(
+            name,
+            fine_tune,
+            "fine-tune",
+            trials=_PAINTERS_RATE,
+            needs=() if school.around is painter else ("central teacher",),
+            schooling=school,
+        )
         for name, school in PAINTERS.items()
     ),
     Variant(
@@ -962,6 +970,7 @@ DISTILLED_MAE = study(
         _distill_into,
         "distill",
         trials=_PAINTERS_RATE,
+        needs=("central teacher",),
         schooling=PAINTERS[HEAD_BY_HEAD],
     ),
 )
