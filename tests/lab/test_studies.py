@@ -46,7 +46,7 @@ EVERY = [
 # One of those built, trained and measured alike, where recipe, number of labels or weights differ.
 BUILT = {
     (
-        pickle.dumps((v.build, v.loss, v.measure, v.schooling and v.schooling.around)),
+        pickle.dumps((v.build, v.loss, v.measure)),
         str((v.student, v.needs, v.schooling and v.schooling.model)),
     ): (study, v)
     for study, v in reversed(EVERY)
@@ -153,6 +153,20 @@ def built_of(student):
     }
 
 
+def learns_from_the_central(schooling):
+    """{"central teacher"} where a schooling asks for it, else nothing."""
+    asked = set()
+    if schooling is not None:
+        vit = Architecture(schooling.preset, {**schooling.model, "num_classes": schooling.outputs}).build()
+        schooling.around(vit, lambda: asked.add("central teacher") or Architecture("glyphs").build())
+    return asked
+
+
+def test_whose_schooling_learns_from_the_central_teacher_needs_it():
+    for variant in {pickle.dumps((v.schooling.around, v.needs)): v for _, v in EVERY if v.schooling}.values():
+        assert learns_from_the_central(variant.schooling) <= {*variant.needs}, variant.name
+
+
 @pytest.mark.parametrize(
     "study, variant", BUILT.values(), ids=[f"{s.name} {v.name}" for s, v in BUILT.values()]
 )
@@ -183,11 +197,8 @@ def test_every_variant_is_built_of_what_it_names_and_trains_one_step(build, stud
     plain = variant.build
     watched = replace(variant, build=lambda sources: plain(Watched(*sources)))
     model = build(replace(study, variants=(watched,)), variant.name).train()
-    if school := variant.schooling:
-        assert school in asked, "it is made for nothing"
-        vit = Architecture(school.preset, {**school.model, "num_classes": school.outputs}).build()
-        school.around(vit, lambda: needed.add("central teacher") or Architecture("glyphs").build())
-    assert needed == set(variant.needs)
+    assert variant.schooling is None or variant.schooling in asked, "it is made for nothing"
+    assert needed | learns_from_the_central(variant.schooling) == set(variant.needs)
     assert variant.needs_central or None not in asked
     scale = replace(variant.scale(toy.TOY), labels=16)
     images = variant.images(scale, 0) if variant.images else scale.labelled(0, twin=variant.twin)
