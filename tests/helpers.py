@@ -5,6 +5,7 @@ import os
 import pickle
 import shutil
 import time
+from multiprocessing.forkserver import ensure_running
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -91,6 +92,7 @@ def forkserver():
     """The kind of processes that are forked from one that has imported everything and computed nothing."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
+    ensure_running()  # else the first to use it, `run_each` for one, starts it with less
     return context
 
 
@@ -208,6 +210,11 @@ def mine(vit, after):
 def same(left, right):
     """Whether two state dicts hold the same names and, bit for bit, the same values."""
     return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+
+
+def without_head(state):
+    """A state dict but for its classifier."""
+    return {name: value for name, value in state.items() if not name.startswith("head.")}
 
 
 def state_of(module):

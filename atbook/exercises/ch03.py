@@ -36,6 +36,12 @@ def queries_keys_values(attn: Attention, x: Tensor) -> Tensor:
     return attn.qkv(x).reshape(B, N, 3, attn.num_heads, -1).permute(2, 0, 3, 1, 4)
 
 
+def map_and_values(block: Block, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The map (B, H, N, N) and the values (B, H, N, d) of a block for its input (B, N, D)."""
+    q, k, v = queries_keys_values(block.attn, block.norm1(x))
+    return (q @ k.mT * block.attn.scale).softmax(-1), v
+
+
 def first_tokens(vit: VisionTransformer, images: Tensor) -> Tensor:
     """The input of block 0: (B, N, D)."""
     return vit._pos_embed(vit.patch_embed(images))
@@ -53,12 +59,9 @@ def copy_some(
     """Logits of a student with its teacher's maps in some layers."""
     t, s = first_tokens(teacher, images), first_tokens(student, images)
     for i, (block_t, block_s) in enumerate(zip(teacher.blocks, student.blocks)):
-        q, k, v = queries_keys_values(block_s.attn, block_s.norm1(s))
-        p = (q @ k.mT * block_s.attn.scale).softmax(-1)
+        p, v = map_and_values(block_s, s)
         with torch.no_grad():
-            if i in layers:
-                q, k, _ = queries_keys_values(block_t.attn, block_t.norm1(t))
-                p = (q @ k.mT * block_t.attn.scale).softmax(-1)
+            p = map_and_values(block_t, t)[0] if i in layers else p
             t = block_t(t)
         s = through(block_s, s, p, v)
     return student.head(student.norm(s)[:, 0])
@@ -83,12 +86,9 @@ def of_the_students_tokens(teacher, student, images, layers):
     image on, and whole block by whole block."""
     s = first_tokens(student, images)
     for i, (block_t, block_s) in enumerate(zip(teacher.blocks, student.blocks)):
-        q, k, v = queries_keys_values(block_s.attn, block_s.norm1(s))
-        p = (q @ k.mT * block_s.attn.scale).softmax(-1)
-        if i in layers:
-            with torch.no_grad():
-                q, k, _ = queries_keys_values(block_t.attn, block_t.norm1(s))
-                p = (q @ k.mT * block_t.attn.scale).softmax(-1)
+        p, v = map_and_values(block_s, s)
+        with torch.no_grad():
+            p = map_and_values(block_t, s)[0] if i in layers else p
         s = through(block_s, s, p, v)
     return student.head(student.norm(s)[:, 0])
 
@@ -98,9 +98,7 @@ def values_too(teacher, student, images, layers):
     replaces the map and nothing else."""
     s, seen = first_tokens(student, images), seen_by(teacher, images)
     for i, block in enumerate(student.blocks):
-        q, k, v = queries_keys_values(block.attn, block.norm1(s))
-        p = (q @ k.mT * block.attn.scale).softmax(-1)
-        s = through(block, s, seen[i].map, seen[i].v) if i in layers else through(block, s, p, v)
+        s = through(block, s, *((seen[i].map, seen[i].v) if i in layers else map_and_values(block, s)))
     return student.head(student.norm(s)[:, 0])
 
 

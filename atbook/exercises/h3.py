@@ -163,10 +163,9 @@ def by_blocks(step: list[int], processes: int) -> list:
     small, larger = divmod(len(step), processes)
     shares, start = [], 0
     for rank in range(processes):
-        mine = step[start : start + small + (rank < larger)]
-        start += len(mine)
-        shares.append([mine or step[:1], len(mine) * processes / len(step)])
-    return shares
+        shares.append(step[start : start + small + (rank < larger)])
+        start += len(shares[-1])
+    return weighed(shares, step)
 
 
 def by_tensor_split(step: list[int], processes: int) -> list:

@@ -7,9 +7,8 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from atbook.lab.scales import AXES, BLANK, START, TUNING_SEED, UNTIL_LEARNED, GlyphScale
+from atbook.lab.scales import BLANK, RATE_UPHILL, TUNING_SEED, UNTIL_LEARNED, GlyphScale
 from atbook.lab.study import Sources, Variant, by, study
-from atbook.lab.tuning import Range
 from atbook.worlds import glyphs
 from atfamily.map_cache import keys_of
 from atfamily.measures.controls import jigsaw, maps_of, mean_map, patch_order
@@ -93,10 +92,6 @@ def partly_labelled(scale: GlyphScale, seed: int) -> Images:
     return with_unlabelled(scale.labelled(seed), scale.unlabelled_images(seed))
 
 
-# As wide for all; it goes uphill until both neighbours of the best are no better.
-_UPHILL = Range({"lr": AXES["lr"]}, {"lr": START["lr"]}, {}, step=0.0)
-
-
 def _answered(steps: int) -> Variant:
     """All labels are the teacher's answers, also those of labelled images, of which it knows nearly all."""
     return Variant(
@@ -104,7 +99,7 @@ def _answered(steps: int) -> Variant:
         partial(predictions, True),
         None,
         {"steps": steps, "task_weight": 0.0, "transfer_weight": 1.0},
-        _UPHILL,
+        RATE_UPHILL,
         images=partly_labelled,
         needs=("fine-tuned",),
     )
@@ -112,7 +107,7 @@ def _answered(steps: int) -> Variant:
 
 CONTROLS = study(
     "controls",
-    Variant("oracle", _oracle, None, trials=_UPHILL),
+    Variant("oracle", _oracle, None, trials=RATE_UPHILL),
     Variant("copy, blank image", by(), None, trials=UNTIL_LEARNED, twin=BLANK),
     Variant("copy, jigsaw", partial(changed, "copy", jigsaw_of), None, trials=UNTIL_LEARNED),
     Variant("distill, jigsaw", partial(changed, "distill", jigsaw_of), "distill", trials=UNTIL_LEARNED),

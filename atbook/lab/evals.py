@@ -31,6 +31,7 @@ from atbook.lab.study import (
     described,
     make_models,
     make_run,
+    make_teacher,
     require_made_for,
     run_each,
     scale_of,
@@ -107,6 +108,8 @@ def run_examination(
             f"{examination.name} compares its models with each other, so its records of {', '.join(lost)}"
             f" would be replaced by a comparison with {', '.join(methods)} alone: leave --methods out"
         )
+    if scale_of(place).makes_teachers:  # which may be compared with its students
+        run_each(make_teacher, [(place, seed) for seed in missing], jobs)
     for study in examination.studies:
         needed = {m for some in missing.values() for m in some if studies[m] is study}
         variants = [variant for variant in study.variants if variant.name in needed]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from atbook.lab.scales import ALL_RATES, AXES, START, UNTIL_LEARNED, WEIGHTS
+from atbook.lab.scales import ALL_RATES, AXES, RATE_AND_WEIGHT, START, UNTIL_LEARNED
 from atbook.lab.study import ACCURACY, Measure, Sources, Variant, study
 from atbook.lab.tuning import Range
 from atfamily.linear_attention import EluPlusOne, Hedgehog, LinearAttention, LinearTransfer
@@ -105,7 +105,6 @@ def _then_low_rank(first: str, sources: Sources) -> nn.Module:
 # The published factor on the squared error of outputs (there of its mean over layers, here of the sum), which
 # is much smaller than a cross-entropy.
 OUTPUTS = 1000.0
-_RATE_AND_WEIGHT = Range({"lr": AXES["lr"], **WEIGHTS}, {"lr": START["lr"], "transfer_weight": 3.0}, {}, 0.0)
 _RATE_AND_FACTOR = Range(
     {"lr": AXES["lr"], "transfer_weight": (1.0, 10.0, 100.0, OUTPUTS, 10.0 * OUTPUTS)},
     {"lr": START["lr"], "transfer_weight": 100.0},
@@ -160,8 +159,8 @@ LINEAR = study(
     "linear",
     _variant("scratch", partial(_student, Hedgehog), "scratch", UNTIL_LEARNED),
     _variant("elu, scratch", partial(_student, EluPlusOne), "scratch", UNTIL_LEARNED),
-    _variant("distilled maps", partial(_distilled, Hedgehog, "map"), "distill", _RATE_AND_WEIGHT),
-    _variant("elu, distilled maps", partial(_distilled, EluPlusOne, "map"), "distill", _RATE_AND_WEIGHT),
+    _variant("distilled maps", partial(_distilled, Hedgehog, "map"), "distill", RATE_AND_WEIGHT),
+    _variant("elu, distilled maps", partial(_distilled, EluPlusOne, "map"), "distill", RATE_AND_WEIGHT),
     _variant("distilled outputs", partial(_distilled, Hedgehog, "output"), "distill", _RATE_AND_FACTOR),
     _twin("routing"),
     _twin("message"),

@@ -5,14 +5,13 @@ from functools import partial
 from torch import nn
 
 from atbook.lab.controls import changed, jigsaw_of, mean_of, oracle
-from atbook.lab.scales import AXES, BLANK, START, TUNING_SEED, WEIGHTS
+from atbook.lab.scales import AXES, BLANK, RATE_AND_WEIGHT, TUNING_SEED
 from atbook.lab.study import Sources, Variant, by, fine_tune, scratch, study
-from atbook.lab.tuning import ABOVE_GUESSING, Ladder, Range
+from atbook.lab.tuning import ABOVE_GUESSING, Ladder
 from atbook.worlds import mosaics
 
 # As wide for all; where nothing has left guessing, one of ten classes, it goes on beyond both ends.
 _RATES = Ladder("lr", AXES["lr"][2:12], beyond=2, learned=1 / 10 + ABOVE_GUESSING)
-_WEIGHTED = Range({"lr": AXES["lr"]} | WEIGHTS, {"lr": START["lr"], "transfer_weight": 3.0}, {}, step=0.0)
 
 
 def _oracle(sources: Sources) -> nn.Module:
@@ -28,11 +27,11 @@ MOSAICS = study(
     Variant("scratch", scratch, None, trials=_RATES),
     Variant("fine-tune", fine_tune, None, trials=_RATES),
     Variant("copy", by(), None, trials=_RATES),
-    Variant("distill", by(how="distill"), None, trials=_WEIGHTED),
+    Variant("distill", by(how="distill"), None, trials=RATE_AND_WEIGHT),
     Variant("oracle", _oracle, None, trials=_RATES),
     *(Variant(f"copy, {twin} twin", by(), None, trials=_RATES, twin=twin) for twin in mosaics.TWINS),
     Variant("copy, blank image", by(), None, trials=_RATES, twin=BLANK),
     Variant("copy, jigsaw", partial(changed, "copy", jigsaw_of), None, trials=_RATES),
-    Variant("distill, jigsaw", partial(changed, "distill", jigsaw_of), None, trials=_WEIGHTED),
-    Variant("distill, mean map", partial(changed, "distill", mean_of), None, trials=_WEIGHTED),
+    Variant("distill, jigsaw", partial(changed, "distill", jigsaw_of), None, trials=RATE_AND_WEIGHT),
+    Variant("distill, mean map", partial(changed, "distill", mean_of), None, trials=RATE_AND_WEIGHT),
 )

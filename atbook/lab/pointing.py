@@ -2,9 +2,8 @@
 
 from dataclasses import replace
 
-from atbook.lab.scales import ALL_RATES, AXES, GATE, START, Schooling, twin_method
+from atbook.lab.scales import ALL_RATES, GATE, RATE_UPHILL, Schooling, twin_method
 from atbook.lab.study import CENTRAL, Variant, study
-from atbook.lab.tuning import Range
 from atbook.worlds import glyphs, pretext
 
 ON, BESIDE = glyphs.World(), glyphs.World(pointer=1)
@@ -28,7 +27,6 @@ def _schooling(name: str, world: glyphs.World, steps: int) -> Schooling:
 TEACHERS = {"beside": _schooling("beside", BESIDE, 8000), "on": _schooling("placed", ON, 2000)}
 _WORLDS = {"beside": BESIDE, "on": ON}
 _TWINS = tuple(map(twin_method, ("routing", "message")))
-_UPHILL = Range({"lr": AXES["lr"]}, {"lr": START["lr"]}, {}, step=0.0)
 
 
 def _variant(mark: str, method: str) -> Variant:
@@ -36,7 +34,7 @@ def _variant(mark: str, method: str) -> Variant:
         CENTRAL.variant(method),
         name=f"mark {mark} its glyph, {method}",
         like=method,
-        trials=ALL_RATES if method in _TWINS else _UPHILL,
+        trials=ALL_RATES if method in _TWINS else RATE_UPHILL,
         schooling=None if method == "scratch" else TEACHERS[mark],
         world=_WORLDS[mark],
     )

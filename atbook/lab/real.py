@@ -84,10 +84,11 @@ def published(sources: Sources) -> VisionTransformer:
     return teacher_of(sources.place, sources.scale.image_size)
 
 
-def _evaluated(sources: Sources) -> list[Images]:
-    """The images that a run of this seed is evaluated on."""
+def _evaluated(sources: Sources) -> Iterator[tuple[Tensor, Tensor]]:
+    """Batches of the images that a run of this seed is evaluated on, with their labels."""
     split = "validation" if sources.seed == TUNING_SEED else "test"
-    return [sources.scale.held_out(split), *sources.scale.elsewhere(split).values()]
+    for images in (sources.scale.held_out(split), *sources.scale.elsewhere(split).values()):
+        yield from images.loader(250)
 
 
 def _stored_maps(
@@ -98,9 +99,8 @@ def _stored_maps(
     cache = MapCache(sources.place.work / folder, teacher)
     for images in _views(sources.scale.labelled(sources.seed), shifts):
         cache.add(images)
-    for images in _evaluated(sources):
-        for some, _ in images.loader(250):
-            cache.add(some)
+    for some, _ in _evaluated(sources):
+        cache.add(some)
     return cache
 
 
@@ -140,9 +140,8 @@ def _class_mean(cache: MapCache, sources: Sources) -> TeacherMaps:
     for some, labels in images.loader(250):
         for views in (some, some.flip(-1)):
             classes |= zip(keys_of(views), labels.tolist())
-    for held_out in _evaluated(sources):
-        for some, labels in held_out.loader(250):
-            classes |= zip(keys_of(some), labels.tolist())
+    for some, labels in _evaluated(sources):
+        classes |= zip(keys_of(some), labels.tolist())
 
     def mean_of_class(images: Tensor) -> Mapping[int, Tensor]:
         of = [classes[key] for key in keys_of(images)]
@@ -246,7 +245,7 @@ def _reader(of_maps: bool, sources: Sources) -> nn.Module:
             return torch.stack([*cache(some).values()], 1).flatten(1)
 
     else:
-        held_out = (some for images in _evaluated(sources) for some, _ in images.loader(250))
+        held_out = (some for some, _ in _evaluated(sources))
         read = _said_once(teacher, chain(_views(images, shifts=False), held_out))
     return Reader(read, images, sources.scale.student.build().num_classes)
 

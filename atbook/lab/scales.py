@@ -573,6 +573,9 @@ ALL_RATES = Ladder("lr", AXES["lr"][2:12])
 # The same, and on beyond both ends while nothing has left guessing, one of eight classes.
 UNTIL_LEARNED = Ladder("lr", AXES["lr"][2:12], beyond=2, learned=1 / 8 + ABOVE_GUESSING)
 WEIGHTS = {"transfer_weight": (0.3, 1.0, 3.0, 10.0, 30.0, 100.0)}
+# As wide for all; these go uphill until all neighbours of the best are no better.
+RATE_UPHILL = Range({"lr": AXES["lr"]}, {"lr": START["lr"]}, {}, 0.0)
+RATE_AND_WEIGHT = Range({"lr": AXES["lr"], **WEIGHTS}, {"lr": START["lr"], "transfer_weight": 3.0}, {}, 0.0)
 
 
 def _equal_chances(methods: Sequence[str], steps: int) -> dict[str, Range]:

@@ -20,18 +20,7 @@ from atbook.lab.linear import LINEAR
 from atbook.lab.mosaics import MOSAICS
 from atbook.lab.pointing import POINTING
 from atbook.lab.pretraining_methods import PRETRAINING_METHODS, PRETRAINING_METHODS_MATCH
-from atbook.lab.scales import (
-    ALL_RATES,
-    AXES,
-    BLANK,
-    COLOUR,
-    GATE,
-    START,
-    CifarScale,
-    GlyphScale,
-    Schooling,
-    painter,
-)
+from atbook.lab.scales import ALL_RATES, AXES, COLOUR, GATE, START, CifarScale, GlyphScale, Schooling, painter
 from atbook.lab.study import CENTRAL as CENTRAL  # the study that all of these start from
 from atbook.lab.study import (
     Sources,
@@ -115,6 +104,7 @@ def _mixed(features: str, routing: str) -> Variant:
         partial(_mix, routing != "useless"),
         "fine-tune",
         trials=_OWN_RATE,
+        needs=() if routing == "useless" else ("central teacher",),
         schooling=None if features == "useful" else COLOUR,
         twin="routing" if routing == "a twin's" else None,  # routing without its message
     )
@@ -794,12 +784,6 @@ ROW_STUDY = study(
 )
 
 
-# --- What maps say to a student that sees nothing else ---
-
-_UPHILL = Range(AXES, START, {}, step=0.0)
-BLANK_STUDY = study("blank", Variant("copy, blank image", by(), None, trials=_UPHILL, twin=BLANK))
-
-
 # --- How much of the teacher has to move, for a reader who may keep its weights ---
 
 
@@ -824,7 +808,7 @@ def _mlp_probe(sources: Sources) -> nn.Module:
 # A new head alone needs less decay than a network does.
 _PROBE_AXES = AXES | {"weight_decay": (0.0, 0.001, 0.003, *AXES["weight_decay"])}
 
-_PROBE = Range(_PROBE_AXES, START, {}, step=0.0)
+_PROBE, _UPHILL = (Range(axes, START, {}, step=0.0) for axes in (_PROBE_AXES, AXES))
 
 PARTLY_TUNED = study(
     "partly-tuned",
@@ -971,7 +955,14 @@ def _distill_into(sources: Sources) -> nn.Module:
 DISTILLED_MAE = study(
     "distilled-mae",
     *(
-        Variant(name, fine_tune, "fine-tune", trials=_PAINTERS_RATE, schooling=school)
+        Variant(
+            name,
+            fine_tune,
+            "fine-tune",
+            trials=_PAINTERS_RATE,
+            needs=() if school.around is painter else ("central teacher",),
+            schooling=school,
+        )
         for name, school in PAINTERS.items()
     ),
     Variant(
@@ -979,6 +970,7 @@ DISTILLED_MAE = study(
         _distill_into,
         "distill",
         trials=_PAINTERS_RATE,
+        needs=("central teacher",),
         schooling=PAINTERS[HEAD_BY_HEAD],
     ),
 )
@@ -1023,7 +1015,6 @@ STUDIES = {
         ONE_SOFTMAX,
         TOKEN,
         ROW_STUDY,
-        BLANK_STUDY,
         PARTLY_TUNED,
         DISTILLED_TOO,
         DISTILLED_MAE,

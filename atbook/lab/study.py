@@ -173,8 +173,9 @@ class Variant:
     labels: int | None = None
     # (scale, seed) -> the training images, where they are not the scale's own.
     images: Callable[[Scale, int], Images] | None = None
-    # Models it is built from beside the teacher of its seed: "fine-tuned", "another teacher", or other
-    # variants of its study by their names, which are then run first.
+    # Models it is built from beside the teacher of its seed: "fine-tuned", "another teacher", "central
+    # teacher" (its schooling says that its own is another, or learns from the central one), or other variants
+    # of its study by their names, which are then run first.
     needs: tuple[str, ...] = ()
     # How the teacher was made that it is built from; None: it is the central one.
     schooling: Schooling | None = None
@@ -190,6 +191,14 @@ class Variant:
     measure: Measure = ACCURACY
     # Changes that trials alone have beside, such as fewer steps.
     in_trials: Mapping = field(default_factory=dict)
+
+    @property
+    def needs_central(self) -> bool:
+        """Whether it may ask for the central teacher of its seed."""
+        if {"fine-tuned", "another teacher", "central teacher"} & {*self.needs}:
+            return True
+        untaught = getattr(self.build, "func", self.build) in (scratch, untrained_maps)
+        return self.schooling is None and not untaught
 
     def base(self, scale: Scale, place: Place) -> Recipe:
         """The recipe that it starts from: the scale's, or the one chosen for `like`."""
@@ -728,12 +737,12 @@ def make_models(study: Study, variants: list[Variant], place: Place, seeds: list
     no seed is to be run."""
     if not seeds:
         return
+    first = study.needed_by(variants)
     needs = {need for variant in variants for need in variant.needs}
     others = {TUNING_SEED} - {*seeds} if "another teacher" in needs else ()
-    if scale_of(place).makes_teachers:
+    if scale_of(place).makes_teachers and any(variant.needs_central for variant in (*first, *variants)):
         run_each(make_teacher, [(place, seed) for seed in [*seeds, *others]], jobs)
     runs = [fine_tuning(place, seed) for seed in seeds] if "fine-tuned" in needs else []
-    first = study.needed_by(variants)
     runs += [built_on(study, place, variant.name, seed) for variant in first for seed in seeds]
     missing = [(run,) for run in runs if run.record() is None or not run.weights.exists()]
     run_each(make_run, missing, jobs)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from atbook.lab.scales import SentenceScale
-from atbook.lab.study import RIGHT, Measure, Sources, Variant, study
+from atbook.lab.study import RIGHT, Measure, Sources, Variant, scratch, study
 from atbook.lab.tuning import Ladder, Range
 from atbook.records import pack_bits
 from atbook.worlds.phrases import oracle
@@ -41,17 +41,12 @@ def _teacher(sources: Sources) -> EncoderDecoder:
     return sources.scale.student.build()
 
 
-def _scratch(sources: Sources) -> EncoderDecoder:
-    sources.seed_student()
-    return sources.scale.student.build()
-
-
 def _from_teacher(how: Mapping[str, str], sources: Sources) -> SequenceTransfer:
-    return SequenceTransfer(sources.model_of(TRANSLATION, TEACHER), _scratch(sources), **how)
+    return SequenceTransfer(sources.model_of(TRANSLATION, TEACHER), scratch(sources), **how)
 
 
 def _from_oracle(how: str, sources: Sources) -> OracleTransfer:
-    return OracleTransfer(oracle, _scratch(sources), how)
+    return OracleTransfer(oracle, scratch(sources), how)
 
 
 # Every way has a rate of its own, and what is distilled a weight too.
@@ -78,8 +73,8 @@ def _by_teacher(name: str, trials: Sequence[Mapping] = _RATE, **how: str) -> Var
 TRANSLATION = study(
     "translation",
     Variant(TEACHER, _teacher, None, {"steps": 2000}, ({"lr": 2e-3},), images=SentenceScale.plenty, **_HOW),
-    _told("scratch", _scratch),
-    _told("scratch, static", _scratch, student={"static": True}),
+    _told("scratch", scratch),
+    _told("scratch, static", scratch, student={"static": True}),
     _by_teacher("self copied", encoder="copy", decoder="copy"),
     _by_teacher("cross copied", cross="copy"),
     _by_teacher("both copied", encoder="copy", decoder="copy", cross="copy"),

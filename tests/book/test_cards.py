@@ -7,7 +7,6 @@ from timm.layers import Attention
 from timm.models.cait import Cait
 
 from atbook.lab.scales import scales
-from atbook.records import results_folder
 from atfamily.binary import rounded_map
 from atfamily.cait import walk_cait
 from atfamily.depth import branch_ratios, layer_scale, one_scalar
@@ -20,8 +19,7 @@ from atfamily.resmlp import resmlp
 from atfamily.seq2seq import Attention as SequenceAttention
 from atlib import AttentionTransfer, Plan, create_vit, walk
 from atlib.analysis import attention_entropy
-from atlib.checkpoint import load_vit
-from tests.book.test_taught import NOTEBOOKS, small_vit, taught
+from tests.book.test_taught import NOTEBOOKS, committed, small_vit, taught
 from tests.helpers import SMALL_VIT, random_maps, randomise
 
 MAE, DEIT, CAIT = "card-distilled-mae", "card-distillation-token", "card-class-attention"
@@ -44,7 +42,7 @@ def test_distilled_mae_loss_is_a_convolution_over_heads_and_a_squared_error(stud
 @torch.no_grad()
 def invisible_shares(world):
     """By layer, the share of the squared error of an untrained student's logits that asks for row means."""
-    teacher = load_vit(results_folder() / "transfer" / world / "teacher-seed0.safetensors").eval()
+    teacher = committed("teacher", world)
     images, _ = scales()[world].held_out("test").take(range(200))
     torch.manual_seed(0)
     student = create_vit("glyphs").eval()
@@ -262,8 +260,8 @@ def test_hedgehog_and_linear_attention_are_the_familys():
 def test_the_last_maps_of_matchs_teacher_are_sharper():
     entropy = {}
     for world in ("find", "match"):
-        teacher = load_vit(results_folder() / "transfer" / world / "teacher-seed0.safetensors").eval()
         images, _ = scales()[world].held_out("test").take(range(200))
-        entropy[world] = [attention_entropy(seen.map).mean() for seen in walk(teacher, images).layers]
+        layers = walk(committed("teacher", world), images).layers
+        entropy[world] = [attention_entropy(seen.map).mean() for seen in layers]
     for find, match in zip(entropy["find"][-2:], entropy["match"][-2:], strict=True):
         assert match < find - 0.5

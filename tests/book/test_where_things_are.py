@@ -12,9 +12,8 @@ from atbook.worlds.scenes import SceneWorld, generate_scenes, scene_objects
 from atfamily.detection.objects import Found
 from atfamily.detection.precision import THRESHOLDS, average_precision
 from atlib.attention import walk
-from atlib.checkpoint import load_vit
 from atlib.mae import patchify
-from tests.book.test_taught import NOTEBOOKS
+from tests.book.test_taught import NOTEBOOKS, committed
 from tests.helpers import ROOT
 
 NAME = "where-things-are"
@@ -100,8 +99,7 @@ def test_the_teachers_patches_look_where_the_sentence_says():
         counts = np.bincount(pixels[image, patch], minlength=2)
         if counts[1:].max() > 16:  # more than a quarter of the patch
             owner[image, patch] = 1 + counts[1:].argmax()
-    teacher = load_vit(ROOT / "results" / "transfer" / "scenes" / "teacher-seed0.safetensors").eval()
-    layers = walk(teacher, scene_objects(drawn).take(range(100))[0], head=False).layers
+    layers = walk(committed("teacher", "scenes"), scene_objects(drawn).take(range(100))[0], head=False).layers
     maps = np.stack([layer.map[:, :, 1:, 1:].mean(1).numpy() for layer in layers])
     own, of_mean, evenly = [], [], []
     for image, patch in zip(*np.nonzero(owner)):

@@ -65,5 +65,5 @@ def test_wrong_requests_end_with_2_and_write_nothing(here, capsys, asked, named)
 def test_a_teacher_that_failed_its_gate_ends_it_with_1(here, capsys, monkeypatch):
     gated = replace(toy.TOY, gate=0.01)
     monkeypatch.setattr(study, "scales", lambda data=None: {"toy": gated})
-    assert command.main("experiment transfer --scale toy --seeds 1 --methods scratch".split()) == 1
+    assert command.main("experiment transfer --scale toy --seeds 1 --methods copy".split()) == 1
     assert re.search("seed 0 .* 0.01", capsys.readouterr().err) and list(here.iterdir()) == []

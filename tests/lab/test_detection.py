@@ -16,7 +16,7 @@ from atlib import recipe as recipes
 from atlib.checkpoint import load_vit, save_vit
 from atlib.vit import Architecture
 from tests import toy
-from tests.helpers import randomise, same
+from tests.helpers import randomise, same, without_head
 
 SMALL = {"steps": 2, "batch_size": 4}
 REAL = scales()["scenes"]
@@ -49,10 +49,6 @@ def sources(tmp_path_factory):
         architecture = Architecture("scenes", {"num_classes": classes})
         save_vit(path, randomise(architecture.build(), number), architecture)
     return Sources(place, TOY, 0)
-
-
-def without_head(state):
-    return {name: value for name, value in state.items() if not name.startswith("head.")}
 
 
 # --- What is built

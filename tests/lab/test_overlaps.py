@@ -42,7 +42,7 @@ def test_a_share_by_hand():
     "scale, methods, studies",
     [
         ("real-pacs", ("copy", BLANK, "scratch"), ("real",)),
-        ("match", ("copy", "copy-routing-twin", BLANK), ("transfer", "transfer", "blank")),
+        ("match", ("copy", "copy-routing-twin", BLANK), ("transfer", "transfer", "controls")),
     ],
 )
 def test_shares_are_those_of_a_loop_over_pairs(scale, methods, studies):

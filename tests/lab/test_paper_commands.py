@@ -17,6 +17,7 @@ from atlib.vit import Architecture, without_weights
 from atrun import __main__ as command
 from atrun import build as building
 from atrun import commands, measure
+from atrun import configure as configuring
 from atrun.config import read_config, write_config
 from atrun.data.natural_shifts import SHIFTED
 from atrun.teachers.build import Teacher
@@ -44,10 +45,11 @@ class Images:
 
 
 def structure(model):
-    """All that a walk of shapes hangs on: two models that differ in other things are walked once."""
-    shapes = [tuple(weight.shape) for weight in model.parameters()]
+    """All that sizes of layers hang on: two models that differ in other things, as in the head, are walked
+    once."""
+    shapes = [tuple(of.shape) for name, of in model.named_parameters() if not name.startswith("head.")]
     heads = [getattr(part, "num_heads", 0) for part in model.modules()]
-    return re.sub(r"DropPath\(.*?\)", "Identity()", repr(model)), str(shapes), str(heads)
+    return re.sub(r"DropPath\(.*?\)|(?<=\(head\): ).*", "Identity()", repr(model)), str(shapes), str(heads)
 
 
 @pytest.fixture
@@ -104,6 +106,7 @@ def configured(tmp_path, monkeypatch):
         done.append((path, arguments.shifted))
 
     once(Architecture, "build", str)
+    once(configuring, "create_vit", str)
     # without classes it may become the teacher beside itself
     once(Architecture, "build_classifier", lambda x: str(x) if x.overrides.get("num_classes") else object())
     once(compatibility, "find_projections", structure)

@@ -34,13 +34,13 @@ def test_a_share_is_that_of_the_seeds_that_all_have(tmp_path):
 
 def test_a_share_across_studies_has_the_mean_of_three_scratch_students(tmp_path):
     for seed in range(3):
-        put(tmp_path, "blank", "find", "copy, blank image", seed, 250 + seed)
+        put(tmp_path, "controls", "find", "copy, blank image", seed, 250 + seed)
         for method, right in zip(("copy", "scratch", "scratch-2", "scratch-3"), (300, 90, 100, 110 + seed)):
             put(tmp_path, "transfer", "find", method, seed, right)
     share = functions(tmp_path)["share"]
     scratch = 300 / 3 + 1 / 3  # of seeds 0, 1, 2, on the mean
     expected = 100 * (251 - scratch) / (300 - scratch)
-    assert share("find", "copy, blank image", study="blank", other="transfer") == pytest.approx(expected)
+    assert share("find", "copy, blank image", study="controls", other="transfer") == pytest.approx(expected)
 
 
 def test_a_chapter_is_judged_among_all_claims():

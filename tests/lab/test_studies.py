@@ -13,7 +13,17 @@ from atbook.lab import study as runner
 from atbook.lab.pretraining_methods import PRETRAINING_METHODS
 from atbook.lab.scales import scales
 from atbook.lab.studies import DISTILLED_MAE, IMBALANCE, LONG_TAIL, PRETRAINING, STATIC, STUDIES
-from atbook.lab.study import ACCURACY, CENTRAL, Sources, again, built_on, by, fine_tune, scratch
+from atbook.lab.study import (
+    ACCURACY,
+    CENTRAL,
+    Sources,
+    again,
+    built_on,
+    by,
+    fine_tune,
+    schoolings_of,
+    scratch,
+)
 from atbook.records import read_file
 from atbook.worlds import glyphs
 from atfamily.grafit import snca_loss
@@ -25,7 +35,7 @@ from atlib.pair import student_of
 from atlib.student import describe
 from atlib.vit import Architecture
 from tests import toy
-from tests.helpers import randomise, same
+from tests.helpers import randomise, same, without_head
 
 EVERY = [
     (study, variant)
@@ -89,10 +99,6 @@ def kept(place):
     return lambda name=None: load_vit(place.teacher(0, TEACHERS.get(name))).state_dict()
 
 
-def without_head(state):
-    return {name: value for name, value in state.items() if not name.startswith("head")}
-
-
 # --- What studies are made of
 
 
@@ -147,6 +153,20 @@ def built_of(student):
     }
 
 
+def learns_from_the_central(schooling):
+    """{"central teacher"} where a schooling asks for it, else nothing."""
+    asked = set()
+    if schooling is not None:
+        vit = Architecture(schooling.preset, {**schooling.model, "num_classes": schooling.outputs}).build()
+        schooling.around(vit, lambda: asked.add("central teacher") or Architecture("glyphs").build())
+    return asked
+
+
+def test_whose_schooling_learns_from_the_central_teacher_needs_it():
+    for variant in {pickle.dumps((v.schooling.around, v.needs)): v for _, v in EVERY if v.schooling}.values():
+        assert learns_from_the_central(variant.schooling) <= {*variant.needs}, variant.name
+
+
 @pytest.mark.parametrize(
     "study, variant", BUILT.values(), ids=[f"{s.name} {v.name}" for s, v in BUILT.values()]
 )
@@ -157,6 +177,10 @@ def test_every_variant_is_built_of_what_it_names_and_trains_one_step(build, stud
         def teacher(self):
             asked.append(self.schooling)
             return super().teacher()
+
+        def central_teacher(self):
+            needed.add("central teacher")
+            return super().central_teacher()
 
         def fine_tuned(self):
             needed.add("fine-tuned")
@@ -173,8 +197,9 @@ def test_every_variant_is_built_of_what_it_names_and_trains_one_step(build, stud
     plain = variant.build
     watched = replace(variant, build=lambda sources: plain(Watched(*sources)))
     model = build(replace(study, variants=(watched,)), variant.name).train()
-    assert needed == set(variant.needs)
     assert variant.schooling is None or variant.schooling in asked, "it is made for nothing"
+    assert needed | learns_from_the_central(variant.schooling) == set(variant.needs)
+    assert variant.needs_central or None not in asked
     scale = replace(variant.scale(toy.TOY), labels=16)
     images = variant.images(scale, 0) if variant.images else scale.labelled(0, twin=variant.twin)
     variant.loss(model, *images.take(range(4)), replace(scale.training, **variant.changes)).backward()
@@ -210,6 +235,31 @@ def test_mix_and_match(build, kept, weights, routing):
 
 
 # --- Teachers of a study's own
+
+
+@pytest.mark.parametrize(
+    "study, methods, central",
+    [
+        ("sizes", None, False),
+        ("sizes", ["width 48, scratch"], False),
+        ("pretraining", ["colour, copy"], False),
+        ("pretraining", ["useless features, useful routing"], True),
+        ("distilled-mae", ["MAE"], False),
+        ("distilled-mae", ["logits, last layer"], True),
+        ("token", ["soft, ViT"], True),
+        ("rows", None, True),
+    ],
+)
+def test_central_teachers_are_made_where_a_student_needs_them(tmp_path, monkeypatch, study, methods, central):
+    made, study = [], STUDIES[study]
+    monkeypatch.setattr(runner, "make_run", lambda run: None)
+    monkeypatch.setattr(runner, "make_teacher", lambda place, seed, *of: made.append((seed, of)))
+    variants = [variant for variant in study.variants if methods is None or variant.name in methods]
+    runner.make_models(study, variants, toy.place(tmp_path), [0, 3], 1)
+    assert [seed for seed, of in made if not of] == ([0, 3] if central else [])
+    of_its_own = [(seed, of[1].name) for seed, of in made if of]
+    assert of_its_own == [(seed, school.name) for school in schoolings_of(variants) for seed in (0, 3)]
+
 
 MADE = [
     *((PRETRAINING_METHODS, schooling) for schooling in PRETRAINING_METHODS.teachers),

@@ -320,6 +320,7 @@ def test_a_variant_that_others_are_built_on_is_run_first(place, monkeypatch):
 
 def test_runs_side_by_side_leave_all_their_records(finished, tmp_path):
     """Two processes write into one file, one thread each."""
+    forkserver()
     run_each(mark, [(tmp_path, name) for name in "ab"], jobs=2)
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"a": "1", "b": "1"}
     record, path = finished[1][0], tmp_path / "records.jsonl"
@@ -329,6 +330,7 @@ def test_runs_side_by_side_leave_all_their_records(finished, tmp_path):
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_the_first_failure_ends_it_all(tmp_path, jobs):
+    forkserver()
     names = ["a", "bad", *(f"later {n}" for n in range(200))]
     with pytest.raises(ValueError, match="a bad one"):
         run_each(mark, [(tmp_path, name) for name in names], jobs)

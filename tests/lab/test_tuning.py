@@ -10,7 +10,7 @@ from atbook.lab.detection import DETECTION
 from atbook.lab.real import REAL
 from atbook.lab.real_full import REAL_FULL
 from atbook.lab.scales import scales
-from atbook.lab.studies import BLANK_STUDY, NATIVE_STUDY, PARTLY_TUNED, STUDIES
+from atbook.lab.studies import NATIVE_STUDY, PARTLY_TUNED, STUDIES
 from atbook.lab.study import CENTRAL, Place, at_an_end, chosen
 from atbook.lab.translation import TRANSLATION
 from atbook.lab.tuning import STEP, Ladder, Range, to_try
@@ -96,7 +96,7 @@ def test_no_recipe_was_chosen_at_the_end_of_what_was_tried(scale, method):
 
 def test_studies_that_search_without_a_step_chose_nothing_at_an_end():
     """Every neighbour of what was chosen was tried, along every axis."""
-    for study in (REAL, BLANK_STUDY, PARTLY_TUNED, NATIVE_STUDY):
+    for study in (REAL, PARTLY_TUNED, NATIVE_STUDY):
         for scale in study.only:
             place = Place(scale, None, results_folder(), Path())
             trials = read_records(study.name, scale, "trial")
