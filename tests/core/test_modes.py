@@ -174,7 +174,7 @@ def test_another_patch_grid(small_vit, how, teacher_patch, grid, options):
     prefix = 0 if "class_token" in options else 1
 
     def target(maps):
-        return [longhand.on_grid(p, grid, 4, prefix) for p in maps]
+        return [longhand.on_grid(p, (grid, grid), (4, 4), prefix) for p in maps]
 
     assert_equal(pair, straight([0, 2]), teacher_patch=teacher_patch, target=target)
     assert pair.path == "dense"
@@ -254,7 +254,8 @@ def test_all_remedies_at_once(small_vit, how):
     pair = pair_of(small_vit, plan, teacher={"depth": 5, "num_heads": 4, "patch_size": 4, "reg_tokens": 1})
 
     def target(maps):
-        moved = [longhand.on_grid(longhand.merged(longhand.without(p, [1])), 8, 4, 1) for p in maps]
+        kept = [longhand.merged(longhand.without(p, [1])) for p in maps]
+        moved = [longhand.on_grid(p, (8, 8), (4, 4), 1) for p in kept]
         return [p.expand(-1, 3 if how == "copy" else 1, -1, -1) for p in longhand.averaged(moved, "layers")]
 
     own = (lambda maps: [longhand.merged(p) for p in maps]) if how == "distill" else None
