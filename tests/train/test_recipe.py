@@ -9,32 +9,16 @@ import torch
 from atlib.recipe import Recipe
 from atlib.train import make_optimizer
 
+BAD = [
+    {"steps": 0}, {"accumulate": 2.0}, {"accumulate": 129}, {"optimizer": "adamv"}, {"milestones": ()},
+    {"milestones": (1.0,)}, {"weight_decay": 0.0, "weight_decay_end": 0.4}, {"lr": float("nan")},
+    {"lr": float("inf")}, {"clip": 0}, {"warmup": 1.0}, {"label_smoothing": -0.1}, {"transfer_weight": -3},
+    {"layer_decay": 1.1}, {"mixed_precision": "fp8"}, {"ema": 1.0}, {"cutmix": float("nan")},
+    {"betas": (0.9, 1.0)}, {"betas": (0.9,)},
+]  # fmt: skip
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"steps": 0},
-        {"accumulate": 2.0},
-        {"accumulate": 129},
-        {"optimizer": "adamv"},
-        {"milestones": ()},
-        {"milestones": (1.0,)},
-        {"weight_decay": 0.0, "weight_decay_end": 0.4},
-        {"lr": float("nan")},
-        {"lr": float("inf")},
-        {"clip": 0},
-        {"warmup": 1.0},
-        {"label_smoothing": -0.1},
-        {"transfer_weight": -3},
-        {"layer_decay": 1.1},
-        {"mixed_precision": "fp8"},
-        {"ema": 1.0},
-        {"cutmix": float("nan")},
-        {"betas": (0.9, 1.0)},
-        {"betas": (0.9,)},
-    ],
-    ids=str,
-)
+
+@pytest.mark.parametrize("change", BAD, ids=str)
 def test_values_that_cannot_be_meant(change):
     with pytest.raises(ValueError):
         Recipe(**change)
