@@ -82,8 +82,7 @@ def straight(layers):
 KINDS = {
     "all layers": ({}, {}, CLASS_TOKEN, straight(range(3)), None),
     "one layer": ({"layers": [0]}, {}, AVERAGE, straight([0]), None),
-    "another depth": ({"layers": {0: 3, 2: 0}}, {"depth": 5}, {}, {0: 3, 2: 0}, None),
-    "a layer twice": ({"layers": {0: 1, 1: 1, 2: 4}}, {"depth": 5}, {}, {0: 1, 1: 1, 2: 4}, None),
+    "other layers, one twice": ({"layers": {0: 3, 1: 0, 2: 3}}, {"depth": 5}, {}, {0: 3, 1: 0, 2: 3}, None),
     "heads": ({"heads": [0, 2]}, {}, {}, straight(range(3)), {layer: [0, 2] for layer in range(3)}),
     "heads of layers": ({"heads": {0: [1], 2: [2, 0]}}, {}, {}, straight(range(3)), {0: [1], 2: [0, 2]}),
 }
