@@ -2,6 +2,7 @@
 
 import inspect
 from concurrent.futures import ThreadPoolExecutor
+from itertools import cycle
 
 import pytest
 import timm
@@ -150,8 +151,7 @@ def test_a_model_of_another_library(name):
             assert p.amax() > 0.15, "a flat map (1 / 17) would hide a wrong scale or bias"
 
 
-@pytest.mark.parametrize("how", ["copy", "distill"])
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("name, how", zip(OTHERS, cycle(["copy", "distill"])))
 def test_two_models_of_another_library(name, how):
     """The student's logits with the teacher's whole maps put in; the cross-entropy of maps written out."""
     teacher, student = (randomise(of_transformers("sdpa")[name](), seed=seed).eval() for seed in (0, 1))
