@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from atlib import AttentionTransfer, Plan, create_vit, walk
 from atlib.attention import SDPA, Instead, find_projections
-from tests.helpers import SMALL_VIT, random_images, random_maps, randomise, since_torch_11
+from tests.helpers import IN_PLACE, SMALL_VIT, random_images, random_maps, randomise, since_torch_11
 
 # Depth, width and image size are cut: what makes a family a family stays as published.
 OF_TIMM = {
@@ -349,11 +349,9 @@ def test_rows_that_nobody_reads_are_not_multiplied(build):
 
 def test_copy_and_distill_multiply_little_more_than_fine_tuning():
     """ViT-B at 197 tokens: Copy at most 1.16 of fine-tuning, Distill of three layers in four 1.25."""
-    # PyTorch does not count the in-place form of baddbmm, which the map-free loss uses
-    also = {torch.ops.aten.baddbmm_: lambda x, left, right, **_: 2 * left[0] * left[1] * left[2] * right[2]}
 
     def flops(step):
-        with FlopCounterMode(display=False, custom_mapping=also) as counter:
+        with FlopCounterMode(display=False, custom_mapping=IN_PLACE) as counter:
             out = step()
             logits, loss = out if isinstance(out, tuple) else (out, 0)
             (F.cross_entropy(logits, torch.tensor([1])) + loss).backward()
