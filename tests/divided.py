@@ -75,8 +75,7 @@ def ranks(what, *arguments, extra=None) -> list[int]:
 
 
 def pretend_gpus() -> None:
-    """Accelerate takes these two processes for two that it started for GPUs, whose device is the CPU; again
-    before each training."""
+    """Accelerate takes these processes for two on GPUs, whose device is the CPU; again before each training."""
     PartialState(cpu=True)
     PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
     os.environ.pop("ACCELERATE_USE_CPU", None)
@@ -93,8 +92,7 @@ def small_pair() -> AttentionTransfer:
 
 
 def trained(rank: int, folder: Path, divided: bool) -> None:
-    """A pair is trained; when its weights are divided, it is stopped on the way and goes on with new
-    models."""
+    """A pair is trained; with divided weights it is stopped on the way, and new models go on."""
     folder.mkdir(exist_ok=True)
     images, tested_on = glyph_images(generate("train", 32)), glyph_images(generate("test", 30))
     mine: list[float] = []
@@ -134,8 +132,7 @@ def trained(rank: int, folder: Path, divided: bool) -> None:
 
 
 class Counting(TorchDispatchMode):
-    """Counts operations by name. torch's own, CommDebugMode, also follows which modules run, and loses its
-    place where a teacher is stopped on the way."""
+    """Counts operations by name. (CommDebugMode also follows modules, and loses a teacher that is stopped.)"""
 
     def __init__(self):
         super().__init__()

@@ -196,8 +196,7 @@ class Bomb(torch.nn.Module):
 
 
 def mine(vit, after):
-    """Put bombs into everything that runs after layer `after` has its q, k, v: the rest of that block, later
-    blocks, the head."""
+    """Put bombs into everything that runs after layer `after` has its q, k, v."""
     rest = "attn.attn_drop attn.norm attn.proj attn.proj_drop ls1 drop_path1 norm2 mlp ls2 drop_path2"
     paths = ["norm", "fc_norm", "head_drop", "head"]
     paths += [f"blocks.{i}.{part}" for i in range(max(after, 0), len(vit.blocks)) for part in rest.split()]

@@ -40,8 +40,7 @@ def test_two_processes_learn_with_the_kernel_what_one_does(tmp_path):
 
 @pytest.fixture(autouse=True)
 def products_of_bf16(monkeypatch):
-    """Triton's interpreter keeps bf16 as its 16 bits, and multiplies these as integers; here as the numbers
-    that they are."""
+    """Triton's interpreter multiplies bf16's 16 bits as integers; here as the numbers that they are."""
     plain = InterpreterBuilder.create_dot
 
     def as_float32(x):

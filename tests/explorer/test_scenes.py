@@ -72,8 +72,7 @@ def test_pixels_are_the_generators(tab, drawn, task, shift):
 
 @pytest.mark.parametrize("blur", [0.3, 0.8])
 def test_blur_is_the_generators(tab, drawn, blur):
-    """To one level in 10,000 bytes: in which order a dot product is summed is numpy's and the processor's
-    matter."""
+    """To one level in 10,000 bytes: the order in which a dot product is summed is the processor's matter."""
     expected = generate("test", SCENES, 0, World("match", noise=0, blur=blur)).images
     scenes = [exported(drawn, index, "match") for index in range(SCENES)]
     pixels = received(ask(tab, RENDER, [scenes, {"noise": 0, "blur": blur}]), np.uint8)

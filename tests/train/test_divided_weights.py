@@ -92,8 +92,7 @@ def test_divided_weights_end_where_whole_ones_do(part, done):
 
 
 def test_metrics_of_divided_weights_are_those_of_whole_ones(done):
-    """Of the weights and of their average, which takes their place for a while; every one of 30 images
-    counted once."""
+    """Of the weights and of their average, which takes their place for a while; 30 images, each once."""
     folder, _, _ = done
     whole, halves = (found(folder, name)["history"] for name in ("whole", "divided"))
     assert [entry["count"] for entry in halves] == [30, 30]

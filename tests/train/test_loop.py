@@ -1,5 +1,4 @@
-"""The training loop: AdamW, schedule and clipping by hand, the same run twice, and what it says when it
-fails."""
+"""The training loop: AdamW, schedule and clipping by hand, the same run twice, and how it fails."""
 
 import copy
 import math
@@ -51,8 +50,7 @@ def squared(model, images, targets, recipe):
 
 
 def test_five_steps_by_hand():
-    """Gradient, clipping to a total norm, AdamW with decoupled decay on the matrix only, warm-up and
-    cosine."""
+    """Gradient, clipping to a total norm, AdamW with decay of the matrix alone, warm-up and cosine."""
     data = Images(torch.randint(0, 255, (4, 3, 2, 2), dtype=torch.uint8), torch.zeros(4))
     recipe = Recipe(
         steps=5, batch_size=4, lr=0.1, min_lr=0.01, warmup=0.4, weight_decay=0.2, betas=(0.8, 0.9), clip=0.5
@@ -166,8 +164,7 @@ def test_a_run_that_was_kept_goes_on_with_no_other_plan(glyphs64, tmp_path):
 
 
 def failing(at, kind):
-    """A loss that is not finite, or has a gradient that is not, at one step; what the model was before that
-    step is in `.before`."""
+    """A loss that is not finite at one step, or its gradient; what the model was before is in `.before`."""
 
     def loss(model, images, targets, recipe):
         value = student_loss(model, images, targets, recipe)
@@ -230,8 +227,7 @@ def test_a_model_without_a_classifier_is_refused_before_anything_is_trained(glyp
 
 
 def test_another_precision_in_the_same_process(glyphs64):
-    """bf16 changes the sums, leaves float32 weights, and nothing of it stays on the model or in the next
-    run."""
+    """bf16 changes the sums, leaves float32 weights, and nothing of it stays on the model or in a next run."""
     plain, _ = trained(glyphs64)
     model = tiny()
     half, history = trained(glyphs64, replace(SHORT, mixed_precision="bf16"), model)
@@ -261,8 +257,7 @@ DESCENT = Recipe(
 
 
 def test_the_gradient_in_parts_is_that_of_the_whole(glyphs64):
-    """Unequal parts (16 in 3) weigh by their images; of steps of 60 the second has four images, in five
-    parts."""
+    """Unequal parts (16 in 3) weigh by their images; of steps of 60 the second has four, in five parts."""
     step, last = replace(DESCENT, label_smoothing=0.0), replace(DESCENT, steps=2, batch_size=60, lr=0.1)
     distilling = lambda: AttentionTransfer(tiny(1), tiny(2), Plan(how="distill"))  # noqa: E731
     for build, recipe, parts in ((tiny, step, 3), (distilling, step, 3), (tiny, last, 5)):
@@ -271,8 +266,7 @@ def test_the_gradient_in_parts_is_that_of_the_whole(glyphs64):
 
 
 def test_the_average_by_hand(glyphs64):
-    """decay · average + (1 - decay) · weights after every step, from the first weights on; beside it the
-    weights train as without."""
+    """decay · average + (1 - decay) · weights after every step; the weights train as without."""
     recipe, states, measured = replace(SHORT, ema=0.75), [], []
     model, average = tiny(), tiny(5)
     states.append(state_of(model))
@@ -315,8 +309,7 @@ def test_binary_cross_entropy_by_hand():
 
 
 def test_no_clipping(glyphs64):
-    """A step of plain descent is lr · gradient, whatever its norm; clipped to 1e-3 it is a thousandth
-    long."""
+    """A step of plain descent is lr · gradient, whatever its norm; clipped to 1e-3 it is that long."""
     step = replace(DESCENT, batch_size=64)
     norms = []
     start = state_of(tiny())

@@ -31,8 +31,7 @@ SURROUNDINGS = {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
 
 @pytest.fixture(scope="module")
 def pair_of_processes(tmp_path_factory):
-    """What two processes found out together, and the folder that they wrote to; how their launcher ended when
-    one of them died at last."""
+    """What two processes found out together, their folder, and how their launcher ended when one died."""
     folder, found = made_once(tmp_path_factory, "two", find_out)
     assert found["world"] == 2, "accelerate must not have started one process only"
     return folder, found
