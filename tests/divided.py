@@ -75,7 +75,7 @@ def ranks(what, *arguments, extra=None) -> list[int]:
 
 
 def pretend_gpus() -> None:
-    """Accelerate takes these processes for two on GPUs, whose device is the CPU; again before each training."""
+    """Accelerate takes these for two on GPUs, whose device is the CPU; again before each training."""
     PartialState(cpu=True)
     PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
     os.environ.pop("ACCELERATE_USE_CPU", None)
@@ -132,7 +132,7 @@ def trained(rank: int, folder: Path, divided: bool) -> None:
 
 
 class Counting(TorchDispatchMode):
-    """Counts operations by name. (CommDebugMode also follows modules, and loses a teacher that is stopped.)"""
+    """Counts operations by name. (CommDebugMode also follows modules, and loses a stopped teacher.)"""
 
     def __init__(self):
         super().__init__()

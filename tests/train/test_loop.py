@@ -227,7 +227,7 @@ def test_a_model_without_a_classifier_is_refused_before_anything_is_trained(glyp
 
 
 def test_another_precision_in_the_same_process(glyphs64):
-    """bf16 changes the sums, leaves float32 weights, and nothing of it stays on the model or in a next run."""
+    """bf16 changes the sums, leaves float32 weights, and nothing of it stays behind."""
     plain, _ = trained(glyphs64)
     model = tiny()
     half, history = trained(glyphs64, replace(SHORT, mixed_precision="bf16"), model)
