@@ -9,7 +9,7 @@ from atbook.worlds import glyphs
 from atbook.worlds.glyphs import TASKS, TWINS, World, generate
 from tests.explorer.conftest import ask, received
 
-SCENES = 50
+SCENES = 20
 SHIFTED = [
     {}, {"background": 0.35}, {"contrast": 0.3}, {"saturation": 0.0},
     {"saturation": 0.4, "hue_shift": -0.3}, {"hue_shift": 1 / 12}, {"clutter": 0}, {"clutter": 6},
@@ -46,7 +46,7 @@ def exported(drawn, index, task):
 
 @pytest.fixture(scope="module")
 def drawn():
-    """The choices behind generate("test", 50)."""
+    """The choices behind those of `generate`."""
     return glyphs._draw(np.random.default_rng([0, glyphs.SPLITS.index("test"), 0]))
 
 
