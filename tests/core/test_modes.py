@@ -197,6 +197,7 @@ PARTLY = {
     "the rows of patches": (Plan(rows="patches"), {}, {}, range(1, 17), []),
     "rows of patches, registers": (Plan(rows="patches"), REGISTERS, REGISTERS, range(3, 19), []),
     "the class token's row, registers dropped": (Plan(rows="class", **DROP), REGISTERS, {}, [0], []),
+    "rows of patches, registers dropped": (Plan(rows="patches", **DROP), REGISTERS, {}, range(1, 17), []),
     "tokens of its own": (Plan(**OWN), {}, REGISTERS, ALL, [1, 2]),
     "tokens of its own, others dropped": (Plan(**OWN), {"reg_tokens": 1}, REGISTERS, ALL, [1, 2]),
     "own tokens, rows of patches": (Plan(rows="patches", **OWN), {}, {"reg_tokens": 1}, range(2, 18), [1]),
