@@ -190,14 +190,11 @@ def unless_aborted(made: Path | None, start, *arguments, **options) -> list[int]
 def main(folder: Path) -> dict[str, list[int]]:
     """How the two processes of every start ended, by the start's name."""
     large = surroundings("fsdp2_vit_large")
-    # timm's Block divided, which the walk gathers as its forward would
-    blocks = large | {"FSDP_TRANSFORMER_CLS_TO_WRAP": "Block"}
     whole, divided = folder / "whole", folder / "divided"
     ended = {
         "whole": unless_aborted(whole, ranks, trained, whole, False),
         "divided": unless_aborted(divided, ranks, trained, divided, True, extra=large),
         "counted": unless_aborted(None, ranks, counted, divided, extra=large),
-        "blocks": unless_aborted(None, ranks, counted, folder / "blocks", extra=blocks),
     }
     coco = coco_folder(folder / "coco", train2017=6, val2017=5)
     ended["detected"] = unless_aborted(folder / "detected", ranks, detected, folder / "detected", coco)
