@@ -4,15 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from atlib import maps
 from atlib.attention import Seen
-from atlib.maps import (
-    aggregate_heads,
-    average_over,
-    keep_tokens,
-    pool_heads,
-    resample,
-    resample_class_attention,
-)
 from tests import longhand
 from tests.helpers import random_images, random_maps
 
@@ -25,8 +18,8 @@ def sums_to_one(map):
 
 @pytest.mark.parametrize("what", ["examples", "layers", "heads", "queries"])
 def test_averages(what):
-    maps = [random_maps(2, 3, 4, 4, seed=seed) for seed in range(3)]
-    for found, expected in zip(average_over(maps, what), longhand.averaged(maps, what), strict=True):
+    layers = [random_maps(2, 3, 4, 4, seed=seed) for seed in range(3)]
+    for found, expected in zip(maps.average_over(layers, what), longhand.averaged(layers, what), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
 
 
@@ -35,7 +28,7 @@ def test_underflow_leaves_values_and_gradients_finite():
     scores = torch.tensor([0.0, -200.0, -400.0, 1.0]).repeat(1, 2, 4, 1).requires_grad_()
     p = scores.detach().softmax(-1).requires_grad_()
     assert (p == 0).any()
-    exact, safe = aggregate_heads(scores=scores), aggregate_heads(p)
+    exact, safe = maps.aggregate_heads(scores=scores), maps.aggregate_heads(p)
     expected = (scores.detach().double().log_softmax(-1).sum(1, keepdim=True) / 10).softmax(-1)
     torch.testing.assert_close(exact.double(), expected, rtol=1e-5, atol=1e-30)
     # off only where e^-17 was e^-40
@@ -51,11 +44,11 @@ def test_another_grid(grids, n):
     N = n + grids[0][0] * grids[0][1]
     for size in (0.5, 6.0):  # 6: rows near one-hot, so that the interpolation overshoots below 0
         map = (size * random_images(2, 2, N, N, dtype=torch.float64)).softmax(-1)
-        found = resample(map, *grids, n)
+        found = maps.resample(map, *grids, n)
         torch.testing.assert_close(found, longhand.on_grid(map, *grids, n), rtol=0, atol=1e-12)
         assert sums_to_one(found)
         for i in range(n):  # one query's attention: the class token's, or a register's
-            of_one = resample_class_attention(map[:, :, i], *grids, n)
+            of_one = maps.resample_class_attention(map[:, :, i], *grids, n)
             torch.testing.assert_close(of_one, found[:, :, i], rtol=0, atol=1e-12)
 
 
@@ -64,14 +57,14 @@ def test_kept_tokens_are_the_map_of_kept_queries_and_keys():
     map = Seen(q, k, None, 0.5).map
     for tokens in ([4, 0, 3], [0, 1, 2, 3, 5, 4], [*range(6)]):
         of_kept = Seen(q[:, :, tokens], k[:, :, tokens], None, 0.5).map
-        torch.testing.assert_close(keep_tokens(map, tokens), of_kept, rtol=1e-12, atol=0)
+        torch.testing.assert_close(maps.keep_tokens(map, tokens), of_kept, rtol=1e-12, atol=0)
 
 
 @pytest.mark.parametrize("how, pick", [("max", max), ("min", min), ("mean", lambda x: sum(x) / len(x))])
 @pytest.mark.parametrize("queries", [5, 1])
 def test_pooled_heads_equal_loops(how, pick, queries):
     map = random_maps(2, 3, queries, 5)
-    found = pool_heads(map, how)
+    found = maps.pool_heads(map, how)
     assert found.shape == (2, 1, queries, 5) and sums_to_one(found)
     for b in range(2):
         for i in range(queries):
