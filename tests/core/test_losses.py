@@ -19,6 +19,15 @@ def layer(*shape, seed=0):
     return Seen(q.requires_grad_(), k.requires_grad_(), v.requires_grad_(), SCALE)
 
 
+def test_losses_of_layers_add_up():
+    students, teachers = (
+        [layer(2, 3, 4, d, seed=seed + i) for i in range(3)] for d, seed in ((2, 1), (5, 7))
+    )
+    expected = sum(-(t.map * s.map.log()).sum(-1).mean().item() for s, t in zip(students, teachers))
+    for loss in (attention_cross_entropy, dense_attention_cross_entropy):
+        assert loss(students, teachers).item() == pytest.approx(expected, rel=1e-12)
+
+
 def test_a_teacher_that_was_given_a_map():
     student, p = layer(1, 2, 4, 3), torch.rand(1, 2, 4, 4, dtype=torch.float64).softmax(-1)
     expected = -(p * student.map.log()).sum(-1).mean().item()
