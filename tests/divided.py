@@ -1,4 +1,4 @@
-"""What two forked processes do with weights that are divided between them, and with SIGTERM: `main`.
+"""What two forked processes do with weights that are divided between them: `main`.
 
 torch takes seconds to import, so one process imports it and forks the others; nothing is computed before the
 fork. What came out is in FOLDER. Accelerate knows no FSDP on CPUs, so these processes
@@ -16,7 +16,6 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.fsdp
@@ -25,7 +24,7 @@ from accelerate import PartialState
 from accelerate.utils import DistributedType
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from atbook.worlds import glyph_images, glyphs
+from atbook.worlds import glyph_images
 from atbook.worlds.glyphs import generate
 from atfamily.detection.detector import SIZES, detection_loss, mask_rcnn
 from atfamily.detection.evaluate import evaluate_detector
@@ -34,13 +33,11 @@ from atlib.checkpoint import save_weights
 from atlib.evaluate import evaluate_together
 from atlib.recipe import Recipe
 from atlib.train import train
-from atrun import __main__ as command
 from atrun.checkpoint_manager import CheckpointManager
 from atrun.data.coco import CocoObjects
 from tests.detection.coco_folder import coco_folder
 from tests.detection.knows import Knows
 from tests.launching import surroundings
-from tests.stopped_runs import HELD_OUT, asked, at_step
 
 # Three steps a pass, the last of them with eight images.
 RECIPE = Recipe(
@@ -50,8 +47,7 @@ ABORTED = "aborted, and made again:"
 
 
 def ranks(what, *arguments, extra=None) -> list[int]:
-    """Run what(rank, other, *arguments) in two processes, `other` being the last one's id for the first; how
-    they ended (-9: killed)."""
+    """Run what(rank, *arguments) in two processes; how they ended (-9: killed)."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -66,7 +62,7 @@ def ranks(what, *arguments, extra=None) -> list[int]:
                 os.environ |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), "2")
                 os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
                 os.environ |= {"ACCELERATE_USE_CPU": "true"} | (extra or {})
-                code = what(rank, numbers[0] if numbers else 0, *arguments) or 0
+                code = what(rank, *arguments) or 0
             except BaseException:
                 import traceback
 
@@ -79,8 +75,7 @@ def ranks(what, *arguments, extra=None) -> list[int]:
 
 
 def pretend_gpus() -> None:
-    """Accelerate takes these two processes for two that it started for GPUs, whose device is the CPU; again
-    before each training."""
+    """Accelerate takes these for two on GPUs, whose device is the CPU; again before each training."""
     PartialState(cpu=True)
     PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
     os.environ.pop("ACCELERATE_USE_CPU", None)
@@ -96,9 +91,8 @@ def small_pair() -> AttentionTransfer:
     )
 
 
-def trained(rank: int, _: int, folder: Path, divided: bool) -> None:
-    """A pair is trained; when its weights are divided, it is stopped on the way and goes on with new
-    models."""
+def trained(rank: int, folder: Path, divided: bool) -> None:
+    """A pair is trained; with divided weights it is stopped on the way, and new models go on."""
     folder.mkdir(exist_ok=True)
     images, tested_on = glyph_images(generate("train", 32)), glyph_images(generate("test", 30))
     mine: list[float] = []
@@ -138,8 +132,7 @@ def trained(rank: int, _: int, folder: Path, divided: bool) -> None:
 
 
 class Counting(TorchDispatchMode):
-    """Counts operations by name. torch's own, CommDebugMode, also follows which modules run, and loses its
-    place where a teacher is stopped on the way."""
+    """Counts operations by name. (CommDebugMode also follows modules, and loses a stopped teacher.)"""
 
     def __init__(self):
         super().__init__()
@@ -150,7 +143,7 @@ class Counting(TorchDispatchMode):
         return operation(*args, **(kwargs or {}))
 
 
-def counted(rank: int, _: int, folder: Path) -> None:
+def counted(rank: int, folder: Path) -> None:
     """How often weights are gathered, and gradients scattered, in two steps."""
     folder.mkdir(exist_ok=True)
     pretend_gpus()
@@ -162,19 +155,7 @@ def counted(rank: int, _: int, folder: Path) -> None:
     dist.destroy_process_group()
 
 
-def commanded(rank: int, other: int, arguments: list[str], text: Path, step: int) -> int:
-    """A command of `python -m atlib`; the second process gets SIGTERM as soon as `step` is logged by the
-    first."""
-    with open(text.with_suffix(f".{rank}"), "a") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-    glyphs.SIZES |= HELD_OUT
-    if step and rank == 0:
-        at_step(step, lambda: os.kill(other, signal.SIGTERM), pytest.MonkeyPatch())
-    return command.main(arguments)
-
-
-def detected(rank: int, _: int, folder: Path, coco: Path) -> None:
+def detected(rank: int, folder: Path, coco: Path) -> None:
     """A detector learns three scenes a process; one whose answers are known is measured on five."""
     train_on, measured_on = (
         CocoObjects(coco / split, coco / "annotations" / f"instances_{split}.json", size=64)
@@ -209,20 +190,12 @@ def unless_aborted(made: Path | None, start, *arguments, **options) -> list[int]
 def main(folder: Path) -> dict[str, list[int]]:
     """How the two processes of every start ended, by the start's name."""
     large = surroundings("fsdp2_vit_large")
-    # timm's Block divided, which the walk gathers as its forward would
-    blocks = large | {"FSDP_TRANSFORMER_CLS_TO_WRAP": "Block"}
     whole, divided = folder / "whole", folder / "divided"
     ended = {
         "whole": unless_aborted(whole, ranks, trained, whole, False),
         "divided": unless_aborted(divided, ranks, trained, divided, True, extra=large),
         "counted": unless_aborted(None, ranks, counted, divided, extra=large),
-        "blocks": unless_aborted(None, ranks, counted, folder / "blocks", extra=blocks),
     }
     coco = coco_folder(folder / "coco", train2017=6, val2017=5)
     ended["detected"] = unless_aborted(folder / "detected", ranks, detected, folder / "detected", coco)
-    for out, step in ((folder / "left-alone", 0), (folder / "terminated", 3)):
-        train_it = asked("find-scratch", out, save_every=100, drop_path=0.2)
-        ended[out.name] = unless_aborted(out, ranks, commanded, train_it, out, step)
-    resume = ["resume", str(folder / "terminated")]
-    ended["resumed"] = unless_aborted(None, ranks, commanded, resume, folder / "resumed", 0)
     return ended

@@ -213,13 +213,13 @@ def cubic_weights(before, after):
 
 
 def on_grid(p, before, after, prefix):
-    """A map of a square grid of before² patches on one of after²: keys, then queries, interpolated, clamped,
+    """A map of one grid of patches, (down, across), on another: keys, then queries, interpolated, clamped,
     and rescaled.
 
     What a query gives to the prefix tokens as a whole is kept; for patches that share is interpolated like
     everything else.
     """
-    table = torch.kron(cubic_weights(before, after), cubic_weights(before, after))
+    table = torch.kron(*(cubic_weights(*sides) for sides in zip(before, after)))
 
     def scaled(x, total):
         x = x.clamp(min=0)

@@ -1,7 +1,6 @@
-"""What two processes do together, one worker each, started by the tests: a program for torchrun and
-`accelerate launch`.
+"""What two processes do together, one worker each, started by the tests: a program for `accelerate launch`.
 
-    ... tests/two.py all|machines FOLDER
+    ... tests/two.py FOLDER
 
 Everything that several tests look at is done in one start, because a start costs seconds; rank 0 leaves what
 came out in FOLDER. At the end of it one of them dies.
@@ -97,7 +96,7 @@ def trained(name, **options):
 
 
 def everything(folder: Path, rank: int) -> dict:
-    found = {"world": dist.get_world_size()}
+    found = {}
     for name in RUNS:
         weights, history, steps = trained(name)
         found[name] = {"history": history, "steps": steps}
@@ -106,6 +105,8 @@ def everything(folder: Path, rank: int) -> dict:
             save_file(
                 {key: value.contiguous() for key, value in weights.items()}, folder / f"{name}.safetensors"
             )
+
+    found["world"] = dist.get_world_size()
 
     # A teacher of its own on each process: were it broadcast or averaged, the two would become one.
     pair = AttentionTransfer(tiny(10 + rank), tiny(2), Plan(how="distill"))
@@ -205,14 +206,8 @@ def dead(rank: int) -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     processes.WAIT = timedelta(seconds=60)
-    what, place, rank = sys.argv[1], Path(sys.argv[2]), int(os.environ["RANK"])
-    weights, history, _ = trained("plain")  # the first call starts the process group
-    if what == "all":
-        result = everything(place, rank)
-        if rank == 0:
-            (place / "found.json").write_text(json.dumps(result))
-        dead(rank)
-    of_machine = {"world": dist.get_world_size(), "local": os.environ["LOCAL_RANK"], "history": history}
-    (place / f"machine-{rank}.json").write_text(json.dumps(of_machine))
-    save_file({key: value.contiguous() for key, value in weights.items()}, place / f"{rank}.safetensors")
-    dist.destroy_process_group()
+    place, rank = Path(sys.argv[1]), int(os.environ["RANK"])
+    result = everything(place, rank)
+    if rank == 0:
+        (place / "found.json").write_text(json.dumps(result))
+    dead(rank)

@@ -2,6 +2,7 @@
 
 import inspect
 from concurrent.futures import ThreadPoolExecutor
+from itertools import cycle
 
 import pytest
 import timm
@@ -15,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from atlib import AttentionTransfer, Plan, create_vit, walk
 from atlib.attention import SDPA, Instead, find_projections
-from tests.helpers import SMALL_VIT, random_images, random_maps, randomise, since_torch_11
+from tests.helpers import IN_PLACE, SMALL_VIT, random_images, random_maps, randomise, since_torch_11
 
 # Depth, width and image size are cut: what makes a family a family stays as published.
 OF_TIMM = {
@@ -150,8 +151,7 @@ def test_a_model_of_another_library(name):
             assert p.amax() > 0.15, "a flat map (1 / 17) would hide a wrong scale or bias"
 
 
-@pytest.mark.parametrize("how", ["copy", "distill"])
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("name, how", zip(OTHERS, cycle(["copy", "distill"])))
 def test_two_models_of_another_library(name, how):
     """The student's logits with the teacher's whole maps put in; the cross-entropy of maps written out."""
     teacher, student = (randomise(of_transformers("sdpa")[name](), seed=seed).eval() for seed in (0, 1))
@@ -348,24 +348,22 @@ def test_rows_that_nobody_reads_are_not_multiplied(build):
 
 
 def test_copy_and_distill_multiply_little_more_than_fine_tuning():
-    """ViT-B at 197 tokens: Copy at most 1.16 of fine-tuning, Distill of 9 of 12 layers 1.25."""
-    # PyTorch does not count the in-place form of baddbmm, which the map-free loss uses
-    also = {torch.ops.aten.baddbmm_: lambda x, left, right, **_: 2 * left[0] * left[1] * left[2] * right[2]}
+    """ViT-B at 197 tokens: Copy at most 1.16 of fine-tuning, Distill of three layers in four 1.25."""
 
     def flops(step):
-        with FlopCounterMode(display=False, custom_mapping=also) as counter:
+        with FlopCounterMode(display=False, custom_mapping=IN_PLACE) as counter:
             out = step()
             logits, loss = out if isinstance(out, tuple) else (out, 0)
             (F.cross_entropy(logits, torch.tensor([1])) + loss).backward()
         return counter.get_total_flops()
 
     with torch.device("meta"):
-        models = [create_vit("vit_base_patch16_224", num_classes=1000) for _ in range(2)]
+        models = [create_vit("vit_base_patch16_224", depth=4, num_classes=1000) for _ in range(2)]
     with FakeTensorMode(allow_non_fake_inputs=True):  # shapes of a CPU, and no numbers
         teacher, student = (model.to_empty(device="cpu") for model in models)
         images = torch.randn(1, 3, 224, 224)
         tuned = flops(lambda: student(images))
-        plans = {"copy": Plan(), "distill": Plan(how="distill", layers=range(9))}
+        plans = {"copy": Plan(), "distill": Plan(how="distill", layers=range(3))}
         pairs = {name: AttentionTransfer(teacher, student, plan).train() for name, plan in plans.items()}
         ratios = {name: flops(lambda: pair(images)) / tuned for name, pair in pairs.items()}
     assert 1.1 < ratios["copy"] <= 1.16 and 1.1 < ratios["distill"] <= 1.25, ratios

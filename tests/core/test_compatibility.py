@@ -72,32 +72,6 @@ def test_of_another_token_none_is_common(small_vit):
         assert found.student_tokens == (*range(common), *range(first, first + 16))
 
 
-def test_which_rows_and_which_tokens_are_its_own(small_vit):
-    teacher, student, plain = small_vit(reg_tokens=1), small_vit(reg_tokens=3), small_vit()
-
-    def found(student, **options):
-        pairing = pair_up(teacher, student, Plan(how="distill", **options))
-        return pairing.own_keys, pairing.queries
-
-    patches = tuple(range(4, 20))
-    assert found(student, unequal_prefix="own") == ((1, 2, 3), (0, *patches))
-    assert found(student, unequal_prefix="own", rows="patches") == ((1, 2, 3), patches)
-    assert found(student, unequal_prefix="own", rows="class") == ((1, 2, 3), (0,))
-    assert found(student, unequal_prefix="drop", rows="patches") == ((), tuple(range(1, 17)))
-    assert found(plain, unequal_prefix="own") == found(plain, unequal_prefix="drop") == ((), None)
-    assert found(plain, unequal_prefix="own", rows="class") == ((), (0,))
-
-
-def test_what_a_pairing_says(small_vit):
-    teacher, student = small_vit(depth=5, reg_tokens=2, patch_size=4, num_heads=4), small_vit()
-    plan = Plan(layers={2: 0, 0: 4}, unequal_heads="average", unequal_grid="resample", unequal_prefix="drop")
-    found = pair_up(teacher, student, plan)
-    assert found.layers == ((0, 4), (2, 0))
-    assert found.components == {"registers": (2, 0)}
-    assert found.common_prefix == 1
-    assert found.teacher_tokens == (0, *range(3, 67)) and found.student_tokens is None
-
-
 @pytest.mark.parametrize("name", ["cls_token", "cls", "class_embedding"])
 def test_a_class_token_is_known_by_its_name(small_vit, name):
     vit = small_vit(reg_tokens=2)

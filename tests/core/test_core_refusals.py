@@ -9,27 +9,12 @@ from safetensors.torch import load_file, save_file
 from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
 
-from atlib import AttentionTransfer, Plan, create_student, create_vit, walk
+from atlib import AttentionTransfer, Plan, create_student, create_vit, losses, maps, walk
 from atlib.attention import Instead, Seen, Unwalkable, sample_drop_path
 from atlib.baselines import feature_mse, hard_distillation, soft_distillation
 from atlib.checkpoint import load_bundle, load_vit, save_bundle, save_vit
 from atlib.data import Images
 from atlib.evaluate import evaluate
-from atlib.losses import (
-    attention_cross_entropy,
-    dense_attention_cross_entropy,
-    map_cross_entropy,
-    projection_mse,
-)
-from atlib.maps import (
-    aggregate_heads,
-    average_over,
-    keep_tokens,
-    mean_heads,
-    pool_heads,
-    resample,
-    resample_class_attention,
-)
 from atlib.pair import IMAGENET, Normalisation, attach, check_images
 from atlib.recipe import Recipe
 from atlib.train import train
@@ -174,13 +159,13 @@ ONE, OTHER_SHAPE = layer(2, 3, 4, 4), layer(2, 1, 4, 4)
 @pytest.mark.parametrize(
     "call",
     [
-        lambda: attention_cross_entropy([ONE], [OTHER_SHAPE]),
-        lambda: dense_attention_cross_entropy([ONE], [OTHER_SHAPE]),
-        lambda: dense_attention_cross_entropy([ONE], [ONE, ONE]),
-        lambda: attention_cross_entropy([ONE], [ONE, ONE]),
-        lambda: map_cross_entropy(ONE.map.log(), OTHER_SHAPE.map),
-        lambda: projection_mse([ONE], [OTHER_SHAPE], "q"),
-        lambda: projection_mse([ONE], [ONE, ONE], "q"),
+        lambda: losses.attention_cross_entropy([ONE], [OTHER_SHAPE]),
+        lambda: losses.dense_attention_cross_entropy([ONE], [OTHER_SHAPE]),
+        lambda: losses.dense_attention_cross_entropy([ONE], [ONE, ONE]),
+        lambda: losses.attention_cross_entropy([ONE], [ONE, ONE]),
+        lambda: losses.map_cross_entropy(ONE.map.log(), OTHER_SHAPE.map),
+        lambda: losses.projection_mse([ONE], [OTHER_SHAPE], "q"),
+        lambda: losses.projection_mse([ONE], [ONE, ONE], "q"),
         lambda: feature_mse([torch.zeros(2, 5, 6)], [torch.zeros(2, 5, 1)]),
         lambda: soft_distillation(torch.zeros(2, 3), torch.zeros(2, 1), 3.0),
         lambda: hard_distillation(torch.zeros(2, 3), torch.zeros(2, 1)),
@@ -188,21 +173,21 @@ ONE, OTHER_SHAPE = layer(2, 3, 4, 4), layer(2, 1, 4, 4)
         lambda: (
             walk(vit(), IMAGES, replace={0: Instead(map=random_maps(2, 3, 17, 17).float())}).layers[0].scores
         ),
-        lambda: average_over([MAP], "example"),
-        lambda: average_over([MAP], "examples"),
-        lambda: average_over([MAP], "layers"),
-        lambda: average_over([MAP, MAP[0]], "heads"),
-        aggregate_heads,
-        lambda: aggregate_heads(MAP, float("nan")),
-        lambda: aggregate_heads(MAP[0]),
-        lambda: mean_heads(MAP[..., :2]),
-        lambda: pool_heads(MAP, "median"),
-        lambda: resample(FOUR, (4, 5), (2, 2), 1),
-        lambda: resample(FOUR, (3, 6), (2, 2), -1),
-        lambda: resample_class_attention(FOUR, (4, 4), (2, 2)),
-        lambda: keep_tokens(EMPTY.roll(1, -1), [2, 3, 0]),  # row 0 gives nothing to these
-        lambda: keep_tokens(MAP, [0, -1]),
-        lambda: keep_tokens(MAP, [0, 0]),
+        lambda: maps.average_over([MAP], "example"),
+        lambda: maps.average_over([MAP], "examples"),
+        lambda: maps.average_over([MAP], "layers"),
+        lambda: maps.average_over([MAP, MAP[0]], "heads"),
+        maps.aggregate_heads,
+        lambda: maps.aggregate_heads(MAP, float("nan")),
+        lambda: maps.aggregate_heads(MAP[0]),
+        lambda: maps.mean_heads(MAP[..., :2]),
+        lambda: maps.pool_heads(MAP, "median"),
+        lambda: maps.resample(FOUR, (4, 5), (2, 2), 1),
+        lambda: maps.resample(FOUR, (3, 6), (2, 2), -1),
+        lambda: maps.resample_class_attention(FOUR, (4, 4), (2, 2)),
+        lambda: maps.keep_tokens(EMPTY.roll(1, -1), [2, 3, 0]),  # row 0 gives nothing to these
+        lambda: maps.keep_tokens(MAP, [0, -1]),
+        lambda: maps.keep_tokens(MAP, [0, 0]),
     ],
 )
 def test_tensors(call):

@@ -24,8 +24,7 @@ from triton.compiler import ASTSource  # noqa: E402
 
 
 def test_interpreted():
-    """The kernels' numbers, and two processes: `interpreted_fused.py`, started anew, because Triton asks once
-    whether to interpret."""
+    """`interpreted_fused.py`, started anew, because Triton asks once whether to interpret."""
     ran = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "tests/core/interpreted_fused.py"],
         env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
@@ -44,24 +43,12 @@ def test_interpreted():
 ARCHITECTURES = 80, 90
 # (N, student's width, teacher's, type, whether something is added): what is common, and each limit of a rule
 COMMON = [
-    (17, 64, 64, "bfloat16", False),
-    (50, 64, 64, "bfloat16", False),
-    (197, 64, 64, "bfloat16", False),
-    (785, 72, 72, "bfloat16", False),
-    (785, 64, 64, "bfloat16", False),
-    (128, 128, 64, "bfloat16", False),
-    (257, 64, 64, "bfloat16", True),
-    (5, 16, 16, "float16", True),
-    (197, 32, 32, "bfloat16", True),
-    (100, 64, 64, "bfloat16", True),
-    (64, 128, 128, "bfloat16", True),
-    (197, 64, 128, "bfloat16", True),
-    (17, 64, 64, "float32", True),
-    (50, 32, 32, "tf32", True),
-    (197, 64, 64, "float32", True),
-    (197, 128, 128, "float32", True),
-    (197, 128, 128, "tf32", True),
-]
+    (50, 64, 64, "bfloat16", False), (197, 64, 64, "bfloat16", False), (785, 72, 72, "bfloat16", False),
+    (785, 64, 64, "bfloat16", False), (128, 128, 64, "bfloat16", False), (257, 64, 64, "bfloat16", True),
+    (197, 32, 32, "bfloat16", True), (100, 64, 64, "bfloat16", True), (64, 128, 128, "bfloat16", True),
+    (197, 64, 128, "bfloat16", True), (17, 64, 64, "float32", True), (50, 32, 32, "tf32", True),
+    (197, 64, 64, "float32", True), (197, 128, 128, "float32", True), (197, 128, 128, "tf32", True),
+]  # fmt: skip
 
 
 def launches(monkeypatch, N, width, width_t, dtype, is_added, architecture):
@@ -143,8 +130,7 @@ def test_compiled_without_spills(monkeypatch, tmp_path, shape, architecture):
 
 @pytest.mark.parametrize("N", [197, 785])
 def test_nothing_is_computed_in_float64(monkeypatch, N):
-    """A step that torch.compile has compiled gives numbers to kernels in float64: they are cast, and no
-    score is."""
+    """torch.compile gives numbers to kernels in float64: they are cast, and no score is."""
     for kernel, arguments in launches(monkeypatch, N, 64, 64, "bfloat16", False, 90):
         assert compiled(kernel, arguments, 90, number="fp64").asm["ptx"].count("f64") < 10
 

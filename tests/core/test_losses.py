@@ -1,11 +1,9 @@
-"""Every loss against loops over floats; gradients are in `test_map_free.py`."""
+"""Losses against loops over floats; that of maps is in `test_map_free.py` and `test_modes.py`."""
 
 import math
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from atlib.attention import Seen
 from atlib.baselines import feature_mse, hard_distillation, soft_distillation
@@ -21,41 +19,13 @@ def layer(*shape, seed=0):
     return Seen(q.requires_grad_(), k.requires_grad_(), v.requires_grad_(), SCALE)
 
 
-def row(seen, b, h, i):
-    """One row of a map with nothing but floats: softmax over keys of scale times the dot product."""
-    q, k = seen.q.tolist()[b][h][i], seen.k.tolist()[b][h]
-    powers = [math.exp(seen.scale * sum(x * y for x, y in zip(q, key))) for key in k]
-    return [power / sum(powers) for power in powers]
-
-
-def three_loops(student, teacher):
-    total = 0.0
-    for own, target in zip(student, teacher):
-        B, H, N, _ = own.q.shape
-        rows = [
-            -sum(p_t * math.log(p_s) for p_s, p_t in zip(row(own, b, h, i), row(target, b, h, i)))
-            for b in range(B)
-            for h in range(H)
-            for i in range(N)
-        ]
-        total += sum(rows) / (B * H * N)
-    return total
-
-
-@settings(derandomize=True, deadline=None, max_examples=20)
-@given(
-    shape=st.tuples(*[st.integers(1, 3)] * 2, st.integers(1, 5)),
-    widths=st.tuples(*[st.integers(1, 4)] * 2),
-    depth=st.integers(1, 3),
-    seed=st.integers(0, 99),
-)
-def test_equals_three_loops(shape, widths, depth, seed):
-    student = [layer(*shape, widths[0], seed=seed + i) for i in range(depth)]
-    teacher = [layer(*shape, widths[1], seed=seed + 50 + i) for i in range(depth)]
+def test_losses_of_layers_add_up():
+    students, teachers = (
+        [layer(2, 3, 4, d, seed=seed + i) for i in range(3)] for d, seed in ((2, 1), (5, 7))
+    )
+    expected = sum(-(t.map * s.map.log()).sum(-1).mean().item() for s, t in zip(students, teachers))
     for loss in (attention_cross_entropy, dense_attention_cross_entropy):
-        found = loss(student, teacher)
-        assert found.shape == () and found.dtype == torch.float64
-        assert found.item() == pytest.approx(three_loops(student, teacher), rel=1e-12)
+        assert loss(students, teachers).item() == pytest.approx(expected, rel=1e-12)
 
 
 def test_a_teacher_that_was_given_a_map():

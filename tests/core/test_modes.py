@@ -82,8 +82,7 @@ def straight(layers):
 KINDS = {
     "all layers": ({}, {}, CLASS_TOKEN, straight(range(3)), None),
     "one layer": ({"layers": [0]}, {}, AVERAGE, straight([0]), None),
-    "another depth": ({"layers": {0: 3, 2: 0}}, {"depth": 5}, {}, {0: 3, 2: 0}, None),
-    "a layer twice": ({"layers": {0: 1, 1: 1, 2: 4}}, {"depth": 5}, {}, {0: 1, 1: 1, 2: 4}, None),
+    "other layers, one twice": ({"layers": {0: 3, 1: 0, 2: 3}}, {"depth": 5}, {}, {0: 3, 1: 0, 2: 3}, None),
     "heads": ({"heads": [0, 2]}, {}, {}, straight(range(3)), {layer: [0, 2] for layer in range(3)}),
     "heads of layers": ({"heads": {0: [1], 2: [2, 0]}}, {}, {}, straight(range(3)), {0: [1], 2: [0, 2]}),
 }
@@ -174,7 +173,7 @@ def test_another_patch_grid(small_vit, how, teacher_patch, grid, options):
     prefix = 0 if "class_token" in options else 1
 
     def target(maps):
-        return [longhand.on_grid(p, grid, 4, prefix) for p in maps]
+        return [longhand.on_grid(p, (grid, grid), (4, 4), prefix) for p in maps]
 
     assert_equal(pair, straight([0, 2]), teacher_patch=teacher_patch, target=target)
     assert pair.path == "dense"
@@ -198,6 +197,7 @@ PARTLY = {
     "the rows of patches": (Plan(rows="patches"), {}, {}, range(1, 17), []),
     "rows of patches, registers": (Plan(rows="patches"), REGISTERS, REGISTERS, range(3, 19), []),
     "the class token's row, registers dropped": (Plan(rows="class", **DROP), REGISTERS, {}, [0], []),
+    "rows of patches, registers dropped": (Plan(rows="patches", **DROP), REGISTERS, {}, range(1, 17), []),
     "tokens of its own": (Plan(**OWN), {}, REGISTERS, ALL, [1, 2]),
     "tokens of its own, others dropped": (Plan(**OWN), {"reg_tokens": 1}, REGISTERS, ALL, [1, 2]),
     "own tokens, rows of patches": (Plan(rows="patches", **OWN), {}, {"reg_tokens": 1}, range(2, 18), [1]),
@@ -254,7 +254,8 @@ def test_all_remedies_at_once(small_vit, how):
     pair = pair_of(small_vit, plan, teacher={"depth": 5, "num_heads": 4, "patch_size": 4, "reg_tokens": 1})
 
     def target(maps):
-        moved = [longhand.on_grid(longhand.merged(longhand.without(p, [1])), 8, 4, 1) for p in maps]
+        kept = [longhand.merged(longhand.without(p, [1])) for p in maps]
+        moved = [longhand.on_grid(p, (8, 8), (4, 4), 1) for p in kept]
         return [p.expand(-1, 3 if how == "copy" else 1, -1, -1) for p in longhand.averaged(moved, "layers")]
 
     own = (lambda maps: [longhand.merged(p) for p in maps]) if how == "distill" else None

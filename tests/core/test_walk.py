@@ -20,16 +20,6 @@ def test_equals_the_model_in_training_with_all_kinds_of_dropout(small_vit, fused
     assert torch.equal(walk(vit, images).logits, walk(vit, images).logits)
 
 
-def test_gradients_equal_the_models(small_vit):
-    vit = small_vit(qk_norm=True, init_values=0.1, drop_path_rate=0.3).train()
-    found = []
-    for call in (vit, lambda images: walk(vit, images).logits):
-        images = random_images(4, 3, 32, 32).requires_grad_()
-        torch.manual_seed(1)
-        found.append(torch.autograd.grad(call(images).square().sum(), [images, *vit.parameters()]))
-    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-6)
-
-
 def insides(vit):
     hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     return {

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from atbook.records import read_records
 from atbook.worlds import glyph_images
 from atbook.worlds.glyphs import World, generate
 from atlib import AttentionTransfer, Plan, create_vit
@@ -18,7 +17,7 @@ from atlib.data import Images, pair
 from atlib.recipe import Recipe
 from atlib.train import make_optimizer, schedule, student_loss
 from tests.explorer.conftest import SCRIPTS
-from tests.helpers import randomise
+from tests.helpers import randomise, state_of
 from tools.wasm import SCRIPT, SOURCE, compiled, module_of
 
 RECIPE = Recipe(steps=50, batch_size=64, lr=4e-3, weight_decay=0.1)
@@ -120,11 +119,12 @@ def by_tensor(numbers, vit):
 
 
 @pytest.mark.parametrize("copied", [None, "maps", "routing", "message"])
-def test_loss_and_gradients_of_a_step_are_those_of_torch(copied):
-    """To 1e-4 of a tensor's largest gradient, in double precision; the batch fills no block of rows."""
+def test_four_steps_are_those_of_torch(copied):
+    """The first one's gradients to 1e-4 of a tensor's largest, in double precision; where the weights went to
+    a hundredth of their way. The batches fill no block of rows."""
     student, teacher = weights_that_matter(1), None if copied is None else weights_that_matter(2)
     images = scenes(100, None if copied in (None, "maps") else copied)
-    batches = [list(range(3, 3 + 44))]
+    batches, start = [list(range(first, first + 44)) for first in (3, 20, 41, 56)], state_of(student)
     answer = asked({"ask": "learn", "task": task_for(images, student, teacher, batches)})
     losses, gradients = of_torch(images, student, teacher, batches)
     apart = {}
@@ -136,7 +136,11 @@ def test_loss_and_gradients_of_a_step_are_those_of_torch(copied):
             assert (found[: 2 * len(found) // 3] == 0).all() and (found[2 * len(found) // 3 :] != 0).any()
     worst = max(apart, key=apart.get)
     print(f"{copied}: gradients {apart[worst]:.1e} ({worst})")
-    assert abs(answer["losses"][0] - losses[0]) <= 1e-4 and apart[worst] <= 1e-4
+    assert answer["losses"] == pytest.approx(losses, abs=1e-4) and apart[worst] <= 1e-4
+    for name, found in by_tensor(numbers(answer["weights"]), student).items():
+        if ".attn.qkv.bias" not in name:  # Adam steps along what rounding leaves of the keys' gradient
+            end, way = student.state_dict()[name].flatten(), student.state_dict()[name] - start[name]
+            assert (found - end).norm() <= 0.01 * way.norm(), name
 
 
 def test_answers_are_those_of_torch():
@@ -165,24 +169,15 @@ def test_first_weights_are_drawn_as_timm_draws_them():
         assert found.std().item() == pytest.approx(spread, abs=error), name
 
 
-@pytest.mark.slow
-def test_a_whole_run_ends_where_the_records_do(weights_file):
-    """Match, 1,000 labels: copied maps end within the recorded seeds; without, 150 steps lead nowhere."""
-    recorded = [
-        record.results["test_accuracy"]
-        for record in read_records("transfer", "match")
-        if record.method == "copy" and "test_accuracy" in record.results
-    ]
-    choices = {"world": "match", "labels": 1000, "lr": 0.016, "seed": 0}
+def test_a_runs_task_is_what_the_committed_student_has_learned(weights_file):
+    """With its teacher's maps it answers, on scenes to learn from and on held-out ones; with those of scenes
+    that have the same answer elsewhere it does not. (In place of a run of 500 steps, which took minutes.)"""
 
-    def run(copied, **recipe):
-        return asked({"ask": "run", "choices": choices | {"copied": copied}, "recipe": recipe}, weights_file)
+    def accuracies(copied):
+        choices = {"world": "match", "copied": copied, "labels": 200, "lr": 0.016, "seed": 0}
+        return asked({"ask": "known", "choices": choices}, weights_file)
 
-    copy, alone = run("maps"), run("nothing", steps=150)
-    error = (0.8 * 0.2 / 500) ** 0.5
-    assert min(recorded) - error <= copy["accuracy"] <= max(recorded) + error
-    assert alone["accuracy"] < 0.2
-    print(copy, alone)
+    assert min(accuracies("maps")) > 0.7 and max(accuracies("message")) < 0.4
 
 
 def test_the_module_is_what_clang_makes_of_the_c_file():

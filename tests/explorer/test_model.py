@@ -15,7 +15,7 @@ from atlib.checkpoint import load_vit
 from tests.explorer.conftest import received, sent
 from tests.helpers import ROOT
 
-SCENES = 50
+SCENES = 10
 CHOICES = ("own", "teacher", "twin", "uniform")
 MODELS = [
     (world, name)
@@ -56,13 +56,13 @@ def vit_of(content):
 
 @pytest.fixture(scope="module")
 def scenes():
-    """Bytes of noisy scenes of both worlds, and of their routing twins: world to (50, 3, 32, 32) twice."""
+    """Bytes of noisy scenes of both worlds, and of their routing twins: world to (10, 3, 32, 32) twice."""
     twins = (None, "routing")
     return {task: [generate("test", SCENES, 0, World(task), twin).images for twin in twins] for task in TASKS}
 
 
 def expected(vit_of, learned_with, world, name, choice, images, twins):
-    """Logits (50, classes) and maps (50, L, H, N, N) of torch's walk."""
+    """Logits (SCENES, classes) and maps (SCENES, L, H, N, N) of torch's walk."""
     vit = vit_of(world, name)
     teacher = vit_of(world, "untrained" if learned_with == "untrained" else "teacher")
     with torch.no_grad():
@@ -117,7 +117,7 @@ def test_logits_and_maps_are_those_of_torch(tab, content, vit_of, scenes, world,
 
 
 def glyph_images_of(pixels):
-    """The bytes as a model is given them, float32 (50, 3, 32, 32)."""
+    """The bytes as a model is given them, float32 (SCENES, 3, 32, 32)."""
     drawn = generate("test", 1)._replace(images=pixels, shape=np.zeros(len(pixels), dtype=np.int64))
     return glyph_images(drawn).take(range(len(pixels)))[0]
 

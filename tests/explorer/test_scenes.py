@@ -9,7 +9,7 @@ from atbook.worlds import glyphs
 from atbook.worlds.glyphs import TASKS, TWINS, World, generate
 from tests.explorer.conftest import ask, received
 
-SCENES = 50
+SCENES = 20
 SHIFTED = [
     {}, {"background": 0.35}, {"contrast": 0.3}, {"saturation": 0.0},
     {"saturation": 0.4, "hue_shift": -0.3}, {"hue_shift": 1 / 12}, {"clutter": 0}, {"clutter": 6},
@@ -46,7 +46,7 @@ def exported(drawn, index, task):
 
 @pytest.fixture(scope="module")
 def drawn():
-    """The choices behind generate("test", 50)."""
+    """The choices behind those of `generate`."""
     return glyphs._draw(np.random.default_rng([0, glyphs.SPLITS.index("test"), 0]))
 
 
@@ -72,8 +72,7 @@ def test_pixels_are_the_generators(tab, drawn, task, shift):
 
 @pytest.mark.parametrize("blur", [0.3, 0.8])
 def test_blur_is_the_generators(tab, drawn, blur):
-    """To one level in 10,000 bytes: in which order a dot product is summed is numpy's and the processor's
-    matter."""
+    """To one level in 10,000 bytes: the order in which a dot product is summed is the processor's matter."""
     expected = generate("test", SCENES, 0, World("match", noise=0, blur=blur)).images
     scenes = [exported(drawn, index, "match") for index in range(SCENES)]
     pixels = received(ask(tab, RENDER, [scenes, {"noise": 0, "blur": blur}]), np.uint8)

@@ -91,12 +91,7 @@ def test_a_map_is_painted_with_mouse_and_keyboard(tour):
 
 
 def test_pages_with_a_step_ask_for_steps_that_there_are():
-    sources = [ROOT / "book" / "index.md", *sorted((ROOT / "notebooks").glob("*.md"))]
-    asked = [
-        (source.name[:2], steps)
-        for source in sources
-        for steps in re.findall(
-            r'class="tour-here" data-steps="([\d ]+)"', source.read_text(encoding="utf-8")
-        )
-    ]
-    assert asked == [("in", "1 2"), ("in", "3 4"), ("02", "1"), ("03", "1 2"), ("04", "3 4")]
+    sources = [ROOT / "book" / "index.md", *(ROOT / "notebooks").glob("*.md")]
+    text = "".join(source.read_text(encoding="utf-8") for source in sources)
+    asked = " ".join(re.findall(r'class="tour-here" data-steps="([\d ]+)"', text)).split()
+    assert len(asked) >= 6 and {*map(int, asked)} <= {*range(1, len(EXPECTED) + 1)}

@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from atfamily.measures.accounting import Memory, method_costs, step_memory, transferred_numbers
 from atlib import AttentionTransfer, Plan, create_vit, walk
 from atlib.attention_transfer import Transferred
-from tests.helpers import random_images, randomise, set_fused
+from tests.helpers import IN_PLACE, random_images, randomise, set_fused
 
 SIZE = {"img_size": 16, "patch_size": 4, "embed_dim": 12, "depth": 2, "num_heads": 3, "num_classes": 5}
 CONFIG = SIZE | {"img_size": 24, "patch_size": 8, "depth": 4, "mlp_ratio": 3}
@@ -50,9 +50,7 @@ def test_numbers_are_those_of_the_activations():
 def counted(module, backward):
     """FLOPs of the matrix products of one batch as PyTorch counts them."""
     images, labels = random_images(BATCH, 3, 24, 24), torch.tensor([0, 4])
-    # PyTorch does not count the in-place form of baddbmm, which the map-free loss uses.
-    also = {torch.ops.aten.baddbmm_: lambda x, left, right, **_: 2 * left[0] * left[1] * left[2] * right[2]}
-    with FlopCounterMode(display=False, custom_mapping=also) as counter, torch.set_grad_enabled(backward):
+    with FlopCounterMode(display=False, custom_mapping=IN_PLACE) as counter, torch.set_grad_enabled(backward):
         output = module(images)
         if backward:
             logits, transfer_loss = output if isinstance(output, tuple) else (output, 0)

@@ -25,11 +25,6 @@ def noisy(seed=0):
     return sigmoid(logit(on_the_line(POOL)) + np.random.default_rng(seed).normal(0, 0.1, len(POOL)))
 
 
-def test_the_fit_equals_scipys():
-    expected = linregress(logit(POOL), logit(noisy()))
-    assert fit_line(POOL, noisy()) == pytest.approx((expected.slope, expected.intercept), rel=1e-10)
-
-
 def test_effective_robustness_is_the_distance_from_the_line():
     on_it = on_the_line(0.8).item()
     robustness = effective_robustness(0.8, on_it + 0.05, POOL, on_the_line(POOL))

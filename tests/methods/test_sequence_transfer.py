@@ -1,11 +1,14 @@
-"""Which maps a student of sequences is told, by whom, and what is made small."""
+"""Which maps a student of sequences is told, by whom, what is made small; and what a translator says."""
 
 import pytest
 import torch
 
-from atfamily.seq2seq import PAD, Maps, walk_sequences
+from atfamily.seq2seq import BEGIN, END, PAD, Maps, walk_sequences
 from atfamily.sequence_transfer import OracleTransfer, SequenceTransfer
+from atfamily.translation import translate, translation_loss
+from atlib.losses import noted
 from atlib.pair import student_of
+from atlib.recipe import Recipe
 from tests.helpers import random_maps
 from tests.methods.test_seq2seq import HEADS, SOURCE, TARGET, TOLERANCE, small
 
@@ -107,3 +110,37 @@ def test_what_the_teacher_gives_to_words_that_the_student_lacks_is_left_out_of_t
                 rows.append(-(p / p.sum() * q.log()).sum())
         expected += sum(rows) / len(rows)
     torch.testing.assert_close(loss, expected, **TOLERANCE)
+
+
+# --- Translators
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_a_translators_loss_by_hand(smoothing):
+    model = pair(cross="distill")
+    recipe = Recipe(label_smoothing=smoothing, task_weight=0.5, transfer_weight=2.0)
+    with noted() as notes:
+        found = translation_loss(model, SOURCE, TARGET, recipe)
+    logits, transfer = model(SOURCE, TARGET[:, :-1])
+    words = []
+    for row, word in (TARGET[:, 1:] != PAD).nonzero().tolist():
+        log_p = logits[row, word].log_softmax(-1)
+        words.append(-(1 - smoothing) * log_p[TARGET[row, word + 1]] - smoothing * log_p.mean())
+    task = sum(words) / len(words)
+    torch.testing.assert_close(found, 0.5 * task + 2 * transfer, **TOLERANCE)
+    torch.testing.assert_close(notes["task_loss"], task.detach(), **TOLERANCE)
+    assert notes["transfer_loss"] == transfer > 0
+
+
+def test_translations_are_the_likeliest_words_one_after_another():
+    model = small(5).train()
+    found = translate(model, SOURCE, 6)
+    assert model.training and found.shape[1] <= 6
+    model.eval()
+    for row in range(3):
+        said = [BEGIN]
+        while len(said) <= found.shape[1] and said[-1] != END:
+            logits = model(SOURCE[row : row + 1], torch.tensor([said]))[0, -1]
+            logits[[PAD, BEGIN]] = -1e9
+            said.append(logits.argmax().item())
+        assert found[row].tolist() == said[1:] + [PAD] * (found.shape[1] - len(said) + 1)

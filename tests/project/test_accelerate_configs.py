@@ -9,8 +9,7 @@ from accelerate.utils import DistributedType
 from atlib import processes
 from atlib.recipe import Recipe
 from atlib.vit import create_vit
-from tests.helpers import in_a_fork
-from tests.launching import FOLDER, accelerate_launch, read, surroundings
+from tests.launching import FOLDER, read, surroundings
 
 FILES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
 FSDP = ("fsdp2_vit_large", "fsdp2_vit_huge")
@@ -24,21 +23,6 @@ def test_accelerate_reads_every_file(name):
     file = read(name)
     assert file.multi_gpu == (kind == DistributedType.MULTI_GPU)
     assert file.use_fsdp == (kind == DistributedType.FSDP) == (name in FSDP)
-
-
-@pytest.mark.slow
-def test_two_processes_on_the_cpu_really_are_two(tmp_path):
-    """The command of the file's comment; some that look like it start one process and say nothing."""
-    (tmp_path / "program.py").write_text(
-        "from accelerate import Accelerator\na = Accelerator()\nassert a.num_processes == 2, a.state\n"
-        "open(f'{__file__[:-10]}{a.process_index}.txt', 'w').write(a.device.type)\na.end_training()\n"
-    )
-    program = tmp_path / "program.py"
-    words = ["--main_process_port", "0", "--config_file", FOLDER / "two_processes_cpu.yaml", program]
-    environment = {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
-    done = in_a_fork(tmp_path, accelerate_launch, *map(str, words), seconds=300, **environment)
-    assert done.code == 0, done.said
-    assert [(tmp_path / f"{rank}.txt").read_text() for rank in range(2)] == ["cpu", "cpu"]
 
 
 @pytest.fixture

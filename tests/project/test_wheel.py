@@ -1,4 +1,4 @@
-"""The library as `pip install` leaves it: a wheel in an environment of its own, used far from any clone."""
+"""The library as an installation leaves it: a wheel in an environment of its own, used far from any clone."""
 
 import json
 import os
@@ -47,7 +47,7 @@ def run(*command, cwd) -> str:
     """What a command prints, without a network or anything of this process's Python; it must end well."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     environment |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    environment |= {"HF_HUB_OFFLINE": "1", "PIP_NO_INDEX": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    environment["HF_HUB_OFFLINE"] = "1"
     limits = {"capture_output": True, "text": True, "timeout": 300}
     done = subprocess.run(list(map(str, command)), cwd=cwd, env=environment, **limits)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -67,8 +67,8 @@ def build(folder):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in COPIED_FILES:
         shutil.copy(ROOT / name, folder / name)
-    options = ["wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", "built", "."]
-    run(sys.executable, "-m", "pip", *options, cwd=folder)
+    # as pip asks for it, without pip, which takes seconds
+    run(sys.executable, "-c", "from setuptools import build_meta as b; b.build_wheel('built')", cwd=folder)
     (built,) = (folder / "built").iterdir()
     return built.relative_to(folder)
 
@@ -81,13 +81,12 @@ def installed(wheel, tmp_path_factory):
 
 def install(wheel, folder):
     venv.create(folder, with_pip=False)
-    python = folder / "bin" / "python"
-    pip = [sys.executable, "-m", "pip", "--python", python]
-    run(*pip, "install", "--no-compile", "--no-deps", "--no-index", wheel, cwd=folder)
-    # Only now, or pip would take this process's own installation for an older one and remove it. Python does
-    # not follow .pth files in folders that are named in one, so an editable atlib there is out of reach.
-    others = [path for path in [*site.getsitepackages(), site.getusersitepackages()] if path in sys.path]
     (own,) = (folder / "lib").glob("python*/site-packages")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(own)  # which is what an installer does with a wheel of Python alone
+    # Python does not follow .pth files in folders that are named in one, so an editable atlib there is out of
+    # reach.
+    others = [path for path in [*site.getsitepackages(), site.getusersitepackages()] if path in sys.path]
     (own / "others.pth").write_text("\n".join(others))
 
 

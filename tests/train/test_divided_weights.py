@@ -1,5 +1,4 @@
-"""Two forked processes on the CPU: weights divided by FSDP2 end where DDP's do, and a terminated run of two
-goes on.
+"""Two forked processes on the CPU: weights divided by FSDP2 end where DDP's do.
 
 The tolerance: gradients are summed in another order, so weights are held to an absolute 1e-6 after six steps
 that move them by more than 1e-3.
@@ -16,13 +15,11 @@ from atfamily.detection.detector import SIZES, mask_rcnn
 from atfamily.detection.evaluate import evaluate_detector
 from atlib import create_vit
 from atrun.data.coco import CocoObjects
-from atrun.log import read_log
 from tests import divided
 from tests.detection.knows import Knows
 from tests.helpers import in_a_fork, made_once
 
 pytestmark = pytest.mark.slow
-STOPPED = 75  # EX_TEMPFAIL
 
 
 @pytest.fixture(scope="module")
@@ -62,9 +59,7 @@ def of_student(weights):
 
 def test_the_processes_ended_as_they_should(done):
     _, ended, said = done  # that divided blocks are walked exactly, tests/core/test_divided_blocks.py says
-    assert ended["whole"] == ended["divided"] == ended["detected"] == [0, 0], said
-    assert ended["terminated"] == [STOPPED, STOPPED], "one process got SIGTERM: both save and say so"
-    assert ended["left-alone"] == ended["resumed"] == ended["counted"] == ended["blocks"] == [0, 0], said
+    assert all(codes == [0, 0] for codes in ended.values()), said
 
 
 def test_each_process_holds_half_of_the_weights(done):
@@ -96,8 +91,7 @@ def test_divided_weights_end_where_whole_ones_do(part, done):
 
 
 def test_metrics_of_divided_weights_are_those_of_whole_ones(done):
-    """Of the weights and of their average, which takes their place for a while; every one of 30 images
-    counted once."""
+    """Of the weights and of their average, which takes their place for a while; 30 images, each once."""
     folder, _, _ = done
     whole, halves = (found(folder, name)["history"] for name in ("whole", "divided"))
     assert [entry["count"] for entry in halves] == [30, 30]
@@ -123,16 +117,6 @@ def test_what_is_sent_in_a_step(done):
         counts = json.loads((done[0] / "divided" / f"counts-{rank}.json").read_text())
         assert counts["c10d._allgather_base_"] == 2 * (1 + 2 * 2) + 2
         assert counts["c10d._reduce_scatter_base_"] == 2 * (1 + 2)
-
-
-def test_a_terminated_run_of_two_goes_on_to_the_same_bits(done):
-    folder, _, _ = done
-    assert f"python -m atlib resume {folder / 'terminated'}" in (folder / "terminated.0").read_text()
-    assert (folder / "terminated" / "record.json").exists()
-    left, right = (load_file(folder / name / "student.safetensors") for name in ("left-alone", "terminated"))
-    assert all(torch.equal(value, right[name]) for name, value in left.items())
-    log = read_log(folder / "terminated")
-    assert [entry["step"] for entry in log if entry["event"] == "step"] == [1, 2, 3, 4, 5]
 
 
 def test_a_detector_learns_in_two_processes_and_is_measured_by_both(done):

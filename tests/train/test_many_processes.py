@@ -1,5 +1,5 @@
-"""Two processes on the CPU (gloo), really started: the same weights as one process, exact metrics, one
-writer, and errors instead of hangs.
+"""Two processes on the CPU (gloo), really started, with configs/accelerate/two_processes_cpu.yaml: the same
+weights as one process, exact metrics, one writer, and errors instead of hangs.
 
 The tolerance: sums in another order differ in the last digits, and Adam divides by the root of tiny squares,
 so both sides compute in float64: after 7 steps of lr 1e-3 weights, which have moved by up to 5e-3, are held
@@ -8,7 +8,6 @@ to an absolute 1e-9. Losses are averaged over the processes in float32: a relati
 
 import json
 import shutil
-import socket
 import time
 from dataclasses import replace
 
@@ -23,26 +22,25 @@ from atrun.checkpoint_manager import CheckpointManager
 from atrun.log import read_log
 from atrun.record import read_record
 from tests import two
-from tests.helpers import ROOT, ended, in_a_fork, made_once, start, tiny
-from tests.launching import accelerate_launch, torchrun
+from tests.helpers import ROOT, in_a_fork, made_once, tiny
+from tests.launching import FOLDER, accelerate_launch
 
 pytestmark = pytest.mark.slow
-PROGRAM = str(ROOT / "tests" / "two.py")
 SURROUNDINGS = {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
 
 
 @pytest.fixture(scope="module")
 def pair_of_processes(tmp_path_factory):
-    """What two processes found out together, and the folder that they wrote to; how torchrun ended when one
-    of them died at last."""
+    """What two processes found out together, their folder, and how their launcher ended when one died."""
     folder, found = made_once(tmp_path_factory, "two", find_out)
     assert found["world"] == 2, "accelerate must not have started one process only"
     return folder, found
 
 
 def find_out(folder):
-    words = ["--standalone", "--nproc_per_node", "2", PROGRAM, "all", str(folder)]
-    done = in_a_fork(folder, torchrun, *words, seconds=400, **SURROUNDINGS)
+    words = ["--main_process_port", "0", "--config_file", FOLDER / "two_processes_cpu.yaml"]
+    words += [ROOT / "tests" / "two.py", folder]
+    done = in_a_fork(folder, accelerate_launch, *map(str, words), seconds=400, **SURROUNDINGS)
     assert (folder / "found.json").exists(), done.said[-4000:]
     seconds = time.time() - (folder / "found.json").stat().st_mtime
     return json.loads((folder / "found.json").read_text()) | {"done": done, "seconds": seconds}
@@ -138,24 +136,3 @@ def test_a_dead_process_ends_the_run_in_bounded_time(pair_of_processes):
     done, seconds = pair_of_processes[1]["done"], pair_of_processes[1]["seconds"]
     assert done.code == 1 and seconds < 100
     assert "exitcode  : 1" in done.said and "rank      : 1" in done.said
-
-
-def test_two_machines_on_loopback(tmp_path):
-    """`accelerate launch` once on each of two "machines", which find each other through an address."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    launch = "--multi_gpu --num_machines 2 --num_processes 2".split()
-    launch += ["--main_process_ip", "127.0.0.1", "--main_process_port", str(port), "--machine_rank"]
-    machines = []
-    for rank in range(2):
-        (tmp_path / str(rank)).mkdir()
-        words = [*launch, str(rank), PROGRAM, "machines", str(tmp_path)]
-        machines.append(start(tmp_path / str(rank), accelerate_launch, *words, **SURROUNDINGS))
-    done = [ended(*machine, seconds=300) for machine in machines]
-    assert [one.code for one in done] == [0, 0], [one.said for one in done]
-    first, second = (json.loads((tmp_path / f"machine-{rank}.json").read_text()) for rank in range(2))
-    assert first == second and (first["world"], first["local"]) == (2, "0")
-    weights, _, _ = two.trained("plain")
-    for rank in range(2):
-        assert difference(load_file(tmp_path / f"{rank}.safetensors"), weights) < 1e-9

@@ -1,5 +1,4 @@
-"""A pair is trained as its student is: the same rates and decays, mixup, checkpointing and an average, by
-whatever method it is taught."""
+"""A pair is trained as its student is: rates, decays, mixup, checkpointing, an average; by any method."""
 
 import pytest
 import torch
@@ -100,8 +99,7 @@ def test_rates_by_layer_and_no_decay_on_biases_norms_positions_and_tokens(name):
 
 @pytest.mark.parametrize("wrapped", [torch.nn.DataParallel, torch.compile])
 def test_a_wrapped_model_which_hides_names_and_normalisation_is_refused(wrapped):
-    """Else position and class token decay, layers have one rate, and a teacher's images keep the
-    student's."""
+    """Else position and class token decay, and layers have one rate."""
     for model in (wrapped(vit(1)), wrapped(KINDS["copy"]()), LogitDistillation(vit(1), wrapped(vit(2)))):
         with pytest.raises(ValueError, match="give model."):
             make_optimizer(model, Recipe())
@@ -157,8 +155,7 @@ def test_the_student_is_found_and_no_teacher_is_a_part(kind):
 
 @pytest.mark.parametrize("how", ["copy", "distill"])
 def test_a_pair_without_a_transfer_loss_is_trained_as_its_student(how):
-    """With λ = 0 nothing is left of Distill but its student, bit for bit; of Copy every weight of the head
-    must have moved."""
+    """With λ = 0 nothing is left of Distill but its student; of Copy every weight of the head has moved."""
     everything = dict(mixup=0.8, cutmix=1.0, checkpoint_activations=True, ema=0.9, layer_decay=0.75)
     recipe = Recipe(steps=4, batch_size=8, transfer_weight=0.0, **everything)
     pair = AttentionTransfer(vit(1), vit(2), Plan(how=how))

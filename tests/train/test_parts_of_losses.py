@@ -1,5 +1,4 @@
-"""What a step's loss is made of: the parts that are logged, against losses written the long way, and how they
-add up."""
+"""What a step's loss is made of: the parts that are logged, against losses by hand, and their sum."""
 
 import json
 

@@ -1,5 +1,4 @@
-"""A SIGTERM to a whole process group, as launchers send it, must leave the workers that decode images to the
-run that is about to save."""
+"""A SIGTERM to a whole process group leaves the workers that decode images to a run that is to save."""
 
 import multiprocessing
 import os
