@@ -1,13 +1,19 @@
-"""`accelerate launch` as a function, and what it makes of a file of configs/accelerate."""
+"""The launchers as functions, and what `accelerate launch` makes of a file of configs/accelerate."""
 
 import os
 
 from accelerate.commands.launch import _validate_launch_command, launch_command, launch_command_parser
 from accelerate.utils.launch import prepare_multi_gpu_env
+from torch.distributed import run
 
 from tests.helpers import ROOT
 
 FOLDER = ROOT / "configs" / "accelerate"
+
+
+def torchrun(*arguments):
+    """The command `torchrun`."""
+    run.main(list(arguments))
 
 
 def accelerate_launch(*arguments):

@@ -23,7 +23,7 @@ from atrun.log import read_log
 from atrun.record import read_record
 from tests import two
 from tests.helpers import ROOT, in_a_fork, made_once, tiny
-from tests.launching import FOLDER, accelerate_launch
+from tests.launching import FOLDER, accelerate_launch, torchrun
 
 pytestmark = pytest.mark.slow
 SURROUNDINGS = {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
@@ -136,3 +136,17 @@ def test_a_dead_process_ends_the_run_in_bounded_time(pair_of_processes):
     done, seconds = pair_of_processes[1]["done"], pair_of_processes[1]["seconds"]
     assert done.code == 1 and seconds < 100
     assert "exitcode  : 1" in done.said and "rank      : 1" in done.said
+
+
+def test_a_run_starts_under_torchrun_too(tmp_path):
+    """It says less than `accelerate launch`: ranks and an address alone."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "from atlib.processes import start_processes\nfrom atlib.recipe import Recipe\n"
+        "a = start_processes(Recipe(steps=1, batch_size=1))\nassert a.num_processes == 2, a.state\n"
+        "open(f'{__file__[:-10]}{a.process_index}.txt', 'w').write(a.device.type)\na.end_training()\n"
+    )
+    words = ["--standalone", "--nproc_per_node", "2", str(program)]
+    done = in_a_fork(tmp_path, torchrun, *words, seconds=300, PYTHONPATH=str(ROOT), **SURROUNDINGS)
+    assert done.code == 0, done.said
+    assert [(tmp_path / f"{rank}.txt").read_text() for rank in range(2)] == ["cpu", "cpu"]
