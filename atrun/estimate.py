@@ -2,6 +2,7 @@
 
 import math
 import statistics
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -12,7 +13,6 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves
-from torch.utils.benchmark import Timer
 from torch.utils.flop_counter import FlopCounterMode
 
 from atfamily.measures import accounting
@@ -195,9 +195,13 @@ def _step(config: RunConfig, model: nn.Module, outputs: int, batch: int) -> floa
 def speed() -> float:
     """FLOPs a second of a large matrix product on this machine, float32."""
     device, size = ("cuda", 8192) if runs_on_gpu() else ("cpu", 1024)
-    factors = {name: torch.randn(size, size, device=device) for name in ("left", "right")}
-    timer = Timer("left @ right", globals=factors, num_threads=torch.get_num_threads())
-    return 2 * size**3 / timer.timeit(5).median
+    left, right = (torch.randn(size, size, device=device) for _ in range(2))
+    seconds = []
+    for _ in range(5):
+        start = time.perf_counter()
+        float((left @ right)[0, 0])  # reading a number waits for a GPU
+        seconds.append(time.perf_counter() - start)
+    return 2 * size**3 / min(seconds)
 
 
 def fewest(config: RunConfig, outputs: int) -> int:
