@@ -20,7 +20,18 @@ from atbook.lab.linear import LINEAR
 from atbook.lab.mosaics import MOSAICS
 from atbook.lab.pointing import POINTING
 from atbook.lab.pretraining_methods import PRETRAINING_METHODS, PRETRAINING_METHODS_MATCH
-from atbook.lab.scales import ALL_RATES, AXES, COLOUR, GATE, START, CifarScale, GlyphScale, Schooling, painter
+from atbook.lab.scales import (
+    ALL_RATES,
+    AXES,
+    COLOUR,
+    GATE,
+    START,
+    UNTIL_LEARNED,
+    CifarScale,
+    GlyphScale,
+    Schooling,
+    painter,
+)
 from atbook.lab.study import CENTRAL as CENTRAL  # the study that all of these start from
 from atbook.lab.study import (
     Sources,
@@ -204,7 +215,7 @@ SIZES = study(
             scratch if method == "scratch" else by(),
             None,
             {"weight_decay": START["weight_decay"]},
-            trials=ALL_RATES if method == "scratch" else Range(AXES, START, {}),
+            trials=UNTIL_LEARNED if method == "scratch" else Range(AXES, START, {}),
             schooling=None if method == "scratch" else school,
             student={"embed_dim": width},
         )

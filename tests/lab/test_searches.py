@@ -22,7 +22,7 @@ KNOWN = {
     | {f"{name}, fine-tune" for name in ("dino", "mae", "moco")},
     # fourteen trials, beyond both ends of what the method itself was searched over
     ("controls", "find"): {"distill, jigsaw", "distill, mean map"},
-    ("sizes", "match"): {"width 48, scratch"},
+    ("sizes", "match"): {"width 48, scratch"},  # likewise
     ("static-routing", "find"): {"resmlp, read by a token"},
     ("static-routing", "match"): {"resmlp", "vit", "vit, even map copied", "resmlp, mean map distilled"}
     | {f"resmlp, {name}" for name in ("convolution", "depthwise convolution", *READ_BY)},
