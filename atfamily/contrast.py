@@ -111,7 +111,7 @@ def contrast_loss(model: MomentumPair, views: Tensor, targets: Tensor, recipe: R
 def unmatched(model: MomentumPair, images: Images, batch_size: int = 250) -> float:
     """The share of images whose first view is not nearest to their own second view, by the cosine of the
     result's features, among `batch_size` others: what a contrast has left unlearned. images: with views."""
-    device, wrong = model.done.device, 0
+    device, wrong, compared = model.done.device, 0, 0
     with torch.no_grad(), in_eval_mode(model):
         for batch in images.epoch(ShardSpec(0, 0, batch_size)):
             x, y = (
@@ -119,7 +119,8 @@ def unmatched(model: MomentumPair, images: Images, batch_size: int = 250) -> flo
                 for view in batch.images[:, :2].to(device).unbind(1)
             )
             wrong += ((x @ y.T).argmax(1) != torch.arange(len(x), device=device)).sum().item()
-    return wrong / len(images)
+            compared += len(x)  # fewer than `len(images)` where some could not be decoded
+    return wrong / compared
 
 
 def _copy(module: nn.Module) -> nn.Module:
