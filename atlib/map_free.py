@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from atlib._util import refuse_second_derivative
-from atlib.attention import Seen, fused
+from atlib.attention import Seen, fused_attention
 
 # queries at a time: measured fastest on CPUs, N = 197 and 785 (benchmarks/transfer_step.py shows the loss
 # alone)
@@ -81,8 +81,8 @@ def by_fused_attention(student: Seen, teacher: Seen, value: bool = True) -> Tens
     q, k = _DifferentiableOnce.apply(student.q), _DifferentiableOnce.apply(student.k)
     q_t, k_t = teacher.q.detach().to(k.dtype), teacher.k.detach().to(k.dtype)
     # Σ_j p_s k_j, with a gradient to k as value, and Σ_j p_t k_j
-    expected_own = fused(q.detach(), k.detach(), k, scale, bias=bias).to(exact)
-    expected_target = fused(q_t, k_t, k, teacher.scale, bias=teacher.added).to(exact)
+    expected_own = fused_attention(q.detach(), k.detach(), k, scale, bias=bias).to(exact)
+    expected_target = fused_attention(q_t, k_t, k, teacher.scale, bias=teacher.added).to(exact)
     rows = q.shape[0] * q.shape[1] * q.shape[2]
     same_gradient = scale / rows * (q.to(exact) * (expected_own - expected_target)).sum()
     return same_gradient - same_gradient.detach() + loss  # the value of one, the gradient of the other

@@ -29,8 +29,7 @@ Heads = tuple[int, ...] | tuple[tuple[int, tuple[int, ...]], ...] | None
 class Plan:
     """What goes from teacher to student, and how. Where the two differ, a pair is refused unless the plan
     says what to do: `unequal_heads`, `unequal_grid`, `unequal_prefix`, `mismatched`. Raises `ValueError` for
-    choices that are unknown or exclude each other, and for indices that are not distinct integers from 0 on.
-    Source: arXiv 2411.09702, Attention Copy and Attention Distillation, ablations.
+    what is unknown or exclusive. Source: arXiv 2411.09702.
     """
 
     #: "map", softmax(q kᵀ/√d), or "q", "k", "v" alone.
@@ -42,8 +41,8 @@ class Plan:
     #: Indices from 0, None for all, or a mapping {student's layer: teacher's layer} where the depths differ.
     #: The other layers are the student's own.
     layers: Iterable[int] | Mapping[int, int] | None = None
-    #: Indices from 0 for all transferred layers, None for all, or a mapping {student's layer: indices}, with
-    #: all heads in transferred layers that it does not name. The other heads are the student's own.
+    #: Indices from 0, the same in all transferred layers, None for all, or {student's layer: indices}, with
+    #: all heads where it names none. The other heads are the student's own.
     heads: Iterable[int] | Mapping[int, Iterable[int]] | None = None
     #: Average an image's maps over "layers", "heads" or "queries" before they are transferred (arXiv
     #: 2411.09702, appendix; its average over examples is `atlib.baselines.MeanMapCopy`).
@@ -94,21 +93,17 @@ class Plan:
         return tuple(student for student, _ in self.pairs_of(depth, None))
 
     def pairs_of(self, depth: int, teacher_depth: int | None) -> tuple[tuple[int, int], ...]:
-        """(student's layer, teacher's layer) for ViTs of these depths; None leaves the teacher's unchecked.
-        Raises `ValueError` for a layer that does not exist."""
+        """(student's layer, teacher's layer) for ViTs of these depths; teacher_depth=None: not checked."""
         layers = tuple(range(depth)) if self.layers is None else self.layers
         pairs = tuple(pair if isinstance(pair, tuple) else (pair, pair) for pair in layers)
         for side, index, of in (("", 0, depth), ("teacher's ", 1, teacher_depth)):
             worst = max(pair[index] for pair in pairs)
             if of is not None and worst >= of:
-                raise ValueError(
-                    f"the plan transfers {side}layer {worst}, and the depth is {of}: 0 to {of - 1}"
-                )
+                raise ValueError(f"the plan transfers {side}layer {worst} of {of}: 0 to {of - 1}")
         return pairs
 
     def heads_of(self, layer: int, number: int) -> tuple[int, ...] | None:
-        """The transferred heads of a student's layer that has `number` of them; None for all. Raises
-        `ValueError` for one that does not exist."""
+        """The transferred heads of a student's layer that has `number` of them; None for all."""
         heads = self.heads
         if heads and isinstance(heads[0], tuple):
             heads = dict(heads).get(layer)
