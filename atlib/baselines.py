@@ -1,5 +1,4 @@
-"""The methods that attention transfer is compared with: distillation of features and of predictions, and the
-teacher's mean map of a group of images."""
+"""The methods that attention transfer is compared with: features, predictions, and mean maps."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -42,8 +41,7 @@ class Distillation(Pair):
 class FeatureDistillation(Distillation):
     """The student's residual stream is pulled to the teacher's by squared error, after each of `layers` (None
     for all; a mapping {student's layer: teacher's} where the depths differ); where the widths differ, through
-    a linear layer for each pair, which is no part of `.student`. Source: the feature-distillation baseline of
-    arXiv 2411.09702."""
+    a linear layer for each pair, no part of `.student`. Source: arXiv 2411.09702, its baseline."""
 
     def __init__(
         self,
@@ -87,12 +85,10 @@ class FeatureDistillation(Distillation):
 
 
 class LogitDistillation(Distillation):
-    """The student's class predictions are pulled to the teacher's, which knows the same classes.
-
-    Soft: τ² · KL at `temperature` τ, for `Recipe(task_weight=0.9, transfer_weight=0.1)`. Hard: cross-entropy
-    with the teacher's top class, for `Recipe(task_weight=0.5, transfer_weight=0.5)`. With these weights they
-    are DeiT's two formulas: Touvron et al. 2021 (arXiv 2012.12877), equations 2 and 3.
-    """
+    """The student's class predictions are pulled to the teacher's, which knows the same classes. Soft: τ² ·
+    KL at `temperature` τ, for `Recipe(task_weight=0.9, transfer_weight=0.1)`. Hard: cross-entropy with the
+    teacher's top class, for `Recipe(task_weight=0.5, transfer_weight=0.5)`. Source: Touvron et al. 2021
+    (arXiv 2012.12877), equations 2 and 3."""
 
     def __init__(
         self,
@@ -127,8 +123,7 @@ def one_group(images: Tensor) -> Tensor:
 
 class StoredMaps(Pair):
     """A student whose maps are, for every image, those that are stored for its group. maps: a list over
-    layers of (groups, H, N, N), which become buffers. group_of: (B, 3, height, width) -> groups, int64
-    (B,)."""
+    layers of (groups, H, N, N), which become buffers."""
 
     not_walkable = "it is a student with stored maps: walk its .student"
 
@@ -171,8 +166,8 @@ class StoredMaps(Pair):
 
 class MeanMapCopy(StoredMaps):
     """A student whose maps are, for every image, the teacher's mean map over the reference images of the same
-    group; of `number` groups, by default one: the average over examples of arXiv 2411.09702 (appendix: 79.7 %
-    with ViT-L; not in its published code). reference: images (n, 3, height, width), or batches of them."""
+    group, of `number` groups: with one, the average over examples of arXiv 2411.09702, appendix. reference:
+    images (n, 3, height, width), or batches of them."""
 
     def __init__(
         self,
@@ -199,8 +194,7 @@ def mean_maps(
     normalisation: Normalisation | None = None,
 ) -> list[Tensor]:
     """The mean map of every group and layer: a list over layers of (number, H, N, N). images: (n, 3, height,
-    width), of which `batch` are walked at a time, or batches of them, normalised so, or as the ViT shall see
-    them."""
+    width), of which `batch` are walked at a time, or batches of them."""
     view = View.of(vit)
     counts = torch.zeros(number, dtype=torch.long)
     sums: list[Tensor] = []
@@ -232,7 +226,7 @@ def feature_mse(student: Sequence[Tensor], teacher: Sequence[Tensor]) -> Tensor:
 
 def soft_distillation(student_logits: Tensor, teacher_logits: Tensor, temperature: float) -> Tensor:
     """τ² · KL(teacher ‖ student) of predictions (B, classes) softened by the temperature τ: a scalar, in
-    nats, mean over the batch (Touvron et al. 2021, arXiv 2012.12877, equation 2)."""
+    nats, mean over the batch (arXiv 2012.12877, equation 2)."""
     if not temperature > 0:
         raise ValueError(f"temperature={temperature}: it must be above 0")
     _check_logits(student_logits, teacher_logits)

@@ -1,5 +1,4 @@
-"""What goes in: images with labels in memory, and data of torch's own kind, a map-style `Dataset` or the
-`DataLoader` of one."""
+"""What goes in: images with labels in memory, and torch's own `Dataset` or `DataLoader`."""
 
 import math
 import warnings
@@ -188,7 +187,7 @@ def crop_and_flip(padding: int = 4) -> Augment:
 
 def cut_out(images: Tensor, top: Tensor, left: Tensor, mirrored: Tensor, size: Sequence[int]) -> Tensor:
     """Of each image (B, C, h, w) the part of `size`, (height, width), that begins at (top, left), each (B,);
-    mirrored where that is true. Beyond an edge are reflected pixels."""
+    beyond an edge are reflected pixels."""
 
     # instead of padding and cutting, every pixel is fetched from where it would have been: (B, length)
     def reflected(first: Tensor, side: int, length: int) -> Tensor:
@@ -204,12 +203,11 @@ def cut_out(images: Tensor, top: Tensor, left: Tensor, mirrored: Tensor, size: S
 
 def draw(count: int, size: int | None, seed: int, what: str) -> Sequence[int]:
     """Which `size` of `count` images: a random choice by `seed`, or all in order (None)."""
-    if count == 0:
-        raise ValueError(f"{what} has no images")
+    wanted = count if size is None else size
+    if not 1 <= wanted <= count:
+        raise ValueError(f"{what} has {count} images, {wanted} were asked for")
     if size is None:
         return range(count)
-    if not 1 <= size <= count:
-        raise ValueError(f"{what} has {count} images, {size} were asked for")
     return np.random.default_rng([seed, 1]).permutation(count)[:size]
 
 
@@ -219,11 +217,9 @@ UNSCALED = 25.0  # a pixel that is normalised lies within some 5 of 0
 
 
 class TorchData:
-    """A torch `Dataset` of (image, label), in the order and the shares of this project.
-
-    An image is a float32 tensor (3, height, width), all of one size; a label a whole number or a tensor.
-    collate: makes (images, targets) of a list of items. workers: processes that read.
-    initialise: called with its number in each of them.
+    """A torch `Dataset` of (image, label), in the order and the shares of this project. An image is a float32
+    tensor (3, height, width), all of one size; a label a whole number or a tensor. collate: makes (images,
+    targets) of a list of items. workers: processes that read; initialise: called with its number in each.
 
     While an item is read, the global generators of Python, NumPy and torch (on the CPU) start from a seed of
     its own, so that what random transforms draw hangs on run, pass and index alone.
@@ -290,8 +286,7 @@ class TorchData:
 
 def as_data(data: Any, batch_size: int | None = None) -> TrainingData | EvaluationData:
     """Data that have an `epoch`, or `loader` and `take`, as they are, and a torch `Dataset` or `DataLoader`
-    as `TorchData`. Order and size of a DataLoader's batches give way to a recipe's: where its batch_size is
-    given, it is warned of what differs."""
+    as `TorchData`. A recipe's batch_size takes the place of a DataLoader's, with a warning."""
     # torchvision's ImageFolder has a `loader`, too, and data sets of `datasets` have a `take`
     if callable(getattr(data, "epoch", None)) or hasattr(data, "loader") and hasattr(data, "take"):
         return data
@@ -319,8 +314,7 @@ def as_data(data: Any, batch_size: int | None = None) -> TrainingData | Evaluati
 
 def normalisation_of(dataset: Any) -> Normalisation | None:
     """How the images of a torch `Dataset` are normalised, by its attribute `normalisation`, else by the one
-    `Normalize` in its `transform`; None where neither says it. A `Subset` says what its data set does, a
-    `ConcatDataset` what all of its own do."""
+    `Normalize` in its `transform`; None where neither says it."""
     if (stated := getattr(dataset, "normalisation", None)) is not None:
         return stated
     if isinstance(dataset, Subset):

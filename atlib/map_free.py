@@ -12,11 +12,10 @@ and its gradient with respect to z is p_s - p_t, so that
 Both sums can be had from pieces. `by_blocks` takes a few queries at a time; `by_fused_attention` notes that
 Σ_j p(i,j) k_j is attention with the keys as values and leaves it to the platform's fused kernels; and on a
 GPU `atlib.fused` makes loss and gradients in one kernel. Memory is O(N d) a head, not O(N²). The how-to
-*Never store a map* derives this step by step. StreamKL (arXiv 2606.20005) has a CUDA kernel of its own.
+*Never store a map* derives this step by step.
 """
 
 import importlib.util
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -24,42 +23,35 @@ from torch import Tensor
 from atlib._util import refuse_second_derivative
 from atlib.attention import Seen, fused_attention
 
-# queries at a time: measured fastest on CPUs, N = 197 and 785 (benchmarks/transfer_step.py shows the loss
-# alone)
-BLOCK = 64
+BLOCK = 64  # queries at a time: measured fastest on CPUs, N = 197 and 785 (benchmarks/transfer_step.py)
 
 
 def map_free_cross_entropy(student: Seen, teacher: Seen, value: bool = True) -> Tensor:
     """Mean over batch, heads and queries of the cross-entropy from the teacher's map to the student's: a
     scalar, in nats; with `value=False` 0 with the same gradients. The teacher's q and k, of any width, are
-    constants; what the student must not look at (`Seen.mask`) its map loses too.
-    """
-    return _way(student, teacher)(student, teacher, value)
-
-
-def _way(student: Seen, teacher: Seen) -> Callable[[Seen, Seen, bool], Tensor]:
+    constants; what the student must not look at (`Seen.mask`) its map loses too."""
     # no fused kernel knows float64
     if not student.q.is_cuda or student.q.dtype == torch.float64 or _learns_bias(student):
-        return by_blocks
-    if not _runs_triton(student.q.device):
-        return by_fused_attention
-    from atlib.fused import by_kernel, takes  # not at the top: it imports Triton
+        return by_blocks(student, teacher, value)
+    if _runs_triton(student.q.device):
+        from atlib.fused import by_kernel, takes  # not at the top: it imports Triton
 
-    return by_kernel if takes(student, teacher) else by_fused_attention
+        if takes(student, teacher):
+            return by_kernel(student, teacher, value)
+    return by_fused_attention(student, teacher, value)
 
 
 @torch.compiler.assume_constant_result
 def _runs_triton(device: torch.device) -> bool:
-    """Whether the kernels are for this device: Triton is installed with PyTorch on Linux; tensor cores know
-    bf16 from sm_80 on; AMD's, and Triton before PyTorch 2.11, were not tried."""
+    """Whether the kernels are for this device: tensor cores know bf16 from sm_80 on; AMD's, and Triton before
+    PyTorch 2.11, were not tried."""
     installed = torch.version.hip is None and importlib.util.find_spec("triton") is not None
     tried = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 11)
     return installed and tried and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def by_blocks(student: Seen, teacher: Seen, value: bool = True) -> Tensor:
-    """`map_free_cross_entropy` for `BLOCK` queries at a time: (B, H, BLOCK, N) is the largest tensor that
-    comes and goes."""
+    """`map_free_cross_entropy` for `BLOCK` queries at a time: (B, H, BLOCK, N) is the largest tensor."""
     q, k, scale, bias = student.q, student.k, student.scale, student.added
     # inside the Function gradients are always off
     learns_bias = _learns_bias(student)
@@ -69,8 +61,8 @@ def by_blocks(student: Seen, teacher: Seen, value: bool = True) -> Tensor:
 
 
 def by_fused_attention(student: Seen, teacher: Seen, value: bool = True) -> Tensor:
-    """`map_free_cross_entropy` with the gradients through `scaled_dot_product_attention` alone; the value by
-    blocks. A bias that is learned gets no gradient here."""
+    """`map_free_cross_entropy` with the gradients through `scaled_dot_product_attention` alone, the value by
+    blocks; none for a bias."""
     teacher = teacher.without(student.mask)
     loss = 0.0
     if value:

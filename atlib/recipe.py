@@ -13,7 +13,7 @@ IN_EPOCHS = {"steps": "epochs", "warmup": "warmup_epochs", "lr": "base_lr"}
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything `train` needs to know besides model, data and seed."""
+    """What `train` needs to know besides model, data and seed."""
 
     steps: int = 1000  #: optimiser steps
     batch_size: int = 128  #: images per step, over all processes
@@ -38,8 +38,7 @@ class Recipe:
     #: a name that timm knows ("adamw", "lamb" ...; those without betas leave `betas` out)
     optimizer: str = "adamw"
     #: parts in which a step's images are computed one after the other, for less memory; the step is the same
-    #: but for detectors, whose losses are means over a part's boxes, and a contrastive loss refuses it
-    #: (`require_whole_steps`)
+    #: but for detectors, whose losses are means over a part's boxes
     accumulate: int = 1
     ema: float | None = None  #: decay of the running average of the weights, None for none
     #: alpha of its Beta distribution (arXiv 1710.09412), 0 for none; with cutmix too, a step uses one of both
@@ -93,8 +92,7 @@ class Recipe:
             require_known("optimizer", self.optimizer, list_optimizers())
 
     def on(self, images: int) -> "Recipe":
-        """The same in steps and absolute rates, for so many training images; the rate is in proportion to the
-        batch (Goyal et al. 2017)."""
+        """The same in steps and absolute rates, for so many training images."""
         absolute: dict[str, Any] = {}
         if self.epochs is not None:
             steps = round(self.epochs * steps_per_epoch(images, self.batch_size))
@@ -102,7 +100,7 @@ class Recipe:
             if self.warmup_epochs is not None:
                 absolute |= {"warmup": self.warmup_epochs / self.epochs, "warmup_epochs": None}
         if self.base_lr is not None:
-            absolute |= {"lr": self.base_lr * self.batch_size / 256, "base_lr": None}
+            absolute |= {"lr": self.base_lr * self.batch_size / 256, "base_lr": None}  # Goyal et al. 2017
         return replace(self, **absolute)
 
     def changed(self, values: Mapping[str, Any]) -> "Recipe":
@@ -129,7 +127,7 @@ class Recipe:
 
     @classmethod
     def described(cls, values: Mapping[str, Any]) -> "Recipe":
-        """The recipe that `describe` has described; what else a record says is left out."""
+        """What `describe` has described; what else a record says is left out."""
         kept = {field.name: values[field.name] for field in fields(cls) if field.name in values}
         return cls(**{n: tuple(value) if isinstance(value, list) else value for n, value in kept.items()})
 

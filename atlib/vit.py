@@ -45,7 +45,7 @@ DRAWING = frozenset("add_ clamp_ div_ erfinv_ fill_ mul_ normal_ sub_ trunc_norm
 @contextmanager
 def without_weights() -> Iterator[None]:
     """Within it models are built on the meta device, which has shapes and no numbers. First weights are not
-    drawn: PyTorch would go through the motions in Python, which takes five times as long as all the rest."""
+    drawn, which would take five times as long as all the rest."""
     with torch.device("meta"), _NothingDrawn():
         yield
 
@@ -94,33 +94,32 @@ MOST_PATCHES = 2**16
 
 
 def check_timm(vit: torch.nn.Module) -> None:
-    """Raise `Unwalkable` unless the model is a `VisionTransformer` or `Eva` of timm with pre-norm blocks: for
-    methods that read more of a ViT than its maps."""
+    """Raise `Unwalkable` unless the model is a `VisionTransformer` or `Eva` of timm with pre-norm blocks."""
     plain = isinstance(vit, (VisionTransformer, Eva)) and all(
         isinstance(block, (Block, EvaBlock)) for block in vit.blocks
     )
     if (reason := getattr(type(vit), "not_walkable", None)) is not None or not plain:
         kind = type(vit).__name__
-        raise Unwalkable(
-            f"a {kind}: {reason or 'needed is a VisionTransformer or Eva of timm, of plain blocks'}"
-        )
+        raise Unwalkable(f"a {kind}: {reason or 'no VisionTransformer or Eva of timm, of plain blocks'}")
+
+
+def through_blocks(vit: VisionTransformer, tokens: torch.Tensor) -> torch.Tensor:
+    """What a ViT's blocks make of tokens (B, N, D), checkpointed where that was asked."""
+    return checkpoint_seq(vit.blocks, tokens) if vit.grad_checkpointing else vit.blocks(tokens)
 
 
 class _Blocks(torch.nn.Module):
-    """The blocks of a ViT as timm runs them."""
-
     def __init__(self, vit: VisionTransformer):
         super().__init__()
-        self.blocks, self.checkpointing = vit.blocks, vit.grad_checkpointing
+        self.vit = vit
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        return checkpoint_seq(self.blocks, tokens) if self.checkpointing else self.blocks(tokens)
+        return through_blocks(self.vit, tokens)
 
 
 def walk_tokens(vit: VisionTransformer, tokens: torch.Tensor, *, stop_after: int | None = None) -> Walk:
-    """Walk the blocks from tokens (B, N, D) that are embedded already, positions included, such as the
-    visible ones of masked auto-encoding; `logits` is None. Raises `Unwalkable` for another model than timm's
-    `VisionTransformer`."""
+    """Walk the blocks from tokens (B, N, D) that are embedded already, positions included; `logits` is None.
+    Raises `Unwalkable` for another model than timm's `VisionTransformer`."""
     if not isinstance(vit, VisionTransformer):
         raise Unwalkable(f"a {type(vit).__name__} may rotate or bias by place, which tokens alone do not say")
     return walk(_Blocks(vit), tokens, stop_after=stop_after)._replace(logits=None)
@@ -136,9 +135,9 @@ def create_vit(name_or_config: str | Mapping, **overrides) -> VisionTransformer 
 
     `overrides` are timm's constructor arguments (`num_classes=10`, `drop_path_rate=0.1`, ...); for a timm
     name also `pretrained=True`, and for a preset or a mapping also `distilled=True`, which adds DeiT's
-    distillation token. The model says how images are normalised for it (`atlib.pair.Normalisation.of`) where
-    weights are read or the name has a tag. Raises `ValueError` for an unknown name, no ViT, and weights of
-    another activation (`check_activation`), and `WeightsUnavailable` when weights cannot be downloaded.
+    distillation token. The model says how images are normalised for it where weights are read or the name has
+    a tag. Raises `ValueError` for an unknown name or no ViT, and `WeightsUnavailable` when weights cannot be
+    downloaded.
     """
     arguments = {key: value for key, value in overrides.items() if key != "pretrained"}
     if isinstance(name_or_config, Mapping) or name_or_config in PRESETS:
@@ -151,9 +150,7 @@ def create_vit(name_or_config: str | Mapping, **overrides) -> VisionTransformer 
     else:
         name, vit = name_or_config.partition(".")[0], _of_name(name_or_config, overrides)
         if not isinstance(vit, VITS):
-            raise ValueError(
-                f"{name_or_config!r} is a {type(vit).__name__}, which timm.create_model builds, and no ViT"
-            )
+            raise ValueError(f"{name_or_config!r} is a {type(vit).__name__}, no ViT: use timm.create_model")
     # it says with what arguments it was created, where timm's models say their name: for `create_student`
     vit.pretrained_cfg = config_of(vit) | {"create_vit": (name, arguments)}
     return vit
@@ -241,8 +238,8 @@ def _from_timm(name: str, overrides: Mapping) -> torch.nn.Module:
 
 
 def _reach_hub(hub_id: str) -> None:
-    """Ask the hub once for an answer, whatever it is, where weights are not in its cache: a download would
-    try each of several files six times before it says that there is no network."""
+    """Ask the hub once, where weights are not in its cache: a download would try each of several files six
+    times before it says that there is no network."""
     from huggingface_hub import constants, snapshot_download  # comes with timm
     from huggingface_hub.utils import LocalEntryNotFoundError, get_session
 
@@ -268,8 +265,8 @@ class Architecture(NamedTuple):
 
     @classmethod
     def read(cls, described: object) -> "Architecture":
-        """The architecture that a file names, which may be a stranger's; nothing is built. Raises
-        `ValueError` for anything but a name, plain arguments, and sizes that a ViT has."""
+        """The architecture that a file, perhaps a stranger's, names; nothing is built. Raises `ValueError`
+        for anything but a name, plain arguments, and sizes that a ViT has."""
         if not isinstance(described, Mapping) or not {"name"} <= described.keys() <= {"name", "overrides"}:
             raise ValueError(f"{_short(described)}: an architecture has a name and overrides")
         name, overrides = described["name"], described.get("overrides", {})
@@ -288,8 +285,8 @@ class Architecture(NamedTuple):
         return cls(name, overrides)
 
     def require_numbers(self, numbers: int) -> None:
-        """Raise `ValueError`, before memory is taken, where the model has more weights than there are
-        `numbers` in its file, or keeps more beside its weights than any ViT does."""
+        """Raise `ValueError`, before memory is taken, where the model has more weights than its file has
+        `numbers`, or keeps more beside them than any ViT does."""
         try:
             with without_weights():
                 model = self.build_classifier()
