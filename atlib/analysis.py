@@ -30,11 +30,12 @@ def walks(models: Sequence[nn.Module], images: Images, batch_size: int) -> Itera
     if len(images) == 0 or batch_size < 1:
         raise ValueError(f"{len(images)} images in batches of {batch_size}: both must be at least 1")
     vits = [vit_of(model) for model in models]
-    one = 0  # bytes of one image's walks, about: q, k, v, two states a layer, and a layer's maps in float64
+    of_image = 0  # bytes of its walks, about: q, k, v, two states a layer, and a layer's maps in float64
     for vit in vits:
         tokens = (vit.patch_embed.num_patches or 0) + vit.num_prefix_tokens
-        one += 4 * 5 * len(vit.blocks) * tokens * vit.embed_dim + 8 * 4 * sizes_of(vit).heads * tokens**2
-    at_once = min(batch_size, max(1, AT_ONCE // one))
+        of_image += 4 * 5 * len(vit.blocks) * tokens * vit.embed_dim
+        of_image += 8 * 4 * sizes_of(vit).heads * tokens**2
+    at_once = min(batch_size, max(1, AT_ONCE // of_image))
     for model in models:
         check_normalisation(model, images)
     kinds = [next(model.parameters()) for model in models]
@@ -128,8 +129,7 @@ def describe_layers(model: nn.Module, images: Images, batch_size: int = 100) -> 
     totals, count = [torch.zeros((), dtype=torch.float64) for _ in vit.blocks], 0  # each becomes (4, H)
     for (seen,) in walks([model], images, batch_size):
         count += len(seen.tokens)  # not all of `images`, where some cannot be decoded
-        for layer, one in enumerate(seen.layers):
-            map = one.map
+        for layer, map in enumerate(of_layer.map for of_layer in seen.layers):
             check_maps(map, layer)
             distance, rows = _distances(map, grid, prefix_tokens)
             entropy, share = len(map) * attention_entropy(map), len(map) * prefix_share(map, prefix_tokens)

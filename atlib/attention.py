@@ -210,25 +210,25 @@ def _bias_of_some(layer: Seen, heads: Tensor, new: Tensor | None) -> Tensor | No
 def _check_instead(new: Instead, layer: Seen, at: str) -> None:
     """Raise `ValueError` for what would broadcast, or be left out, without a word."""
     B, H, N, d = layer.q.shape
-    both = new.q is not None and new.k is not None
+    q_and_k = new.q is not None and new.k is not None
     heads = H if new.heads is None else len(new.heads)
-    beside = any(part is not None for part in new._replace(attend=None))
-    if new.attend is not None and (beside or layer.added is not None):
+    alone = all(part is None for part in new._replace(attend=None))
+    if new.attend is not None and not (alone and layer.added is None):
         raise ValueError(f"{at} attend= takes q, k and v alone, without a bias or a mask")
     if new.map is not None and (new.q is not None or new.k is not None):
         raise ValueError(f"{at} a map is made of q and k: replace the map or q and k, not both")
     if new.kept is not None and new.map is None:
         raise ValueError(f"{at} kept= is of a map: give map=")
     for name in ("scale", "bias", "mask"):
-        if getattr(new, name) is not None and (not both or name == "mask" and new.heads is not None):
+        if getattr(new, name) is not None and (not q_and_k or name == "mask" and new.heads is not None):
             raise ValueError(f"{at} {name}= belongs to new q and k (a mask, of all heads): replace both")
     if new.heads is not None and (not heads or len({*new.heads} & {*range(H)}) < heads):
         raise ValueError(f"{at} heads={[*new.heads]}: distinct, at least one, from 0 to {H - 1}")
     # q and k need a common width, but not the layer's own: a wider teacher can teach a narrow student
-    width = new.q.shape[-1] if both and new.heads is None else d
-    few = (N, N), (heads, N, N), (B, 1, N, N), (B, heads, N, N)
+    width = new.q.shape[-1] if q_and_k and new.heads is None else d
+    of_scores = (N, N), (heads, N, N), (B, 1, N, N), (B, heads, N, N)
     fits = {"q": [(B, heads, N, width)], "k": [(B, heads, N, width)], "v": [(B, heads, N, d)]}
-    fits |= {"map": [(B, heads, N, N)], "bias": few, "mask": few}
+    fits |= {"map": [(B, heads, N, N)], "bias": of_scores, "mask": of_scores}
     for name, shapes in fits.items():
         value = getattr(new, name)
         if value is not None and tuple(value.shape) not in shapes:

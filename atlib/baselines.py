@@ -142,10 +142,12 @@ class StoredMaps(Pair):
             # a copy of what inference mode made, so that a checkpoint can be read into it
             self.register_buffer(f"maps_{layer}", of_layer.clone())
         tokens = student.num_prefix_tokens + student.patch_embed.num_patches
-        needed = [(block.attn.num_heads, tokens, tokens) for block in student.blocks]
-        if (stored := [tuple(of_layer.shape[1:]) for of_layer in maps]) != needed:
-            both = f"{stored[0]} in {len(stored)} layers, the student's {needed[0]} in {len(needed)}"
-            raise ValueError(f"the maps are (heads, tokens, tokens) {both}")
+        of_student = [(block.attn.num_heads, tokens, tokens) for block in student.blocks]
+        if (stored := [tuple(of_layer.shape[1:]) for of_layer in maps]) != of_student:
+            raise ValueError(
+                f"the maps are (heads, tokens, tokens) {stored[0]} in {len(stored)} layers, "
+                f"the student's {of_student[0]} in {len(of_student)}"
+            )
 
     @property
     def needs_teacher(self) -> bool:
@@ -179,9 +181,9 @@ class MeanMapCopy(StoredMaps):
         *,
         normalisation: Normalisation | None = None,
     ):
-        told = stated(normalisation, [teacher])
-        maps = mean_maps(teacher, reference, group_of, number, normalisation=told)
-        super().__init__(student, maps, group_of, normalisation=told)
+        normalisation = stated(normalisation, [teacher])
+        maps = mean_maps(teacher, reference, group_of, number, normalisation=normalisation)
+        super().__init__(student, maps, group_of, normalisation=normalisation)
 
 
 @torch.inference_mode()
@@ -198,14 +200,14 @@ def mean_maps(
     view = View.of(vit)
     counts = torch.zeros(number, dtype=torch.long)
     sums: list[Tensor] = []
-    for some in images.split(batch) if isinstance(images, Tensor) else images:
-        groups = group_of(some)
-        in_each = torch.bincount(groups.cpu(), minlength=number)
-        if len(in_each) > number:
-            raise ValueError(f"an image is in group {len(in_each) - 1}, and number={number}")
-        counts = counts + in_each
+    for part in images.split(batch) if isinstance(images, Tensor) else images:
+        groups = group_of(part)
+        of_part = torch.bincount(groups.cpu(), minlength=number)
+        if len(of_part) > number:
+            raise ValueError(f"an image is in group {len(of_part) - 1}, and number={number}")
+        counts = counts + of_part
         with in_eval_mode(vit):
-            maps = [seen.map for seen in walk(vit, view.show(some, normalisation), head=False).layers]
+            maps = [seen.map for seen in walk(vit, view.show(part, normalisation), head=False).layers]
         # a sum in half precision would stop growing after some hundred images
         exact = torch.promote_types(maps[0].dtype, torch.float32)
         sums = sums or [p.new_zeros(number, *p.shape[1:], dtype=exact) for p in maps]
@@ -221,7 +223,7 @@ def feature_mse(student: Sequence[Tensor], teacher: Sequence[Tensor]) -> Tensor:
     shapes = [[tuple(stream.shape) for stream in streams] for streams in (student, teacher)]
     if not student or shapes[0] != shapes[1]:
         raise ValueError(f"the student's residual streams are {shapes[0]}, the teacher's {shapes[1]}")
-    return sum(F.mse_loss(mine, of_teacher.detach()) for mine, of_teacher in zip(student, teacher))
+    return sum(F.mse_loss(x, target.detach()) for x, target in zip(student, teacher))
 
 
 def soft_distillation(student_logits: Tensor, teacher_logits: Tensor, temperature: float) -> Tensor:
@@ -231,8 +233,8 @@ def soft_distillation(student_logits: Tensor, teacher_logits: Tensor, temperatur
         raise ValueError(f"temperature={temperature}: it must be above 0")
     _check_logits(student_logits, teacher_logits)
     # in float32 at least: rounded shares do not sum to 1, and the divergence would be below 0
-    both = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (student_logits, teacher_logits))
-    log_p_s, log_p_t = ((x / temperature).log_softmax(-1) for x in both)
+    logits = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (student_logits, teacher_logits))
+    log_p_s, log_p_t = ((x / temperature).log_softmax(-1) for x in logits)
     log_p_t = log_p_t.detach()
     return temperature**2 * (log_p_t.exp() * (log_p_t - log_p_s)).sum(-1).mean()
 

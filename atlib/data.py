@@ -105,9 +105,10 @@ class Images(Dataset):
             if self.augment is not None:
                 seeds = augmentation_seeds(part, index, torch.as_tensor(repeats, device=device))
                 # a pair as one image of six channels, so that both are cut and turned alike
-                made = self.augment(pixels.flatten(1, -3), seeds)
-                views = made.ndim == 5  # of single images, which are not put back into pairs
-                pixels = made if views else made.reshape(*pixels.shape[:-2], *made.shape[-2:])
+                augmented = self.augment(pixels.flatten(1, -3), seeds)
+                if augmented.ndim == 4:  # not views of single images: put back into pairs
+                    augmented = augmented.reshape(*pixels.shape[:-2], *augmented.shape[-2:])
+                pixels = augmented
             yield Batch(self._scaled(pixels), self.targets[index], indices, weight)
 
     @property
@@ -264,8 +265,8 @@ class TorchData:
         )
         workers = workers or self.workers
         pin_memory = workers > 0 and torch.cuda.is_available()
-        made = loader_of(self._make, wanted, workers, pin_memory, self.initialise)
-        for (indices, weight), (images, targets) in zip(shares, made):
+        batches = loader_of(self._make, wanted, workers, pin_memory, self.initialise)
+        for (indices, weight), (images, targets) in zip(shares, batches):
             yield Batch(images, targets, indices, weight)
 
     def _make(self, wanted: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
@@ -280,8 +281,8 @@ class TorchData:
                     error.add_note(f"while item {index} of this {type(self.dataset).__name__} was read")
                     raise
             seed_generators([wanted[0][1], 1])  # another stream than the first item's
-            made = self.collate(items)
-        return _checked(made, len(items))
+            batch = self.collate(items)
+        return _checked(batch, len(items))
 
 
 def as_data(data: Any, batch_size: int | None = None) -> TrainingData | EvaluationData:
@@ -330,12 +331,12 @@ def normalisation_of(dataset: Any) -> Normalisation | None:
     normalise = [step for step in steps if isinstance(step, (transforms.Normalize, v2.Normalize))]
     if len(normalise) != 1:
         return None
-    told = []
+    mean_std = []
     for value in (normalise[0].mean, normalise[0].std):
         # of a tensor in float32 the shortest decimal that it stands for, as it was written
         numbers = [float(str(number)) for number in np.asarray(value).flatten()]
-        told.append(numbers[0] if len(numbers) == 1 else numbers)
-    return Normalisation(*told)
+        mean_std.append(numbers[0] if len(numbers) == 1 else numbers)
+    return Normalisation(*mean_std)
 
 
 def _checked(batch: Any, count: int) -> tuple[Tensor, Tensor]:

@@ -260,10 +260,12 @@ def stated(normalisation: Normalisation | None, teachers: Sequence[nn.Module]) -
         raise ValueError(f"normalisation={normalisation!r}: give a Normalisation(mean, std)")
     if normalisation is not None:
         return normalisation
-    of_teachers = [one for teacher in teachers if (one := Normalisation.of(teacher)) is not None]
-    if another := [one for one in of_teachers if one != IMAGENET]:
+    of_teachers = [
+        of_teacher for teacher in teachers if (of_teacher := Normalisation.of(teacher)) is not None
+    ]
+    if others := [of_teacher for of_teacher in of_teachers if of_teacher != IMAGENET]:
         warnings.warn(
-            f"the teacher's images have {another[0]}, the pair's are taken as ImageNet's: say normalisation=",
+            f"the teacher's images have {others[0]}, the pair's are taken as ImageNet's: say normalisation=",
             stacklevel=4,
         )
     return IMAGENET if of_teachers else None
@@ -272,14 +274,16 @@ def stated(normalisation: Normalisation | None, teachers: Sequence[nn.Module]) -
 def check_normalisation(model: nn.Module, images: object) -> None:
     """Raise `ValueError` where images say that they are normalised in another way than a pair was told; warn
     where neither says it and the teacher needs to know, and where the model says another."""
-    now, of_model = getattr(images, "normalisation", None), Normalisation.of(unwrapped(model))
-    if None not in (now, of_model) and now != of_model:
-        warnings.warn(f"the model is for images of {of_model}, and these have {now}", stacklevel=4)
+    of_images, of_model = getattr(images, "normalisation", None), Normalisation.of(unwrapped(model))
+    if None not in (of_images, of_model) and of_images != of_model:
+        warnings.warn(f"the model is for images of {of_model}, and these have {of_images}", stacklevel=4)
     for part in model.modules():
-        told = part.normalisation if isinstance(part, Pair) else None
-        if None not in (now, told) and now != told:
-            raise ValueError(f"the images have {now}, and the pair was built with normalisation= of {told}")
-        if now is None and isinstance(part, Pair) and part.assumed:
+        of_pair = part.normalisation if isinstance(part, Pair) else None
+        if None not in (of_images, of_pair) and of_images != of_pair:
+            raise ValueError(
+                f"the images have {of_images}, the pair was built with normalisation= of {of_pair}"
+            )
+        if of_images is None and isinstance(part, Pair) and part.assumed:
             warnings.warn(
                 "images taken to be normalised as ImageNet's: give the pair normalisation=", stacklevel=3
             )

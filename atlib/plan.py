@@ -21,9 +21,6 @@ OF_MAPS = {
     "unequal_prefix": ("drop", "own"),
 }
 
-Layers = tuple[int, ...] | tuple[tuple[int, int], ...] | None
-Heads = tuple[int, ...] | tuple[tuple[int, tuple[int, ...]], ...] | None
-
 
 @dataclass(frozen=True)
 class Plan:
@@ -78,8 +75,9 @@ class Plan:
                     raise ValueError(f"{name}= works on maps: what='map', not {self.what!r}")
         # frozen: the normal forms are set once, here
         layers = _normal("layers", self.layers, lambda of_teacher: _indices("layers", [of_teacher])[0])
+        heads = _normal("heads", self.heads, lambda of_layer: _indices("heads", of_layer))
         object.__setattr__(self, "layers", layers)
-        object.__setattr__(self, "heads", _normal("heads", self.heads, lambda some: _indices("heads", some)))
+        object.__setattr__(self, "heads", heads)
         if self.heads is not None and self.unequal_heads is not None:
             raise ValueError("heads= correspond one to one, with unequal_heads= none does: one of the two")
         parts = self.rows is not None or self.unequal_prefix == "own"  # of maps, head by head
@@ -117,8 +115,7 @@ class Plan:
 
 
 def _normal(name: str, choice: Any, value: Callable[[Any], Any]) -> tuple | None:
-    """Indices in order, or of a mapping, or of the lists that JSON makes of one, (layer, `value` of the
-    rest)."""
+    """Indices in order, or of a mapping, or of the lists that JSON makes of one, (layer, `value`)."""
     lists = list | tuple
     if isinstance(choice, lists) and choice and all(isinstance(p, lists) and len(p) == 2 for p in choice):
         if len({layer for layer, _ in choice}) < len(choice):

@@ -74,11 +74,11 @@ class Recipe:
         require(len(self.betas) == 2 and all(0 <= b < 1 for b in self.betas), "betas", "two below 1")
         require(self.layer_decay is None or 0 < self.layer_decay <= 1, "layer_decay", "above 0, at most 1")
         require(self.ema is None or 0 < self.ema < 1, "ema", "above 0 and below 1")
-        shares = (0.5,) if self.milestones is None else self.milestones
-        fits = len(shares) > 0 and all(0 < share < 1 for share in shares)
-        require(fits, "milestones", "shares of the run, such as (8/9, 26/27)")
-        known = ("no", "tf32", "bf16", "fp16")
-        require(self.mixed_precision in known, "mixed_precision", "'no', 'tf32', 'bf16' or 'fp16'")
+        if self.milestones is not None:
+            fits = len(self.milestones) > 0 and all(0 < share < 1 for share in self.milestones)
+            require(fits, "milestones", "shares of the run, such as (8/9, 26/27)")
+        precisions = "no", "tf32", "bf16", "fp16"
+        require(self.mixed_precision in precisions, "mixed_precision", f"one of {precisions}")
         require(self.accumulate <= self.batch_size, "accumulate", "at most batch_size")
         if self.warmup_epochs is not None:
             fits = 0 <= self.warmup_epochs < (self.epochs or 0)
@@ -105,15 +105,15 @@ class Recipe:
 
     def changed(self, values: Mapping[str, Any]) -> "Recipe":
         """With other values; steps, warmup and lr take the place of epochs, warmup_epochs and base_lr."""
-        instead: dict[str, Any] = {}
+        cleared: dict[str, Any] = {}
         if "steps" in values and self.epochs is not None and self.warmup_epochs is not None:  # its share
-            instead |= {"warmup": self.warmup_epochs / self.epochs, "warmup_epochs": None}
+            cleared |= {"warmup": self.warmup_epochs / self.epochs, "warmup_epochs": None}
         for name, other in IN_EPOCHS.items():
             if name in values and other in values:
                 raise ValueError(f"{name} and {other} exclude each other: give one of them")
             if name in values:
-                instead[other] = None
-        return replace(self, **(instead | values))
+                cleared[other] = None
+        return replace(self, **(cleared | values))
 
     def require_whole_steps(self, why: str) -> None:
         """Raise `ValueError` where a step is computed in parts: for losses that are no sum of their parts."""

@@ -175,8 +175,8 @@ def differences(teacher: nn.Module, student: nn.Module) -> dict[str, tuple[Any, 
         of_teacher, of_student = describe(teacher), describe(student)
     except ValueError:
         of_teacher, of_student = _shown(teacher), _shown(student)
-    both = {name: (of_teacher[name], of_student[name]) for name in COMPONENTS if name in of_teacher}
-    return {name: (left, right) for name, (left, right) in both.items() if left != right}
+    names = [name for name in of_teacher if of_teacher[name] != of_student[name]]
+    return {name: (of_teacher[name], of_student[name]) for name in names}
 
 
 def _shown(model: nn.Module) -> dict[str, Any]:

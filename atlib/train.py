@@ -361,8 +361,8 @@ def schedule(step: int, recipe: Recipe) -> float:
     if recipe.milestones is not None:
         return 0.1 ** sum(step >= round(share * recipe.steps) for share in recipe.milestones)
     floor = recipe.min_lr / recipe.lr
-    done = (step - warmup) / max(1, recipe.steps - warmup)
-    return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * done))
+    progress = (step - warmup) / max(1, recipe.steps - warmup)
+    return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * progress))
 
 
 def set_weight_decay(optimizer: torch.optim.Optimizer, step: int, recipe: Recipe) -> None:
@@ -398,10 +398,10 @@ def make_optimizer(model: nn.Module, recipe: Recipe, fused: bool = False) -> tor
         **options,
     )
     in_student = {id(parameter) for parameter in trained.parameters()}
-    beside = [p for p in model.parameters() if id(p) not in in_student and p.requires_grad]
+    extra = [p for p in model.parameters() if id(p) not in in_student and p.requires_grad]
     # a projector or a head mapping: thrown away after training, so no layer decay and no special groups
-    if beside:
-        optimizer.add_param_group({"params": beside, "weight_decay": recipe.weight_decay})
+    if extra:
+        optimizer.add_param_group({"params": extra, "weight_decay": recipe.weight_decay})
     for group in optimizer.param_groups:  # timm leaves the factor of layer-wise decay to its own schedulers
         group["lr"] = recipe.lr * group.get("lr_scale", 1.0)
     return optimizer

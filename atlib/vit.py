@@ -292,12 +292,12 @@ class Architecture(NamedTuple):
                 model = self.build_classifier()
         except (RuntimeError, NotImplementedError):  # timm cannot build every model without weights
             return
-        needed = sum(value.numel() for value in model.state_dict().values())
-        if needed > numbers:
+        weights = sum(value.numel() for value in model.state_dict().values())
+        if weights > numbers:
             short = _short(dict(self.overrides) or self.name)
-            raise ValueError(f"{short} has {needed:,} weights, its file {numbers:,}")
-        if (beside := sum(buffer.numel() for buffer in model.buffers())) > 2**28:
-            raise ValueError(f"it would keep {beside:,} numbers beside its weights: at most {2**28:,}")
+            raise ValueError(f"{short} has {weights:,} weights, its file {numbers:,}")
+        if (buffers := sum(buffer.numel() for buffer in model.buffers())) > 2**28:
+            raise ValueError(f"it would keep {buffers:,} numbers beside its weights: at most {2**28:,}")
 
 
 def _check_plain(argument: str, value: Any) -> None:
