@@ -29,15 +29,11 @@ class Transferred(NamedTuple):
 
 
 class AttentionTransfer(Pair):
-    """A student that learns everything from scratch except what `plan` takes from the teacher.
-
-    Both are models that `walk` sees, of the same library or not. The teacher is run no further than the plan
-    needs. Copy needs it at inference too; after Distill, `.student` alone is the result.
-
-    maps: in place of running the teacher, such as maps that were stored (`atlib.MapCache`). normalisation: of
+    """A student that learns everything from scratch except what `plan` takes from the teacher. Both are
+    models that `walk` sees. Copy needs the teacher at inference too; after Distill, `.student` alone is the
+    result. maps: in place of running the teacher, such as stored ones (`atlib.MapCache`). normalisation: of
     the images that the pair is given. Raises `ValueError` when the two cannot be paired, and `Unwalkable` for
-    models `walk` refuses.
-    """
+    models that `walk` refuses."""
 
     def __init__(
         self,
@@ -78,7 +74,7 @@ class AttentionTransfer(Pair):
         self._dense = plan.what == "map" and (
             maps is not None
             or plan.average is not None
-            or pairing.queries is not None
+            or bool(pairing.rest)
             or of_teacher.grid != of_student.grid
             or self._unequal_heads in ("average", "learn")
             or (some_heads and (of_teacher.head_width != of_student.head_width or of_teacher.masked))
@@ -89,14 +85,8 @@ class AttentionTransfer(Pair):
         if self._unequal_heads == "learn":
             mean = torch.full((of_teacher.heads, of_student.heads), 1 / of_student.heads)
             self.head_mapping = nn.ParameterList(mean.clone() for _ in self.layers)
-        # how many tokens a transferred map has, the rows that are transferred, None for all, and what of it
-        # stays the student's own
-        down, across = of_student.grid
-        self._tokens = pairing.common_prefix + len(pairing.own_keys) + down * across
-        self._rows = self._kept = None
-        if pairing.queries is not None:
-            self._rows = list(pairing.queries)
-            self._kept = tuple(sorted({*range(self._tokens)} - {*self._rows})), pairing.own_keys
+        # the rows and columns of a map that stay the student's own
+        self._kept = (pairing.rest, pairing.own_keys) if pairing.rest else None
 
     @property
     def path(self) -> str:
@@ -168,26 +158,17 @@ class AttentionTransfer(Pair):
     def _student_walk(
         self, images: Tensor, masks: list[DropPathMasks] | None, replace: Mapping[int, Instead] | None = None
     ) -> Walk:
-        self._check_student()
-        return walk(self.student, images, replace=replace, drop_path=masks, projections=self._projections)
-
-    def _check_student(self) -> None:
-        """Raise `ValueError` for another student than the pair was built with, and for one that is trained
-        outside the `DistributedDataParallel` that holds it: its gradients would never be averaged."""
         if self.student is not self._built_with[0]:
             raise ValueError("the pair's student was replaced after it was built: build another pair")
-        if self._looked or not self.training or not torch.is_grad_enabled() or torch.compiler.is_compiling():
-            return
-        distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-        if distributed and DistributedDataParallel._active_ddp_module is None:
-            wrappers = (one for one in gc.get_objects() if issubclass(type(one), DistributedDataParallel))
-            if any(wrapper.module is self.student for wrapper in wrappers):
-                raise ValueError("wrap the pair in DistributedDataParallel, not its student")
-        self._looked = True
+        learns = self.training and torch.is_grad_enabled() and not torch.compiler.is_compiling()
+        if not self._looked and learns:
+            _check_ddp(self.student)
+            self._looked = True
+        return walk(self.student, images, replace=replace, drop_path=masks, projections=self._projections)
 
     def teacher_layers(self, images: Tensor, drop_path=None) -> list[Seen]:
-        """What the teacher's transferred layers saw, on the tokens that both have, as constants: what the
-        plan needs of q, k, v, or the given map where `maps` stand in for the teacher."""
+        """What the teacher's transferred layers saw, as constants, on the tokens that both have: what the
+        plan needs of q, k, v, or the map that `maps` gives."""
         layers, tokens = [of_teacher for _, of_teacher in self.pairing.layers], self.pairing.teacher_tokens
         shown = self.for_teacher(images)
         if self._maps is not None:
@@ -211,8 +192,8 @@ class AttentionTransfer(Pair):
         return [_on_tokens(layer, tokens) for layer in kept]
 
     def teacher_maps(self, teacher_layers: Iterable[Seen]) -> list[Tensor]:
-        """The teacher's maps as the plan wants them, one (B, H, N, N) per layer: heads merged, on the
-        student's patch grid, averaged, with zeros for tokens that only the student has."""
+        """The teacher's maps as the plan wants them, one (B, H, N, N) per layer, with zeros for tokens that
+        only the student has."""
         if self.plan.what != "map":
             raise ValueError(f"this plan transfers {self.plan.what!r}, and no maps: use what='map'")
         maps = [self._merged(seen).map for seen in teacher_layers]
@@ -222,7 +203,7 @@ class AttentionTransfer(Pair):
             if self.plan.average is not None:
                 maps = average_over(maps, self.plan.average)
             if self.pairing.own_keys:
-                maps = [place_tokens(p, self.pairing.student_tokens, self._tokens) for p in maps]
+                maps = [place_tokens(p, self.pairing.student_tokens, self.pairing.tokens) for p in maps]
             if self._unequal_heads == "average":
                 maps = [mean_heads(p) for p in maps]
         return maps
@@ -265,12 +246,12 @@ class AttentionTransfer(Pair):
             log_p = log_p.logsumexp(1, keepdim=True) - math.log(log_p.shape[1])
         if self._kept is not None:
             p = keep_own(p, log_p.detach().exp(), *self._kept)
-            log_p, p = log_p[:, :, self._rows], p[:, :, self._rows]
+            log_p, p = log_p[:, :, self.pairing.queries], p[:, :, self.pairing.queries]
         return map_cross_entropy(log_p, p)
 
     def _merged(self, seen: Seen) -> Seen:
         """A layer with its heads merged into one, where the plan says so (`atlib.maps.aggregate_heads`), as q
-        and k: no map is needed. Raises `ValueError` for given maps of several heads."""
+        and k: no map is needed."""
         if self._unequal_heads != "aggregate":
             return seen
         if seen.given is not None:
@@ -285,10 +266,19 @@ class AttentionTransfer(Pair):
         return Seen(q, k, None, seen.scale / TEMPERATURE, bias=bias, mask=seen.mask)
 
     def _spread(self, x: Tensor, heads: Sequence[int] | None) -> Tensor:
-        """What goes to the student's heads: a single head to all of them, otherwise the chosen ones (all for
-        None)."""
+        """What goes to the student's heads: a single head to all of them, else the chosen ones."""
         x = x.expand(-1, self._of_student.heads, -1, -1) if x.shape[1] == 1 else x
         return x if heads is None else x[:, heads]
+
+
+def _check_ddp(student: nn.Module) -> None:
+    """Raise `ValueError` for a student that is trained outside the `DistributedDataParallel` that holds it:
+    its gradients would never be averaged."""
+    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    if distributed and DistributedDataParallel._active_ddp_module is None:
+        wrappers = (x for x in gc.get_objects() if issubclass(type(x), DistributedDataParallel))
+        if any(wrapper.module is student for wrapper in wrappers):
+            raise ValueError("wrap the pair in DistributedDataParallel, not its student")
 
 
 def drops(student: nn.Module) -> bool:
@@ -334,6 +324,6 @@ def _select(seen: Seen, heads: Sequence[int] | None) -> Seen:
 
 
 def _of_heads(bias: Tensor | None, heads: Sequence[int] | None) -> Tensor | None:
-    """The bias of some heads, (N, N), (H, N, N) or (B, H, N, N); one without heads is that of all."""
+    """The bias of some heads, (N, N), (H, N, N) or (B, H, N, N)."""
     of_all = heads is None or bias is None or bias.ndim == 2 or bias.shape[-3] == 1
     return bias if of_all else bias[..., list(heads), :, :]

@@ -9,6 +9,7 @@ from atlib._util import in_eval_mode, out_of_memory
 from atlib.attention import Projections, Unwalkable, check_walkable, find_projections
 from atlib.pair import inside, usual_image_size
 from atlib.plan import Plan
+from atlib.student import differences
 
 MOST_PREFIX = 32  # tokens before the patches: with more, tokens are no grid of patches
 
@@ -111,10 +112,11 @@ class Pairing(NamedTuple):
     student_tokens: tuple[int, ...] | None  # the same tokens in the student
     common_prefix: int  # prefix tokens among them
     components: dict[str, tuple]  # native ones that differ: {name: (teacher's, student's)}
-    # The student's tokens that the teacher lacks and that keep their share of every row. With them maps have
-    # all of the student's tokens, else the common ones.
-    own_keys: tuple[int, ...] = ()
-    queries: tuple[int, ...] | None = None  # of these tokens, those whose rows are transferred; None for all
+    # The student's tokens that the teacher lacks and that keep their share of every row.
+    own_keys: tuple[int, ...]
+    tokens: int  # of a transferred map: all of the student's where some are its own, else the common ones
+    queries: tuple[int, ...]  # of these, those whose rows are transferred
+    rest: tuple[int, ...]  # and those whose rows stay the student's own
 
 
 def pair_up(
@@ -122,8 +124,6 @@ def pair_up(
 ) -> Pairing:
     """How `teacher` teaches `student` under `plan`; `sizes`: of both, where they are known. Raises
     `ValueError` for what differs without a way in the plan, and for layers and heads that there are not."""
-    from atlib.student import differences  # here: the rest needs nothing of how timm builds a ViT
-
     of_teacher, of_student = sizes or (sizes_of(teacher), sizes_of(student))
     components = differences(teacher, student)
     common = of_teacher.prefix
@@ -140,10 +140,10 @@ def pair_up(
     if plan.average == "layers" and len(layers) < 2:
         raise ValueError("average='layers' needs at least two transferred layers, this plan has one")
     own_keys = tuple(range(common, of_student.prefix)) if plan.unequal_prefix == "own" else ()
-    # of the maps' tokens: all of the student's where some are its own, else the common ones
-    prefix, (down, across) = of_student.prefix if own_keys else common, of_student.grid
-    patches = tuple(range(prefix, prefix + down * across))
-    rows = {None: (*range(common), *patches), "class": (0,), "patches": patches}[plan.rows]
+    prefix = of_student.prefix if own_keys else common
+    tokens = prefix + of_student.grid[0] * of_student.grid[1]
+    patches = tuple(range(prefix, tokens))
+    queries = {None: (*range(common), *patches), "class": (0,), "patches": patches}[plan.rows]
     return Pairing(
         layers,
         _common_tokens(of_teacher, common),
@@ -151,7 +151,9 @@ def pair_up(
         common,
         components,
         own_keys,
-        None if len(rows) == prefix + len(patches) else rows,
+        tokens,
+        queries,
+        tuple(sorted({*range(tokens)} - {*queries})),
     )
 
 

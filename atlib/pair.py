@@ -235,8 +235,7 @@ class Pair(nn.Module, ABC):
         normalisation, size = self.views[0].normalisation, image_size_of(self.teacher)
         at = "" if size is None else f", at {size[0]} x {size[1]} px"
         if normalisation is None:
-            unknown = "does not say how its images were normalised: it sees the student's as they are"
-            return f"the teacher {unknown}{at}"
+            return f"the teacher does not say its normalisation: it sees the student's images{at}"
         anew = "" if normalisation == self.normalisation else f", normalised anew from {self.normalisation}"
         resized = "" if self.views[0].size is None else ", resized"
         return f"the teacher sees images of {normalisation}{at}{anew}{resized}"
