@@ -260,7 +260,7 @@ def _divergence(p: Tensor, q: Tensor, entropy_p: Tensor, entropy_q: Tensor) -> T
 
 def check_maps(maps: Tensor, layer: int | None = None, name: str = "") -> None:
     """Raise `ValueError` unless `maps` are (B, H, N, N), with rows that sum to 1."""
-    where = "".join(f"{part}: " for part in (name, "" if layer is None else f"layer {layer}") if part)
+    where = (f"{name}: " if name else "") + ("" if layer is None else f"layer {layer}: ")
     square = maps.ndim == 4 and maps.shape[-1] == maps.shape[-2]
     if not square or maps.numel() == 0 or not maps.is_floating_point():
         raise ValueError(f"{where}maps are (B, H, N, N) and not empty, got {maps.dtype} {tuple(maps.shape)}")

@@ -169,27 +169,27 @@ class AttentionTransfer(Pair):
     def teacher_layers(self, images: Tensor, drop_path=None) -> list[Seen]:
         """What the teacher's transferred layers saw, as constants, on the tokens that both have: what the
         plan needs of q, k, v, or the map that `maps` gives."""
-        layers, tokens = [of_teacher for _, of_teacher in self.pairing.layers], self.pairing.teacher_tokens
-        shown = self.for_teacher(images)
+        layers, shown = [of_teacher for _, of_teacher in self.pairing.layers], self.for_teacher(images)
         if self._maps is not None:
             maps = self._maps(shown)
-            given = [Seen(None, None, None, 1.0, given=maps[layer]) for layer in layers]
-            return [_on_tokens(layer, tokens) for layer in given]
-        with self.frozen_teachers():
-            seen = walk(
-                self.teacher,
-                shown,
-                stop_after=max(layers),
-                values="v" in self._parts,
-                drop_path=drop_path if self._same_masks else None,
-                projections=self._projections_of_teacher,
-            ).layers
-        kept = [_constant(seen[layer], self._parts) for layer in layers]
-        if shown.dtype != images.dtype:  # of a teacher in half precision, in the student's
-            kept = [
-                Seen(*(x.to(images.dtype) if isinstance(x, Tensor) else x for x in layer)) for layer in kept
-            ]
-        return [_on_tokens(layer, tokens) for layer in kept]
+            kept = [Seen(None, None, None, 1.0, given=maps[layer]) for layer in layers]
+        else:
+            with self.frozen_teachers():
+                seen = walk(
+                    self.teacher,
+                    shown,
+                    stop_after=max(layers),
+                    values="v" in self._parts,
+                    drop_path=drop_path if self._same_masks else None,
+                    projections=self._projections_of_teacher,
+                ).layers
+            kept = [_constant(seen[layer], self._parts) for layer in layers]
+            if shown.dtype != images.dtype:  # of a teacher in half precision, in the student's
+                kept = [
+                    Seen(*(x.to(images.dtype) if isinstance(x, Tensor) else x for x in layer))
+                    for layer in kept
+                ]
+        return [_on_tokens(layer, self.pairing.teacher_tokens) for layer in kept]
 
     def teacher_maps(self, teacher_layers: Iterable[Seen]) -> list[Tensor]:
         """The teacher's maps as the plan wants them, one (B, H, N, N) per layer, with zeros for tokens that
@@ -292,10 +292,9 @@ def _constant(seen: Seen, parts: str) -> Seen:
     """Some parts of what a teacher's layer saw; of q and k with the bias on their scores."""
     # Copies outlive inference mode, which autograd needs, and let go of the rest of the joint projection,
     # which memory needs.
-    q, k, v = (getattr(seen, name).clone() if name in parts else None for name in "qkv")
-    added = (seen.bias, seen.mask) if parts == "qk" else (None, None)
-    bias, mask = (None if of_scores is None else of_scores.clone() for of_scores in added)
-    return Seen(q, k, v, seen.scale, bias=bias, mask=mask)
+    names = ("q", "k", "bias", "mask") if parts == "qk" else parts
+    kept = {name: x.clone() for name in names if (x := getattr(seen, name)) is not None}
+    return Seen(None, None, None, seen.scale)._replace(**kept)
 
 
 def _on_tokens(seen: Seen, tokens: Sequence[int] | None) -> Seen:

@@ -335,7 +335,7 @@ class Training:
         return broadcast_object_list([value])[0] if self.accelerator.num_processes > 1 else value
 
     def give_back(self, average_into: nn.Module | None) -> None:
-        """Give the averaged weights away, and the model's where a copy was trained."""
+        """Give away the averaged weights, and the model's where a copy was trained."""
         if average_into is not None:
             with self.average.in_place_of(self.model):
                 average_into.load_state_dict(whole_weights(student_of(self.plain)))
