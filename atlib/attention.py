@@ -487,13 +487,11 @@ class _Watch:
 
     def _note_place(self) -> None:
         places = [(part, inputs) for part, inputs in self.running if part in self.elements]
-        # the outermost of several of a class: a list inside of a block is part of it
-        several = (
-            place
-            for place in places
-            if sum(type(part) is type(place[0]) for part in self.elements[place[0]].children()) > 1
-        )
-        block, inputs = next(several, places[0] if places else (None, ()))
+        block, inputs = places[0] if places else (None, ())
+        for place in places:  # the outermost of several of a class: a list inside of a block is part of it
+            if sum(type(part) is type(place[0]) for part in self.elements[place[0]].children()) > 1:
+                block, inputs = place
+                break
         if block is not None and block is self.open:
             raise Unwalkable(f"a {type(block).__name__} attends more than once: its layer has no single map")
         self.blocks.append(block)
@@ -502,9 +500,7 @@ class _Watch:
             self.tokens = inputs[0]
         weights = self.running[-1][0].parameters()
         if self.learns and not torch.is_grad_enabled() and any(weight.requires_grad for weight in weights):
-            raise Unwalkable(
-                "reentrant activation checkpointing hides q and k from gradients: use_reentrant=False"
-            )
+            raise Unwalkable("reentrant checkpointing hides q and k from gradients: use_reentrant=False")
 
     def unread_rows(self, weight: Tensor) -> tuple[tuple[int, int], ...]:
         """The rows of a weight that nobody reads at this place of the forward."""
@@ -665,7 +661,7 @@ def _check_layers(watch: _Watch, model: nn.Module) -> None:
     if not depth or seen < len(alike):
         expected = len(alike) or sum("attention" in type(part).__name__.lower() for part in model.modules())
         raise Unwalkable(
-            f"a {kind}: {seen} of {expected} layers call F.scaled_dot_product_attention, so and uncompiled"
+            f"a {kind}: {seen} of {expected} layers, uncompiled, call F.scaled_dot_product_attention"
         )
     asked = {*watch.replace} if whole else {watch.stop_after, *(i for i in watch.replace if i < 0)}
     if wrong := asked - {*range(depth)}:

@@ -227,13 +227,12 @@ def _from_timm(name: str, overrides: Mapping) -> torch.nn.Module:
     except (TypeError, AssertionError):
         raise  # a wrong constructor argument is not a download problem
     except Exception as error:  # which one a failed download raises depends on the versions of libraries
-        problem = (
-            f"the weights of {name!r} could not be downloaded from {where} ({error}): place them at {by_hand}"
-        )
         if by_hand.exists():
             problem = f"the weights in {by_hand} could not be loaded into {name!r} ({error})"
-        elif not where:
-            problem = f"timm publishes no weights for {name!r}: timm.list_pretrained() lists those of others"
+        elif where:
+            problem = f"the weights of {name!r} cannot be had from {where} ({error}): place them at {by_hand}"
+        else:
+            problem = f"timm publishes no weights for {name!r}: timm.list_pretrained() lists others"
         raise WeightsUnavailable(problem) from error
 
 
