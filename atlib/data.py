@@ -90,11 +90,8 @@ class Images(Dataset):
         """A DataLoader of (images, targets) as evaluation sees them, every image once: in order, or shuffled
         anew each epoch by a seed."""
         # Both generators are its own: evaluating in the middle of a training run shall not change the run.
-        shuffled = None if seed is None else torch.Generator().manual_seed(seed)
-        sampler = None if seed is None else RandomSampler(self, generator=shuffled)
-        return DataLoader(
-            self, batch_size=batch_size, sampler=sampler, collate_fn=as_is, generator=torch.Generator()
-        )
+        order = None if seed is None else RandomSampler(self, generator=torch.Generator().manual_seed(seed))
+        return DataLoader(self, batch_size, sampler=order, collate_fn=as_is, generator=torch.Generator())
 
     def epoch(self, part: ShardSpec, workers: int = 0) -> Iterator[Batch]:
         """One process's batches of one epoch, augmented, without workers."""

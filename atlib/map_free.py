@@ -16,6 +16,7 @@ GPU `atlib.fused` makes loss and gradients in one kernel. Memory is O(N d) a hea
 """
 
 import importlib.util
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -30,15 +31,18 @@ def map_free_cross_entropy(student: Seen, teacher: Seen, value: bool = True) -> 
     """Mean over batch, heads and queries of the cross-entropy from the teacher's map to the student's: a
     scalar, in nats; with `value=False` 0 with the same gradients. The teacher's q and k, of any width, are
     constants; what the student must not look at (`Seen.mask`) its map loses too."""
+    return _way(student, teacher)(student, teacher, value)
+
+
+def _way(student: Seen, teacher: Seen) -> Callable[[Seen, Seen, bool], Tensor]:
     # no fused kernel knows float64
     if not student.q.is_cuda or student.q.dtype == torch.float64 or _learns_bias(student):
-        return by_blocks(student, teacher, value)
-    if _runs_triton(student.q.device):
-        from atlib.fused import by_kernel, takes  # not at the top: it imports Triton
+        return by_blocks
+    if not _runs_triton(student.q.device):
+        return by_fused_attention
+    from atlib.fused import by_kernel, takes  # not at the top: it imports Triton
 
-        if takes(student, teacher):
-            return by_kernel(student, teacher, value)
-    return by_fused_attention(student, teacher, value)
+    return by_kernel if takes(student, teacher) else by_fused_attention
 
 
 @torch.compiler.assume_constant_result

@@ -256,7 +256,7 @@ class Training:
 
     @property
     def lr(self) -> float:
-        """The learning rate of the step to come; with layer-wise decay the highest, which is the head's."""
+        """The learning rate of the step to come; with layer-wise decay the head's, the highest."""
         return max(self.scheduler.get_last_lr())
 
     @property
