@@ -62,11 +62,9 @@ def check_labels(targets: Tensor, classes: int | None) -> None:
 
 def task_loss(logits: Tensor, labels: Tensor, recipe: Recipe) -> Tensor:
     """Cross-entropy of logits (B, classes) with labels, class indices (B,) or shares (B, classes), smoothed:
-    the mean over the images that have a label, 0 where none has one.
-
-    With `recipe.binary` it is binary cross-entropy, the mean over batch and classes, in which every class
-    with a share counts as a full yes (Wightman et al. 2021, arXiv 2110.00476; DeiT III, arXiv 2204.07118).
-    """
+    the mean over the images that have a label, 0 where none has one. With `recipe.binary` the mean over batch
+    and classes of binary cross-entropy, in which every class with a share counts as a full yes (Wightman et
+    al. 2021, arXiv 2110.00476; DeiT III, arXiv 2204.07118)."""
     if labels.ndim == 1 and (labels == UNLABELLED).any():
         require_undivided(recipe, "the parts of a step have unequally many labels")
         labelled = labels != UNLABELLED
@@ -84,13 +82,9 @@ def task_loss(logits: Tensor, labels: Tensor, recipe: Recipe) -> Tensor:
 def mixed(
     images: Tensor, targets: Tensor, recipe: Recipe, classes: int | None, draw: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
-    """Images (b, 3, height, width) mixed with one another, and as targets the classes' shares (b, classes);
-    both unchanged without mixup and cutmix. The images given may be written over.
-
-    draw: the numbers that decide the mix, such as (seed, step, rank). The i-th image is mixed with the i-th
-    from the end, by mixup or cutmix with equal chance. Source: Zhang et al. 2018 (arXiv 1710.09412), Yun et
-    al. 2019 (arXiv 1905.04899), in the form of DeiT (arXiv 2012.12877).
-    """
+    """Images (b, 3, height, width), the i-th mixed with the i-th from the end, and as targets the classes'
+    shares (b, classes); both unchanged without mixup and cutmix. The images given may be written over. draw: the numbers that decide the mix, such as (seed, step, rank). Source: Zhang et al. 2018 (arXiv
+    1710.09412), Yun et al. 2019 (arXiv 1905.04899), in the form of DeiT (arXiv 2012.12877)."""
     if not (recipe.mixup or recipe.cutmix):
         return images, targets
     if images.ndim == 5:

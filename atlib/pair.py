@@ -1,5 +1,4 @@
-"""A student with its teacher: the base of attention transfer, and of the methods that it is compared with;
-and how the images that the student is given become those that its teacher was trained to see."""
+"""A student with its teacher, and how the student's images become those that the teacher was trained on."""
 
 import math
 import warnings

@@ -1,5 +1,4 @@
-"""Plan what is transferred: which part of attention, how, in which layers and heads, and what to do where the
-two ViTs differ."""
+"""What is transferred: which part of attention, how, in which layers and heads."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
@@ -26,14 +25,12 @@ OF_MAPS = {
 class Plan:
     """What goes from teacher to student, and how. Where the two differ, a pair is refused unless the plan
     says what to do: `unequal_heads`, `unequal_grid`, `unequal_prefix`, `mismatched`. Raises `ValueError` for
-    what is unknown or exclusive. Source: arXiv 2411.09702.
-    """
+    what is unknown or exclusive. Source: arXiv 2411.09702."""
 
     #: "map", softmax(q kᵀ/√d), or "q", "k", "v" alone.
     what: str = "map"
-    #: "copy" (the student uses the teacher's in place of its own and computes the rest itself) or "distill"
-    #: (the student makes its own; a loss pulls it to the teacher's: cross-entropy for maps, mean squared
-    #: error for q, k, v).
+    #: "copy" (the student uses the teacher's in place of its own) or "distill" (a loss pulls its own to the
+    #: teacher's: cross-entropy for maps, mean squared error for q, k, v).
     how: str = "copy"
     #: Indices from 0, None for all, or a mapping {student's layer: teacher's layer} where the depths differ.
     #: The other layers are the student's own.
@@ -55,9 +52,7 @@ class Plan:
     #: teacher's row, with s to the student's own tokens as its own map gives it, and the rows of these tokens
     #: are the student's. To distill, that is "drop" with every row weighted by 1 - s, and a constant.
     unequal_prefix: str | None = None
-    #: Accept other components than the teacher's (see `atlib.student`, and arXiv 2605.07191 for why they
-    #: matter).
-    mismatched: bool = False
+    mismatched: bool = False  #: Accept other components than the teacher's (`atlib.student.describe`).
     #: In training, teacher and student drop the same samples' branches, as the published implementation does;
     #: with False, with layers paired with others, or in ViTs of different depth, the teacher drops nothing.
     share_drop_path: bool = True

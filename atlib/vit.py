@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from atlib.attention import Unwalkable, Walk, walk
 from atlib.pair import attach, config_of
 
-# Keys are timm's own constructor arguments, so a preset is nothing but a saved set of them.
+# Constructor arguments of timm's.
 PRESETS: dict[str, dict] = {
     # 16 patches + class token. The pilot of the built-in world; 0.2 M parameters, trains on a laptop.
     "glyphs": dict(img_size=32, patch_size=8, embed_dim=64, depth=4, num_heads=4, num_classes=8),
@@ -33,11 +33,8 @@ PRESETS: dict[str, dict] = {
     "cifar": dict(img_size=32, patch_size=4, embed_dim=192, depth=6, num_heads=6, num_classes=10),
 }
 
-
-# The classes whose attention can be walked.
+# timm's ViTs.
 VITS = (VisionTransformer, Eva, Beit, VisionTransformerRelPos, NaFlexVit)
-
-
 # What first weights are drawn with, in place.
 DRAWING = frozenset("add_ clamp_ div_ erfinv_ fill_ mul_ normal_ sub_ trunc_normal_ uniform_ zero_".split())
 
@@ -59,9 +56,8 @@ class _NothingDrawn(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-# What a file may say of a model: constructor arguments of timm's classifiers that are plain values. Nothing
-# that `timm.create_model` takes for itself is here (checkpoint_path, pretrained, pretrained_cfg, cache_dir
-# ...): with it, a file could name a pickle or an address.
+# What a file may say of a model: constructor arguments of timm's classifiers that are plain values. Not what
+# `timm.create_model` takes for itself (checkpoint_path ...): a file could name a pickle or an address.
 SIZES_OF_FILES = {  # at most; also of classifiers that are no ViT
     name: most
     for most, names in {
