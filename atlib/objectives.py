@@ -83,8 +83,9 @@ def mixed(
     images: Tensor, targets: Tensor, recipe: Recipe, classes: int | None, draw: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
     """Images (b, 3, height, width), the i-th mixed with the i-th from the end, and as targets the classes'
-    shares (b, classes); both unchanged without mixup and cutmix. The images given may be written over. draw: the numbers that decide the mix, such as (seed, step, rank). Source: Zhang et al. 2018 (arXiv
-    1710.09412), Yun et al. 2019 (arXiv 1905.04899), in the form of DeiT (arXiv 2012.12877)."""
+    shares (b, classes); both unchanged without mixup and cutmix. The images given may be written over. draw:
+    the numbers that decide the mix, such as (seed, step, rank). Source: Zhang et al. 2018 (arXiv 1710.09412),
+    Yun et al. 2019 (arXiv 1905.04899), in the form of DeiT (arXiv 2012.12877)."""
     if not (recipe.mixup or recipe.cutmix):
         return images, targets
     if images.ndim == 5:
