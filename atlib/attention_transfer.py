@@ -56,10 +56,10 @@ class AttentionTransfer(Pair):
             self.views = (self.views[0]._replace(size=of_teacher.image),)
         self.plan = plan
         self.pairing = pairing
-        self._of_teacher, self._of_student = of_teacher, of_student
+        self._teacher_sizes, self._student_sizes = of_teacher, of_student
         self._maps = maps
         self._built_with = (student,)  # of which the projections are
-        self._looked = False  # for a DDP that holds the student: once, at the first step
+        self._ddp_checked = False  # once, at the first step
         self.layers = tuple(layer for layer, _ in pairing.layers)
         one_to_one = all(layer == layer_of_teacher for layer, layer_of_teacher in pairing.layers)
         self._same_masks = one_to_one and of_teacher.depth == of_student.depth
@@ -142,7 +142,7 @@ class AttentionTransfer(Pair):
 
     def _apart(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """What the student sees and what the teacher sees, each (B, 3, height, width)."""
-        if self._of_student.image is None:  # texts, clips
+        if self._student_sizes.image is None:  # texts, clips
             return images, images
         if images.ndim == 5 and images.shape[1] != 2:
             raise ValueError(f"images {tuple(images.shape)}: pairs are (B, 2, channels, height, width)")
@@ -161,9 +161,9 @@ class AttentionTransfer(Pair):
         if self.student is not self._built_with[0]:
             raise ValueError("the pair's student was replaced after it was built: build another pair")
         learns = self.training and torch.is_grad_enabled() and not torch.compiler.is_compiling()
-        if not self._looked and learns:
+        if not self._ddp_checked and learns:
             _check_ddp(self.student)
-            self._looked = True
+            self._ddp_checked = True
         return walk(self.student, images, replace=replace, drop_path=masks, projections=self._projections)
 
     def teacher_layers(self, images: Tensor, drop_path=None) -> list[Seen]:
@@ -198,7 +198,7 @@ class AttentionTransfer(Pair):
             raise ValueError(f"this plan transfers {self.plan.what!r}, and no maps: use what='map'")
         maps = [self._merged(seen).map for seen in teacher_layers]
         if self._dense:
-            grids = self._of_teacher.grid, self._of_student.grid
+            grids = self._teacher_sizes.grid, self._student_sizes.grid
             maps = [resample(p, *grids, self.pairing.common_prefix) for p in maps]
             if self.plan.average is not None:
                 maps = average_over(maps, self.plan.average)
@@ -267,7 +267,7 @@ class AttentionTransfer(Pair):
 
     def _spread(self, x: Tensor, heads: Sequence[int] | None) -> Tensor:
         """What goes to the student's heads: a single head to all of them, else the chosen ones."""
-        x = x.expand(-1, self._of_student.heads, -1, -1) if x.shape[1] == 1 else x
+        x = x.expand(-1, self._student_sizes.heads, -1, -1) if x.shape[1] == 1 else x
         return x if heads is None else x[:, heads]
 
 
