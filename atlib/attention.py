@@ -652,21 +652,21 @@ def _check_layers(watch: _Watch, model: nn.Module) -> None:
         named = (re.search("attention|attn", kind, re.I) for kind in kinds if not OTHERS.search(kind))
         return any(named) and kinds.isdisjoint(watch.passed)
 
-    kind, depth, whole = type(model).__name__, len(watch.layers), watch.stop_after is None
+    kind, depth, complete = type(model).__name__, len(watch.layers), watch.stop_after is None
     block = next((block for block in watch.blocks if block is not None), None)
     siblings = () if block is None else watch.elements[block].children()
-    alike = [part for part in siblings if type(part) is type(block) or attends(part)]
-    alike = alike if whole else alike[:depth]  # one that is not seen would give its number to the next
-    seen = sum(part in watch.blocks for part in alike)
-    if not depth or seen < len(alike):
-        expected = len(alike) or sum("attention" in type(part).__name__.lower() for part in model.modules())
+    blocks = [part for part in siblings if type(part) is type(block) or attends(part)]
+    blocks = blocks if complete else blocks[:depth]  # one that is not seen would give its number to the next
+    seen = sum(part in watch.blocks for part in blocks)
+    if not depth or seen < len(blocks):
+        expected = len(blocks) or sum("attention" in type(part).__name__.lower() for part in model.modules())
         raise Unwalkable(
             f"a {kind}: {seen} of {expected} layers, uncompiled, call F.scaled_dot_product_attention"
         )
-    asked = {*watch.replace} if whole else {watch.stop_after, *(i for i in watch.replace if i < 0)}
-    if wrong := asked - {*range(depth)}:
+    indices = {*watch.replace} if complete else {watch.stop_after, *(i for i in watch.replace if i < 0)}
+    if wrong := indices - {*range(depth)}:
         raise ValueError(f"layer {min(wrong)} does not exist: this {kind} has depth {depth}")
-    if watch.masks is not None and whole and len(watch.masks) != depth:
+    if watch.masks is not None and complete and len(watch.masks) != depth:
         raise ValueError(f"drop_path has masks for {len(watch.masks)} layers, this {kind} has depth {depth}")
 
 

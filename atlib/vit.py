@@ -85,7 +85,7 @@ OTHERS_OF_FILES = frozenset(
     " use_shared_rel_pos_bias rel_pos_type shared_rel_pos stem_type depth_token_only"
     " mlp_ratio_token_only".split()
 )
-LARGEST = 2**33  # weights, and twice the largest of timm's ViTs has
+MOST_WEIGHTS = 2**33  # weights, and twice the largest of timm's ViTs has
 MOST_PATCHES = 2**16
 
 
@@ -314,8 +314,8 @@ def _check_size(arguments: Mapping[str, Any]) -> None:
     sizes = {name: value for name, value in arguments.items() if isinstance(value, (int, float))}
     width, ratio = sizes.get("embed_dim", 0), sizes.get("mlp_ratio", 4)
     weights = width * sizes.get("depth", 12) * width * (4 + 2 * ratio) + width * sizes.get("num_classes", 0)
-    if weights > LARGEST:
-        raise ValueError(f"it would have {weights:,.0f} weights: at most {LARGEST:,}")
+    if weights > MOST_WEIGHTS:
+        raise ValueError(f"it would have {weights:,.0f} weights: at most {MOST_WEIGHTS:,}")
     size, patch = _numbers(arguments.get("img_size")), _numbers(arguments.get("patch_size"))
     if size and patch and (patches := (max(size) / min(patch)) ** 2) > MOST_PATCHES:
         raise ValueError(f"it would have {patches:,.0f} patches: at most {MOST_PATCHES:,}")
