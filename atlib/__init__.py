@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from atrun.teachers.load import load_teacher
 
 __version__ = "0.1.0"
-# Imported when it is asked for: `python -m atlib --help` does without torch, and code that copies or distills
-# without Accelerate. `train` is not here: by what was imported before, it would be the function or the room.
+# Imported when it is asked for: `python -m atlib --help` does without torch, and Copy without Accelerate.
+# `train` is not here: by what was imported before, it would be the function or the file.
 _HOME = {
     "AttentionTransfer": "atlib.attention_transfer",
     "Plan": "atlib.plan",

@@ -50,7 +50,7 @@ def write_atomically(path: Path, content: bytes) -> Path:
 
 
 def out_of_memory(error: Exception) -> bool:
-    """Whether memory has run out, on a GPU or (torch says so in a plain RuntimeError) on the CPU."""
+    """Whether memory has run out, on a GPU or, which is a plain RuntimeError of torch, on the CPU."""
     import torch  # takes seconds
 
     kinds = MemoryError, torch.cuda.OutOfMemoryError
@@ -62,13 +62,9 @@ def refuse_second_derivative() -> None:
     would miss that maps depend on q and k."""
     import torch
 
-    # Not once_differentiable: where the loss is the end of the graph, that hands out gradients as constants
-    # without a word.
+    # Not once_differentiable: at the end of the graph, that hands out constants without a word.
     if torch.is_grad_enabled():
-        raise RuntimeError(
-            "the map-free loss has first derivatives only, and create_graph=True asks for more: "
-            "use atlib.losses.dense_attention_cross_entropy"
-        )
+        raise RuntimeError("first derivatives only: create_graph=True needs dense_attention_cross_entropy")
 
 
 @contextmanager

@@ -25,16 +25,17 @@ PAIRINGS = ("direct", "bipartite", "minimum", "average")
 @torch.no_grad()
 def walks(models: Sequence[nn.Module], images: Images, batch_size: int) -> Iterator[tuple[Walk, ...]]:
     """Every batch of `images`, in order, walked by every model, in eval mode and without gradients: a tuple
-    of walks a batch. A model is a ViT, or has a `walk(images)` method, such as `AttentionTransfer`.
-    batch_size: fewer where the walks would not fit `AT_ONCE`."""
+    of walks a batch, of fewer images where they would not fit `AT_ONCE`. A model is a ViT, or has a
+    `walk(images)` method, such as `AttentionTransfer`."""
     if len(images) == 0 or batch_size < 1:
         raise ValueError(f"{len(images)} images in batches of {batch_size}: both must be at least 1")
     vits = [vit_of(model) for model in models]
-    one = 0  # bytes of one image's walks, about: q, k, v, two states a layer, and a layer's maps in float64
+    of_image = 0  # bytes of its walks, about: q, k, v, two states a layer, and a layer's maps in float64
     for vit in vits:
         tokens = (vit.patch_embed.num_patches or 0) + vit.num_prefix_tokens
-        one += 4 * 5 * len(vit.blocks) * tokens * vit.embed_dim + 8 * 4 * sizes_of(vit).heads * tokens**2
-    at_once = min(batch_size, max(1, AT_ONCE // one))
+        of_image += 4 * 5 * len(vit.blocks) * tokens * vit.embed_dim
+        of_image += 8 * 4 * sizes_of(vit).heads * tokens**2
+    at_once = min(batch_size, max(1, AT_ONCE // of_image))
     for model in models:
         check_normalisation(model, images)
     kinds = [next(model.parameters()) for model in models]
@@ -67,12 +68,9 @@ class LayerStatistics(NamedTuple):
 
 def attention_distance(maps: Tensor, grid: Grid, prefix_tokens: int) -> Tensor:
     """Mean distance between a patch and the patches it attends to, weighted by the map (B, H, N, N): (H,), in
-    steps of the patch `grid`.
-
-    Prefix tokens have no place: as queries they are left out, and a patch's row is rescaled without them.
-    Rows that give the patches nothing are left out; nan where all do. Source: Wang et al. 2023 (arXiv
-    2205.14443); that rows are rescaled is our choice.
-    """
+    steps of the patch `grid`. Prefix tokens have no place: as queries they are left out, and a patch's row is
+    rescaled without them; nan where no row gives the patches anything. Source: Wang et al. 2023 (arXiv
+    2205.14443); that rows are rescaled is ours."""
     check_maps(maps)
     total, rows = _distances(maps, grid, prefix_tokens)
     return total / rows
@@ -95,11 +93,8 @@ def attention_entropy(maps: Tensor) -> Tensor:
 
 def rollout(maps: Sequence[Tensor], residual: float = 0.5) -> Tensor:
     """From which input token each output token's information comes, by attention alone: (B, N, N), rows sum
-    to 1, for the maps (B, H, N, N) of all layers.
-
-    Every layer is taken as residual · identity + (1 - residual) · mean of its heads, and the layers are
-    multiplied. Source: Abnar & Zuidema 2020 (arXiv 2005.00928), with residual = 1/2.
-    """
+    to 1. Every layer's maps (B, H, N, N) are taken as residual · identity + (1 - residual) · mean of the
+    heads, and multiplied. Source: Abnar & Zuidema 2020 (arXiv 2005.00928), with residual = 1/2."""
     return rollouts(maps, residual)[-1]
 
 
@@ -123,20 +118,18 @@ def class_attention(map: Tensor, grid: Grid, prefix_tokens: int) -> Tensor:
     check_maps(map)
     grid = check_grid(map.shape[-1], grid, prefix_tokens)
     if prefix_tokens == 0:
-        raise ValueError("prefix_tokens=0: no class token, no class attention; take map.mean(2) instead")
+        raise ValueError("prefix_tokens=0: no class token, no class attention")
     return map[:, :, 0, prefix_tokens:].unflatten(-1, grid)
 
 
 def describe_layers(model: nn.Module, images: Images, batch_size: int = 100) -> list[LayerStatistics]:
-    """`LayerStatistics` of every layer of a model over a data set, on the CPU; of a pair the student's, with
-    the teacher's maps where the plan copies."""
+    """`LayerStatistics` of every layer of a model over a data set, on the CPU; of a pair the student's."""
     vit = vit_of(model)
     grid, prefix_tokens = vit.patch_embed.grid_size, vit.num_prefix_tokens
     totals, count = [torch.zeros((), dtype=torch.float64) for _ in vit.blocks], 0  # each becomes (4, H)
     for (seen,) in walks([model], images, batch_size):
         count += len(seen.tokens)  # not all of `images`, where some cannot be decoded
-        for layer, one in enumerate(seen.layers):
-            map = one.map
+        for layer, map in enumerate(of_layer.map for of_layer in seen.layers):
             check_maps(map, layer)
             distance, rows = _distances(map, grid, prefix_tokens)
             entropy, share = len(map) * attention_entropy(map), len(map) * prefix_share(map, prefix_tokens)
@@ -172,14 +165,15 @@ def jensen_shannon(p: Tensor, q: Tensor) -> Tensor:
         raise ValueError(f"p and q are of one shape, got {tuple(p.shape)} and {tuple(q.shape)}")
     for name, rows in (("p", p), ("q", q)):
         _check_rows(rows, f"{name}: row")
-    return _divergence(p, q)
+    p, q = as_double(p), as_double(q)
+    return _divergence(p, q, _entropy(p), _entropy(q))
 
 
 def head_divergence(maps_a: Tensor, maps_b: Tensor, pairing: str) -> float:
     """How far the heads of two layers are apart, in nats from 0 to ln 2, for the maps (B, H, N, N) of the
-    same images: the mean over images, queries and pairs of heads, where `pairing` is "direct", head h with
-    head h; "bipartite", one to one so that the mean is least; "minimum", every head of a with the nearest of
-    b; "average", of the maps averaged over heads. Source: arXiv 2411.09702, appendix."""
+    same images: the mean over images, queries and pairs of heads. pairing: "direct", head h with head h;
+    "bipartite", one to one so that the mean is least; "minimum", every head of a with the nearest of b;
+    "average", of the maps averaged over heads. Source: arXiv 2411.09702, appendix."""
     divergence = StreamingDivergence()
     divergence.update(maps_a, maps_b)
     return divergence.value(pairing)
@@ -210,10 +204,12 @@ class StreamingDivergence:
             p = as_double(p)
             entropy = _entropy(p)
             for g, (q, entropy_b) in enumerate(zip(maps_b.unbind(1), entropies_b)):
-                apart = _from_entropies(p, as_double(q).to(p.device), entropy, entropy_b.to(p.device))
+                apart = _divergence(p, as_double(q).to(p.device), entropy, entropy_b.to(p.device))
                 self._heads[h, g] += apart.mean(-1).sum().item()
         mean_a, mean_b = (sum(map(as_double, maps.unbind(1))) / maps.shape[1] for maps in (maps_a, maps_b))
-        self._averaged += _divergence(mean_a, mean_b.to(mean_a.device)).mean(-1).sum().item()
+        mean_b = mean_b.to(mean_a.device)
+        apart = _divergence(mean_a, mean_b, _entropy(mean_a), _entropy(mean_b))
+        self._averaged += apart.mean(-1).sum().item()
         self.images += len(maps_a)
 
     def matrix(self) -> Tensor:
@@ -238,8 +234,8 @@ class StreamingDivergence:
 def compare_layers(
     a: nn.Module, b: nn.Module, images: Images, layers: Mapping[int, int] | None = None, batch_size: int = 50
 ) -> list[StreamingDivergence]:
-    """The divergence of the maps of `a` and `b`, what `walks` takes, for each pair of layers. layers: {layer
-    of a: layer of b}; None: index by index."""
+    """The divergence of the maps of `a` and `b`, which `walks` takes, for each pair of layers, {layer of a:
+    layer of b}; None: index by index."""
     depths = len(vit_of(a).blocks), len(vit_of(b).blocks)
     if layers is None and depths[0] != depths[1]:
         raise ValueError(f"depths {depths}: give layers={{layer of a: layer of b}}")
@@ -257,20 +253,14 @@ def _entropy(p: Tensor) -> Tensor:
     return torch.special.entr(p).sum(-1)
 
 
-def _from_entropies(p: Tensor, q: Tensor, entropy_p: Tensor, entropy_q: Tensor) -> Tensor:
+def _divergence(p: Tensor, q: Tensor, entropy_p: Tensor, entropy_q: Tensor) -> Tensor:
     """Jensen-Shannon divergence; rounding may not make it negative."""
     return (_entropy((p + q) / 2) - (entropy_p + entropy_q) / 2).clamp(min=0)
 
 
-def _divergence(p: Tensor, q: Tensor) -> Tensor:
-    p, q = as_double(p), as_double(q)
-    return _from_entropies(p, q, _entropy(p), _entropy(q))
-
-
 def check_maps(maps: Tensor, layer: int | None = None, name: str = "") -> None:
-    """Raise `ValueError`, naming the first bad row, unless `maps` are (B, H, N, N), with rows that sum to
-    1."""
-    where = "".join(f"{part}: " for part in (name, "" if layer is None else f"layer {layer}") if part)
+    """Raise `ValueError` unless `maps` are (B, H, N, N), with rows that sum to 1."""
+    where = (f"{name}: " if name else "") + ("" if layer is None else f"layer {layer}: ")
     square = maps.ndim == 4 and maps.shape[-1] == maps.shape[-2]
     if not square or maps.numel() == 0 or not maps.is_floating_point():
         raise ValueError(f"{where}maps are (B, H, N, N) and not empty, got {maps.dtype} {tuple(maps.shape)}")

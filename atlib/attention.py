@@ -25,6 +25,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.utils._pytree import tree_leaves
 
 from atlib._util import in_eval_mode
+from atlib.maps import keep_own
 
 SDPA, LINEAR = F.scaled_dot_product_attention, F.linear  # torch's own
 
@@ -49,16 +50,15 @@ class Unwalkable(TypeError):
 
 
 class Seen(NamedTuple):
-    """What one attention layer saw and used: q and k *after* norms and rotation by position (RoPE), with
-    shared keys and values (grouped queries) repeated for every head."""
+    """What one attention layer saw and used: q and k *after* norms and rotation by position (RoPE), shared
+    keys and values repeated for every head."""
 
     q: Tensor | None  #: Queries, (B, H, N, d); None where a whole map was put in.
     k: Tensor | None  #: Keys, as q.
     v: Tensor | None  #: Values, (B, H, N, d); None at the layer where a walk stops.
     scale: float  #: The factor on q kᵀ, usually 1/√d.
     given: Tensor | None = None  #: The whole map that was put in, (B, H, N, N).
-    #: Added to the scores, such as relative positions (BEiT): (H, N, N), or (N, N) for all heads.
-    bias: Tensor | None = None
+    bias: Tensor | None = None  #: Added to the scores (relative positions): (H, N, N), or (N, N) for all.
     #: (N, N), or (B, 1, N, N) where images differ, constant, added to the scores of every head: 0 where a
     #: query may look and `FORBIDDEN` where it must not. It belongs to the layer, and stays.
     mask: Tensor | None = None
@@ -66,25 +66,22 @@ class Seen(NamedTuple):
 
     @property
     def scores(self) -> Tensor:
-        """Attention logits z = scale · q kᵀ + bias + mask: (B, H, N, N); with `attend`, the logarithm of its
-        map. Raises ValueError where a map was given instead."""
+        """Attention logits z = scale · q kᵀ + bias + mask: (B, H, N, N); with `attend`, the map's log."""
         if self.given is not None:
             raise ValueError("this layer was given a map: it has no attention logits")
         if self.attend is not None:
             return self.map.log()
-        scores, added = self.scale * self.q @ self.k.mT, self.added
-        return scores if added is None else scores + added
+        return plus(self.scale * self.q @ self.k.mT, self.added)
 
     @property
     def added(self) -> Tensor | None:
-        """Bias and mask; None for nothing."""
+        """The sum of bias and mask; None for nothing."""
         return plus(self.bias, self.mask)
 
     @property
     def map(self) -> Tensor:
-        """The attention map the layer used, softmax(z): (B, H, N, N), rows sum to 1. With `attend`, what that
-        makes of the identity as values."""
-        if self.attend is not None:
+        """The attention map the layer used, softmax(z): (B, H, N, N), rows sum to 1."""
+        if self.attend is not None:  # what it makes of the identity as values
             tokens = torch.eye(self.k.shape[2], dtype=self.k.dtype, device=self.k.device)
             return forbid(self.attend(self.q, self.k, tokens.expand(*self.k.shape[:2], -1, -1)), self.mask)
         return self.scores.softmax(-1) if self.given is None else self.given
@@ -105,14 +102,14 @@ class Instead(NamedTuple):
     map: Tensor | None = None  #: A whole map, (B, H, N, N), in place of q and k.
     scale: float | None = None  #: The factor that belongs to new q and k.
     heads: Sequence[int] | None = None  #: The heads to replace, H being their number; None for all.
-    #: Of a replaced map, the queries whose rows stay the layer's own, with their gradients, and the keys that
-    #: keep their weight in every other row (`atlib.maps.keep_own`).
+    #: Of a replaced map, the queries whose rows stay the layer's own, and the keys that keep their weight in
+    #: every other row (`atlib.maps.keep_own`).
     kept: tuple[Sequence[int], Sequence[int]] | None = None
     bias: Tensor | None = None  #: The bias that belongs to new q and k: (N, N), or (H, N, N).
-    #: (N, N), on top of what the layer forbids, with new q and k of all heads.
-    mask: Tensor | None = None
-    #: What mixes the layer's values in place of softmax, without dropout; alone.
-    attend: Attend | None = None
+    mask: Tensor | None = None  #: (N, N), on top of what the layer forbids, with new q and k of all heads.
+    attend: Attend | None = (
+        None  #: What mixes the layer's values in place of softmax, without dropout; alone.
+    )
 
 
 class Walk(NamedTuple):
@@ -124,9 +121,8 @@ class Walk(NamedTuple):
     #: The residual stream where the walk ended, (B, N, D), before the final norm. None in a compiled graph,
     #: and where layers stand in no list of blocks.
     tokens: Tensor | None
-    #: The residual stream after every block that was run, (B, N, D) each; () where `tokens` is None.
-    stream: tuple[Tensor, ...]
-    passed: tuple[str, ...] = ()  #: Whose attention is no layer and passed through: pooling, cross-attention.
+    stream: tuple[Tensor, ...]  #: The residual stream after every block; () where `tokens` is None.
+    passed: tuple[str, ...] = ()  #: Modules whose attention is no layer: pooling, cross-attention.
 
 
 # --- What a layer uses ---
@@ -137,15 +133,15 @@ def attend(seen: Seen, dropout: float = 0.0, on_fused: bool = True) -> Tensor:
     if seen.attend is not None:
         return seen.attend(seen.q, seen.k, seen.v)
     if seen.given is None and on_fused:
-        return fused(seen.q, seen.k, seen.v, seen.scale, dropout, seen.added)
+        return fused_attention(seen.q, seen.k, seen.v, seen.scale, dropout, seen.added)
     return F.dropout(seen.map, dropout, training=dropout > 0).to(seen.v.dtype) @ seen.v
 
 
-def fused(
+def fused_attention(
     q: Tensor, k: Tensor, v: Tensor, scale: float, dropout: float = 0.0, bias: Tensor | None = None
 ) -> Tensor:
-    """Fused attention for any widths: kernels want the same for all three, or maps get stored; columns of
-    zeros change nothing. `bias`: what is added to the scores, (N, N) or (H, N, N)."""
+    """torch's fused attention, with `bias` (N, N) or (H, N, N) on the scores."""
+    # Kernels want one width for all three, or maps get stored; columns of zeros change nothing.
     width = max(q.shape[-1], v.shape[-1])
     padded = (x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1])) for x in (q, k, v))
     mask = None if bias is None else bias.to(q.dtype)
@@ -153,15 +149,14 @@ def fused(
 
 
 def plus(one: Tensor | None, other: Tensor | None) -> Tensor | None:
-    """The sum of what is added to scores by two; None adds nothing."""
+    """The sum of both; None adds nothing."""
     if one is None or other is None:
         return other if one is None else one
     return one + other
 
 
 def forbid(p: Tensor, mask: Tensor | None) -> Tensor:
-    """Maps (..., N, N) without what a mask (N, N) forbids, rows renormalised: what the same mask on their
-    scores would have made of them."""
+    """Maps (..., N, N) without what a mask (N, N) forbids, rows renormalised."""
     if mask is None:
         return p
     # A share that has underflowed is not known; all that remain of a row may be such ones.
@@ -170,37 +165,35 @@ def forbid(p: Tensor, mask: Tensor | None) -> Tensor:
 
 def put_in(layer: Seen, new: Instead, index: int) -> Seen:
     """What a layer uses where something stands in place of its own, in all heads or in some. Raises
-    `ValueError` for a replacement of the wrong shape; `index`, of the layer, is for that message."""
+    `ValueError` for a replacement of the wrong shape."""
     _check_instead(new, layer, f"layer {index}:")
     if new.attend is not None:
         return layer._replace(attend=new.attend)
-    some = None if new.heads is None else torch.tensor([*new.heads], device=layer.q.device)
+    heads = None if new.heads is None else torch.tensor([*new.heads], device=layer.q.device)
 
     def put(current: Tensor, value: Tensor | None) -> Tensor:
-        if value is None or some is None:
-            return current if value is None else value
-        return current.index_copy(1, some, value.to(current.dtype))
+        if value is None:
+            return current
+        return value if heads is None else current.index_copy(1, heads, value.to(current.dtype))
 
     v, mask = put(layer.v, new.v), plus(layer.mask, new.mask)
     if new.map is not None:
         p = forbid(new.map, mask)
-        if some is not None or new.kept is not None:  # needs the dense map of the rest
+        if heads is not None or new.kept is not None:
             current = layer.map
             if new.kept is not None:
-                from atlib.maps import keep_own  # here: most walks need no file of operations on maps
-
-                of_heads = current if some is None else current[:, some]
+                of_heads = current if heads is None else current[:, heads]
                 p = keep_own(p.to(current.dtype), of_heads, *new.kept)
             p = put(current, p)
         return Seen(None, None, v, layer.scale, p, mask=mask)
     q, scale, bias = new.q, layer.scale, layer.bias
     if q is not None and new.k is not None:
-        if some is None:
+        if heads is None:
             scale, bias = scale if new.scale is None else new.scale, new.bias
         else:
             # a layer has one scale: the rest goes into the new q
             q = q if new.scale is None else q * (new.scale / scale)
-            bias = _bias_of_some(layer, some, new.bias)
+            bias = _bias_of_some(layer, heads, new.bias)
     return Seen(put(layer.q, q), put(layer.k, new.k), v, scale, bias=bias, mask=mask)
 
 
@@ -217,34 +210,33 @@ def _bias_of_some(layer: Seen, heads: Tensor, new: Tensor | None) -> Tensor | No
 def _check_instead(new: Instead, layer: Seen, at: str) -> None:
     """Raise `ValueError` for what would broadcast, or be left out, without a word."""
     B, H, N, d = layer.q.shape
-    both = new.q is not None and new.k is not None
+    q_and_k = new.q is not None and new.k is not None
     heads = H if new.heads is None else len(new.heads)
-    beside = any(part is not None for part in new._replace(attend=None))
-    if new.attend is not None and (beside or layer.added is not None):
+    alone = all(part is None for part in new._replace(attend=None))
+    if new.attend is not None and not (alone and layer.added is None):
         raise ValueError(f"{at} attend= takes q, k and v alone, without a bias or a mask")
     if new.map is not None and (new.q is not None or new.k is not None):
         raise ValueError(f"{at} a map is made of q and k: replace the map or q and k, not both")
     if new.kept is not None and new.map is None:
         raise ValueError(f"{at} kept= is of a map: give map=")
     for name in ("scale", "bias", "mask"):
-        if getattr(new, name) is not None and (not both or name == "mask" and new.heads is not None):
+        if getattr(new, name) is not None and (not q_and_k or name == "mask" and new.heads is not None):
             raise ValueError(f"{at} {name}= belongs to new q and k (a mask, of all heads): replace both")
     if new.heads is not None and (not heads or len({*new.heads} & {*range(H)}) < heads):
         raise ValueError(f"{at} heads={[*new.heads]}: distinct, at least one, from 0 to {H - 1}")
     # q and k need a common width, but not the layer's own: a wider teacher can teach a narrow student
-    width = new.q.shape[-1] if both and new.heads is None else d
-    few = (N, N), (heads, N, N), (B, 1, N, N), (B, heads, N, N)
+    width = new.q.shape[-1] if q_and_k and new.heads is None else d
+    of_scores = (N, N), (heads, N, N), (B, 1, N, N), (B, heads, N, N)
     fits = {"q": [(B, heads, N, width)], "k": [(B, heads, N, width)], "v": [(B, heads, N, d)]}
-    fits |= {"map": [(B, heads, N, N)], "bias": few, "mask": few}
+    fits |= {"map": [(B, heads, N, N)], "bias": of_scores, "mask": of_scores}
     for name, shapes in fits.items():
         value = getattr(new, name)
         if value is not None and tuple(value.shape) not in shapes:
             raise ValueError(f"{at} {name} has shape {tuple(value.shape)}, this layer needs {shapes[0]}")
 
 
-# --- Rows of projections that nobody reads, as something stands in place of what they make: they need not be
-# multiplied. With them Copy costs 1.15 of fine-tuning's products, and without 1.33 (ViT-B) ---
-
+# --- Rows of projections that nobody reads need not be multiplied: with them Copy costs 1.33 of fine-tuning's
+# products, without 1.15 (ViT-B) ---
 
 # Rows of a projection's weight: (first, last + 1) of each part.
 Rows = tuple[nn.Module, tuple[tuple[int, int], ...]]
@@ -283,9 +275,9 @@ def rows_of(layer: Seen, products: Sequence[tuple[nn.Linear, Tensor]]) -> dict[s
 
 
 def read_elsewhere(model: nn.Module, images: Tensor, layers: Sequence[Seen], rows: Projections) -> bool:
-    """Whether anything but its layer's attention reads such rows: a gate, say, or a later layer. They are
-    made NaN in a second forward, in which attention computes with what its `layers` saw in the first."""
-    watch = _Watch({})
+    """Whether anything but its layer's attention reads such rows, a gate, say: they are made NaN in a second
+    forward, in which attention computes with what its `layers` saw in the first."""
+    watch = _Watch()
     watch.look_at(model)
     watch.first, watch.filling = layers, math.nan
     watch.unread = {index: [*of_layer.values()] for index, of_layer in enumerate(rows)}
@@ -305,8 +297,7 @@ def read_elsewhere(model: nn.Module, images: Tensor, layers: Sequence[Seen], row
 
 
 def unread_of(new: Instead | None, rows: Mapping[str, Rows], stops: bool) -> list[Rows]:
-    """Of a layer's rows, those that nobody reads under a replacement, or where a walk `stops` before its
-    values."""
+    """A layer's rows that nobody reads under a replacement, or where a walk `stops` before its values."""
     parts = {"v"} if stops else set()
     if new is not None and new.heads is None and new.kept is None:
         parts |= {name for name in "qkv" if getattr(new, name) is not None}
@@ -346,7 +337,7 @@ def watched_attention(
     if watch is not None and query.ndim == 4 and query.shape[2] == key.shape[2]:
         shared = query.shape[1] // key.shape[1]
         k, v = (x if shared == 1 else x.repeat_interleave(shared, 1) for x in (key, value))
-        bias, mask = _added(attn_mask, is_causal, query)
+        bias, mask = _bias_and_mask(attn_mask, is_causal, query)
         scale_of_call = query.shape[-1] ** -0.5 if scale is None else scale
         layer = Seen(query, k, v, scale_of_call, bias=bias, mask=mask)
         used = watch.note(layer)
@@ -357,8 +348,10 @@ def watched_attention(
     return SDPA(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
 
 
-def _added(attn_mask: Tensor | None, is_causal: bool, q: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """What a call adds to its scores, as bias and mask."""
+def _bias_and_mask(
+    attn_mask: Tensor | None, is_causal: bool, q: Tensor
+) -> tuple[Tensor | None, Tensor | None]:
+    """What a call adds to its scores."""
     exact = torch.promote_types(q.dtype, torch.float32)  # fp16 cannot hold FORBIDDEN
     if is_causal:
         attn_mask = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool, device=q.device).tril()
@@ -411,14 +404,19 @@ class _Stop(Exception):
 class _Watch:
     """What is noted in one forward of a model, and what stands in place of its own."""
 
-    def __init__(self, replace: Mapping[int, Instead], masks: Sequence[DropPathMasks] | None = None):
-        self.replace, self.masks = replace, masks
+    def __init__(
+        self,
+        replace: Mapping[int, Instead] | None = None,
+        masks: Sequence[DropPathMasks] | None = None,
+        stop_after: int | None = None,
+        head: bool = True,
+    ):
+        self.replace, self.masks, self.stop_after, self.head = replace or {}, masks, stop_after, head
         self.unread: Mapping[int, Sequence[Rows]] = {}  # rows that nobody reads, by layer
         self.filling = 0.0  # what stands in their place
         self.first: Sequence[Seen] | None = None  # what layers saw in a first forward, and use again
         self.batch: int | None = None
-        self.stop_after: int | None = None
-        self.head = self.stops = True
+        self.stops = True  # whether an exception may end the forward early
         self.index = self.branch = 0  # the next layer, and how many branches of the last were dropped
         self.layers: list[Seen] = []
         self.passed: list[str] = []
@@ -489,9 +487,11 @@ class _Watch:
 
     def _note_place(self) -> None:
         places = [(part, inputs) for part, inputs in self.running if part in self.elements]
-        # the outermost of several alike: a list inside of a block is part of it
-        several = (place for place in places if len(self.alike(place[0])) > 1)
-        block, inputs = next(several, places[0] if places else (None, ()))
+        block, inputs = places[0] if places else (None, ())
+        for place in places:  # the outermost of several of a class: a list inside of a block is part of it
+            if sum(type(part) is type(place[0]) for part in self.elements[place[0]].children()) > 1:
+                block, inputs = place
+                break
         if block is not None and block is self.open:
             raise Unwalkable(f"a {type(block).__name__} attends more than once: its layer has no single map")
         self.blocks.append(block)
@@ -500,9 +500,7 @@ class _Watch:
             self.tokens = inputs[0]
         weights = self.running[-1][0].parameters()
         if self.learns and not torch.is_grad_enabled() and any(weight.requires_grad for weight in weights):
-            raise Unwalkable(
-                "reentrant activation checkpointing hides q and k from gradients: use_reentrant=False"
-            )
+            raise Unwalkable("reentrant checkpointing hides q and k from gradients: use_reentrant=False")
 
     def unread_rows(self, weight: Tensor) -> tuple[tuple[int, int], ...]:
         """The rows of a weight that nobody reads at this place of the forward."""
@@ -513,7 +511,7 @@ class _Watch:
         return ()
 
     def leave(self, module: nn.Module, inputs: tuple, output: Any) -> Any:
-        """A module ends, by an exception too (output None); what it returns, where that is not its own."""
+        """A module ends, by an exception too (output None). Returns what stands in place of its output."""
         self.running.pop()
         changed, layer = None, self.index - 1
         if self.masks is not None and module in self.slots and output is not None and layer < len(self.masks):
@@ -528,10 +526,6 @@ class _Watch:
             if not self.head and ends and self.stops:
                 raise _Stop
         return changed
-
-    def alike(self, block: nn.Module) -> list[nn.Module]:
-        """The modules of a block's class in its list, itself among them."""
-        return [part for part in self.elements[block].children() if type(part) is type(block)]
 
     def caller(self) -> str:
         """The class of the module that runs."""
@@ -551,18 +545,17 @@ def walk(
 ) -> Walk:
     """Run `model(images)`, and return what every attention layer saw on the way.
 
-    model: any that calls `F.scaled_dot_product_attention` for its attention; timm's and transformers' are
-    switched to it meanwhile. images: (B, 3, height, width), or what else the model takes. stop_after: ends
-    the walk as soon as that layer's q and k are known, with `values` its v too; `head=False` ends it after
-    the last block. drop_path: the stochastic-depth masks of every layer (`sample_drop_path`). projections:
-    what `find_projections` has found; rows of q, k or v that are replaced in whole are then not computed.
+    model: any that calls `F.scaled_dot_product_attention`; timm's and transformers' are switched to it
+    meanwhile. images: (B, 3, height, width), or what else the model takes. stop_after: ends the walk at that
+    layer's q and k, with `values` at its v; `head=False` ends it after the last block. drop_path: the
+    stochastic-depth masks of every layer (`sample_drop_path`). projections: of `find_projections`; rows of q,
+    k or v that are replaced in whole are then not computed.
 
     Raises `Unwalkable` for a model in which layers do not make the call, or attend in windows, and
     `ValueError` for a layer out of range or a replacement of the wrong shape.
     """
     check_walkable(model)
-    watch = _Watch(replace or {}, drop_path)
-    watch.stop_after, watch.head = stop_after, head
+    watch = _Watch(replace, drop_path, stop_after, head)
     if projections is not None:
         last, rows = None if values else stop_after, enumerate(projections)
         watch.unread = {i: unread_of(watch.replace.get(i), of_layer, i == last) for i, of_layer in rows}
@@ -577,10 +570,9 @@ def check_walkable(model: nn.Module) -> None:
 
 @torch.no_grad()
 def find_projections(model: nn.Module, images: Tensor) -> tuple[Walk, Projections | None]:
-    """A walk in the mode that the model is in, and where each layer's q, k and v come from: rows of a linear
-    projection, found by where their numbers lie in memory, never by name. None where these rows are read
-    elsewhere too."""
-    watch = _Watch({})
+    """A walk in the mode that the model is in, and which rows of a linear projection each layer's q, k and v
+    come from; None where these rows are read elsewhere too."""
+    watch = _Watch()
     watch.products = []
     seen, rows = _walk(watch, model, images, True), tuple(watch.rows)
     without_numbers = seen.layers[0].q.is_meta or isinstance(seen.layers[0].q, FakeTensor)
@@ -590,9 +582,8 @@ def find_projections(model: nn.Module, images: Tensor) -> tuple[Walk, Projection
 
 
 def sample_drop_path(model: nn.Module, images: Tensor) -> list[DropPathMasks]:
-    """Draw one set of stochastic-depth masks, at the model's own rates, for a batch of `images` (B, ...): per
-    layer two (B, 1, 1), each 0 or 1 / (1 - rate); [] for a model without places for them. Source: Huang et
-    al. 2016."""
+    """Draw stochastic-depth masks, at the model's own rates, for a batch of `images` (B, ...): per layer two
+    (B, 1, 1), each 0 or 1 / (1 - rate); [] for a model without any. Source: Huang et al. 2016."""
 
     def mask(module: nn.Module) -> Tensor:
         keep = 1 - getattr(module, "drop_prob", 0.0)  # a place where nothing is dropped is an Identity
@@ -622,7 +613,7 @@ def outputs(model: nn.Module, images: Tensor) -> Any:
 
 
 def output_tensor(output: Any) -> Any:
-    """Of what transformers' models return, the logits, embeddings or last hidden state; else all of it."""
+    """Of what a model of transformers returns, the logits, embeddings or last hidden state."""
     if not isinstance(output, Tensor):
         for name in ("logits", "image_embeds", "last_hidden_state"):
             if (value := getattr(output, name, None)) is not None:
@@ -631,7 +622,6 @@ def output_tensor(output: Any) -> Any:
 
 
 def _walk(watch: _Watch, model: nn.Module, images: Tensor, values: bool) -> Walk:
-    """The walk that `watch` is for."""
     watch.batch = len(images) if isinstance(images, Tensor) else None
     if torch.compiler.is_compiling():
         if watch.masks:
@@ -662,21 +652,21 @@ def _check_layers(watch: _Watch, model: nn.Module) -> None:
         named = (re.search("attention|attn", kind, re.I) for kind in kinds if not OTHERS.search(kind))
         return any(named) and kinds.isdisjoint(watch.passed)
 
-    kind, depth, whole = type(model).__name__, len(watch.layers), watch.stop_after is None
+    kind, depth, complete = type(model).__name__, len(watch.layers), watch.stop_after is None
     block = next((block for block in watch.blocks if block is not None), None)
     siblings = () if block is None else watch.elements[block].children()
-    alike = [part for part in siblings if type(part) is type(block) or attends(part)]
-    alike = alike if whole else alike[:depth]  # one that is not seen would give its number to the next
-    seen = sum(part in watch.blocks for part in alike)
-    if not depth or seen < len(alike):
-        expected = len(alike) or sum("attention" in type(part).__name__.lower() for part in model.modules())
+    blocks = [part for part in siblings if type(part) is type(block) or attends(part)]
+    blocks = blocks if complete else blocks[:depth]  # one that is not seen would give its number to the next
+    seen = sum(part in watch.blocks for part in blocks)
+    if not depth or seen < len(blocks):
+        expected = len(blocks) or sum("attention" in type(part).__name__.lower() for part in model.modules())
         raise Unwalkable(
-            f"a {kind}: {seen} of {expected} layers call F.scaled_dot_product_attention, so and uncompiled"
+            f"a {kind}: {seen} of {expected} layers, uncompiled, call F.scaled_dot_product_attention"
         )
-    asked = {*watch.replace} if whole else {watch.stop_after, *(i for i in watch.replace if i < 0)}
-    if wrong := asked - {*range(depth)}:
+    indices = {*watch.replace} if complete else {watch.stop_after, *(i for i in watch.replace if i < 0)}
+    if wrong := indices - {*range(depth)}:
         raise ValueError(f"layer {min(wrong)} does not exist: this {kind} has depth {depth}")
-    if watch.masks is not None and whole and len(watch.masks) != depth:
+    if watch.masks is not None and complete and len(watch.masks) != depth:
         raise ValueError(f"drop_path has masks for {len(watch.masks)} layers, this {kind} has depth {depth}")
 
 
@@ -717,8 +707,8 @@ def _set(places: Sequence[tuple[Any, str, Any]]) -> Iterator[None]:
 
 @contextmanager
 def _watching(watch: _Watch) -> Iterator[None]:
-    """Within it, what runs in this thread is noted by `watch`, and modules make the call that can. Functions
-    are swapped for the process, by the first watch of several, and ask whose walk this is."""
+    """Within it `watch` notes what runs in this thread. Functions are swapped for the process, by the first
+    watch of several, and ask whose walk this is."""
     global _WATCHES
     with _LOCK:
         if not _WATCHES:
@@ -754,8 +744,8 @@ def _left(module: nn.Module, inputs: tuple, output: Any) -> Any:
 
 
 class _Frame(checkpointing._CheckpointFrame):
-    """A part of a forward that activation checkpointing computes again in the backward pass, which knows
-    nothing of a walk: with what stood in place of the layers' own in the first pass."""
+    """A part of a forward that activation checkpointing computes again in the backward pass: with what stood
+    in place of the layers' own in the first."""
 
     def __init__(self, recompute, *options):
         watch = _WATCH.get()

@@ -2,7 +2,7 @@
 
 import gc
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from atlib.attention import DropPathMasks, Instead, Seen, Walk, forbid, outputs, sample_drop_path, walk
 from atlib.compatibility import examine, pair_up
 from atlib.losses import attention_cross_entropy, map_cross_entropy, note, projection_mse
+from atlib.maps import average_over, join_heads, keep_own, keep_tokens, mean_heads, place_tokens, resample
 from atlib.pair import Normalisation, Pair, check_images
 from atlib.plan import Plan
 
@@ -23,22 +24,16 @@ TeacherMaps = Callable[[Tensor], Mapping[int, Tensor]]
 class Transferred(NamedTuple):
     """What the pair computes."""
 
-    #: The student's, (B, classes).
-    logits: Tensor
-    #: A scalar, unweighted; 0 for Copy, nan where Distill is evaluated.
-    transfer_loss: Tensor
+    logits: Tensor  #: The student's, (B, classes).
+    transfer_loss: Tensor  #: A scalar, unweighted; 0 for Copy, nan where Distill is evaluated.
 
 
 class AttentionTransfer(Pair):
-    """A student that learns everything from scratch except what `plan` takes from the teacher.
-
-    Both are models that `walk` sees, of the same library or not. The teacher is run no further than the plan
-    needs. Copy needs it at inference too; after Distill, `.student` alone is the result.
-
-    maps: in place of running the teacher, such as maps that were stored (`atlib.MapCache`). normalisation: of
+    """A student that learns everything from scratch except what `plan` takes from the teacher. Both are
+    models that `walk` sees. Copy needs the teacher at inference too; after Distill, `.student` alone is the
+    result. maps: in place of running the teacher, such as stored ones (`atlib.MapCache`). normalisation: of
     the images that the pair is given. Raises `ValueError` when the two cannot be paired, and `Unwalkable` for
-    models `walk` refuses.
-    """
+    models that `walk` refuses."""
 
     def __init__(
         self,
@@ -61,15 +56,14 @@ class AttentionTransfer(Pair):
             self.views = (self.views[0]._replace(size=of_teacher.image),)
         self.plan = plan
         self.pairing = pairing
+        self._teacher_sizes, self._student_sizes = of_teacher, of_student
         self._maps = maps
         self._built_with = (student,)  # of which the projections are
-        self._looked = False  # for a DDP that holds the student: once, at the first step
+        self._ddp_checked = False  # once, at the first step
         self.layers = tuple(layer for layer, _ in pairing.layers)
         one_to_one = all(layer == layer_of_teacher for layer, layer_of_teacher in pairing.layers)
         self._same_masks = one_to_one and of_teacher.depth == of_student.depth
         self._projections, self._projections_of_teacher = projections, projections_of_teacher
-        self._sees_images = of_student.image is not None
-        self._student_heads, self._grids = of_student.heads, (of_teacher.grid, of_student.grid)
         self._unequal_heads = plan.unequal_heads if of_teacher.heads != of_student.heads else None
         # the transferred heads of each transferred layer, None for all
         self._heads = [plan.heads_of(layer, of_student.heads) for layer in self.layers]
@@ -80,7 +74,7 @@ class AttentionTransfer(Pair):
         self._dense = plan.what == "map" and (
             maps is not None
             or plan.average is not None
-            or pairing.queries is not None
+            or bool(pairing.rest)
             or of_teacher.grid != of_student.grid
             or self._unequal_heads in ("average", "learn")
             or (some_heads and (of_teacher.head_width != of_student.head_width or of_teacher.masked))
@@ -91,14 +85,8 @@ class AttentionTransfer(Pair):
         if self._unequal_heads == "learn":
             mean = torch.full((of_teacher.heads, of_student.heads), 1 / of_student.heads)
             self.head_mapping = nn.ParameterList(mean.clone() for _ in self.layers)
-        # how many tokens a transferred map has, the rows that are transferred, None for all, and what of it
-        # stays the student's own
-        down, across = of_student.grid
-        self._tokens = pairing.common_prefix + len(pairing.own_keys) + down * across
-        self._rows = self._kept = None
-        if pairing.queries is not None:
-            self._rows = list(pairing.queries)
-            self._kept = tuple(sorted({*range(self._tokens)} - {*self._rows})), pairing.own_keys
+        # the rows and columns of a map that stay the student's own
+        self._kept = (pairing.rest, pairing.own_keys) if pairing.rest else None
 
     @property
     def path(self) -> str:
@@ -125,29 +113,36 @@ class AttentionTransfer(Pair):
         seen, transfer_loss = self.walk_with_loss(images)
         return Transferred(seen.logits, transfer_loss)
 
-    def walk_with_loss(self, images: Tensor) -> tuple[Walk, Tensor]:
-        """The walk that `forward` takes its logits from, and the transfer loss, a scalar."""
-        images, teacher_images = self._apart(images)
-        masks = self._masks(images)
-        teacher_layers = _one_by_one(self.teacher_layers(teacher_images, masks))
-        seen = self._student_walk(images, teacher_layers, masks)
-        if self.plan.how == "copy":
-            return seen, seen.logits.new_zeros(())
-        tokens = None if self.pairing.own_keys else self.pairing.student_tokens
-        student_layers = [_on_tokens(seen.layers[layer], tokens) for layer in self.layers]
-        losses = zip(self.layers, self._losses(student_layers, teacher_layers))
-        return seen, sum(note(f"transfer_loss/layer_{layer}", loss) for layer, loss in losses)
-
     def walk(self, images: Tensor) -> Walk:
         """The walk that `forward` takes its logits from; where it distills, the teacher is not run."""
         images, teacher_images = self._apart(images)
         masks = self._masks(images)
-        teacher_layers = self.teacher_layers(teacher_images, masks) if self.needs_teacher else []
-        return self._student_walk(images, teacher_layers, masks)
+        if self.plan.how == "distill":
+            return self._student_walk(images, masks)
+        replace = self._replacements(self.teacher_layers(teacher_images, masks))
+        return self._student_walk(images, masks, replace)
+
+    def walk_with_loss(self, images: Tensor) -> tuple[Walk, Tensor]:
+        """The walk that `forward` takes its logits from, and the transfer loss, a scalar."""
+        if self.plan.how == "copy":
+            seen = self.walk(images)
+            return seen, seen.logits.new_zeros(())
+        images, teacher_images = self._apart(images)
+        masks = self._masks(images)
+        targets = self.teacher_layers(teacher_images, masks)
+        seen = self._student_walk(images, masks)
+        # Popped: the gradients of a layer, made at once, take the room of its target.
+        if self._dense:
+            targets = self.teacher_maps(targets.pop(0) for _ in self.layers)
+        loss = 0.0
+        for index, layer in enumerate(self.layers):
+            layer_loss = self._loss(index, seen.layers[layer], targets.pop(0))
+            loss = loss + note(f"transfer_loss/layer_{layer}", layer_loss)
+        return seen, loss
 
     def _apart(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """What the student sees and what the teacher sees, each (B, 3, height, width)."""
-        if not self._sees_images:  # texts, clips
+        if self._student_sizes.image is None:  # texts, clips
             return images, images
         if images.ndim == 5 and images.shape[1] != 2:
             raise ValueError(f"images {tuple(images.shape)}: pairs are (B, 2, channels, height, width)")
@@ -161,78 +156,67 @@ class AttentionTransfer(Pair):
         return (sample_drop_path(self.student, images) or None) if shares and drops(self.student) else None
 
     def _student_walk(
-        self, images: Tensor, teacher_layers: Iterable[Seen], masks: list[DropPathMasks] | None
+        self, images: Tensor, masks: list[DropPathMasks] | None, replace: Mapping[int, Instead] | None = None
     ) -> Walk:
-        """The student's walk, with what the teacher saw in place of its own where the plan copies."""
-        self._check_student()
-        replace = None
-        if self.plan.how == "copy":
-            replace = dict(zip(self.layers, self._replacements(teacher_layers)))
-        return walk(self.student, images, replace=replace, drop_path=masks, projections=self._projections)
-
-    def _check_student(self) -> None:
-        """Raise `ValueError` for another student than the pair was built with, and for one that is trained
-        outside the `DistributedDataParallel` that holds it: its gradients would never be averaged."""
         if self.student is not self._built_with[0]:
             raise ValueError("the pair's student was replaced after it was built: build another pair")
-        if self._looked or not self.training or not torch.is_grad_enabled() or torch.compiler.is_compiling():
-            return
-        distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-        if distributed and DistributedDataParallel._active_ddp_module is None:
-            wrappers = (one for one in gc.get_objects() if issubclass(type(one), DistributedDataParallel))
-            if any(wrapper.module is self.student for wrapper in wrappers):
-                raise ValueError("wrap the pair in DistributedDataParallel, not its student")
-        self._looked = True
+        learns = self.training and torch.is_grad_enabled() and not torch.compiler.is_compiling()
+        if not self._ddp_checked and learns:
+            _check_ddp(self.student)
+            self._ddp_checked = True
+        return walk(self.student, images, replace=replace, drop_path=masks, projections=self._projections)
 
     def teacher_layers(self, images: Tensor, drop_path=None) -> list[Seen]:
-        """What the teacher's transferred layers saw, on the tokens that both have, as constants: what the
-        plan needs of q, k, v, or the given map where `maps` stand in for the teacher."""
-        layers, tokens = [of_teacher for _, of_teacher in self.pairing.layers], self.pairing.teacher_tokens
-        shown = self.for_teacher(images)
+        """What the teacher's transferred layers saw, as constants, on the tokens that both have: what the
+        plan needs of q, k, v, or the map that `maps` gives."""
+        layers, shown = [of_teacher for _, of_teacher in self.pairing.layers], self.for_teacher(images)
         if self._maps is not None:
             maps = self._maps(shown)
-            given = [Seen(None, None, None, 1.0, given=maps[layer]) for layer in layers]
-            return [_on_tokens(layer, tokens) for layer in given]
-        with self.frozen_teachers():
-            seen = walk(
-                self.teacher,
-                shown,
-                stop_after=max(layers),
-                values="v" in self._parts,
-                drop_path=drop_path if self._same_masks else None,
-                projections=self._projections_of_teacher,
-            ).layers
-        kept = [_constant(seen[layer], self._parts) for layer in layers]
-        if shown.dtype != images.dtype:  # of a teacher in half precision, in the student's
-            kept = [
-                Seen(*(x.to(images.dtype) if isinstance(x, Tensor) else x for x in layer)) for layer in kept
-            ]
-        return [_on_tokens(layer, tokens) for layer in kept]
+            kept = [Seen(None, None, None, 1.0, given=maps[layer]) for layer in layers]
+        else:
+            with self.frozen_teachers():
+                seen = walk(
+                    self.teacher,
+                    shown,
+                    stop_after=max(layers),
+                    values="v" in self._parts,
+                    drop_path=drop_path if self._same_masks else None,
+                    projections=self._projections_of_teacher,
+                ).layers
+            kept = [_constant(seen[layer], self._parts) for layer in layers]
+            if shown.dtype != images.dtype:  # of a teacher in half precision, in the student's
+                kept = [
+                    Seen(*(x.to(images.dtype) if isinstance(x, Tensor) else x for x in layer))
+                    for layer in kept
+                ]
+        return [_on_tokens(layer, self.pairing.teacher_tokens) for layer in kept]
 
     def teacher_maps(self, teacher_layers: Iterable[Seen]) -> list[Tensor]:
-        """The teacher's maps as the plan wants them, one (B, H, N, N) per layer: heads merged, on the
-        student's patch grid, averaged, with zeros for tokens that only the student has."""
+        """The teacher's maps as the plan wants them, one (B, H, N, N) per layer, with zeros for tokens that
+        only the student has."""
         if self.plan.what != "map":
             raise ValueError(f"this plan transfers {self.plan.what!r}, and no maps: use what='map'")
         maps = [self._merged(seen).map for seen in teacher_layers]
         if self._dense:
-            from atlib.maps import average_over, mean_heads, place_tokens, resample
-
-            maps = [resample(p, *self._grids, self.pairing.common_prefix) for p in maps]
+            grids = self._teacher_sizes.grid, self._student_sizes.grid
+            maps = [resample(p, *grids, self.pairing.common_prefix) for p in maps]
             if self.plan.average is not None:
                 maps = average_over(maps, self.plan.average)
             if self.pairing.own_keys:
-                maps = [place_tokens(p, self.pairing.student_tokens, self._tokens) for p in maps]
+                maps = [place_tokens(p, self.pairing.student_tokens, self.pairing.tokens) for p in maps]
             if self._unequal_heads == "average":
                 maps = [mean_heads(p) for p in maps]
         return maps
 
-    def _replacements(self, teacher_layers: Iterable[Seen]) -> list[Instead]:
+    def _replacements(self, teacher_layers: Sequence[Seen]) -> dict[int, Instead]:
         """What each of the student's layers uses instead of its own: Copy."""
         if self._dense:
             maps = zip(self.teacher_maps(teacher_layers), self._heads)
-            return [Instead(map=self._spread(p, heads), heads=heads, kept=self._kept) for p, heads in maps]
-        return [self._instead(self._merged(seen), heads) for seen, heads in zip(teacher_layers, self._heads)]
+            new = [Instead(map=self._spread(p, heads), heads=heads, kept=self._kept) for p, heads in maps]
+        else:
+            layers = zip(teacher_layers, self._heads)
+            new = [self._instead(self._merged(seen), heads) for seen, heads in layers]
+        return dict(zip(self.layers, new))
 
     def _instead(self, seen: Seen, heads: Sequence[int] | None) -> Instead:
         """The teacher's q, k or v for some heads of the student; or q and k with what makes a map of them."""
@@ -241,43 +225,33 @@ class AttentionTransfer(Pair):
             parts |= {"scale": seen.scale, "bias": _of_heads(seen.bias, heads), "mask": seen.mask}
         return Instead(**parts, heads=heads)
 
-    def _losses(self, student_layers: Sequence[Seen], teacher_layers: Iterable[Seen]) -> Iterator[Tensor]:
-        """The unweighted transfer loss between each of the student's layers and the teacher's, whose sum is
-        Distill's."""
-        if self._dense:
-            yield from self._losses_of_maps(student_layers, self.teacher_maps(teacher_layers))
-            return
-        # The teacher's are asked for one at a time: the gradients of a layer, made at once, take the room of
-        # its q and k.
-        for *layers, heads in zip(student_layers, teacher_layers, self._heads):
-            student_layer, teacher_layer = ([_select(self._merged(seen), heads)] for seen in layers)
+    def _loss(self, index: int, seen: Seen, target: Seen | Tensor) -> Tensor:
+        """Distill's unweighted loss of the layer at that place in `layers`, from what the teacher's layer saw
+        or, where maps are dense, from the map that `teacher_maps` made of it."""
+        heads, own_keys = self._heads[index], self.pairing.own_keys
+        seen = _on_tokens(seen, None if own_keys else self.pairing.student_tokens)
+        seen = _select(self._merged(seen), heads)
+        if not self._dense:
+            target = _select(self._merged(target), heads)
             if self.plan.what == "map":
-                yield attention_cross_entropy(student_layer, teacher_layer)
-            else:
-                yield projection_mse(student_layer, teacher_layer, self.plan.what)
-
-    def _losses_of_maps(self, student_layers: Sequence[Seen], maps: Sequence[Tensor]) -> Iterator[Tensor]:
-        from atlib.maps import keep_own  # here: most pairs need no file of operations on maps
-
-        for index, (seen, p, heads) in enumerate(zip(student_layers, maps, self._heads)):
-            seen = _select(self._merged(seen), heads)
-            # heads are chosen last, as an average is over all; what the student's layer forbids goes
-            p = forbid(p if heads is None else p[:, heads], seen.mask)
-            if self.head_mapping is not None:
-                mixed = torch.einsum("ts,bsij->btij", self.head_mapping[index], seen.map)
-                yield nn.functional.mse_loss(mixed, p)
-                continue
-            log_p = seen.scores.log_softmax(-1)
-            if self._unequal_heads == "average":  # the log of the mean, where a single p may underflow
-                log_p = log_p.logsumexp(1, keepdim=True) - math.log(log_p.shape[1])
-            if self._kept is not None:
-                p = keep_own(p, log_p.detach().exp(), *self._kept)
-                log_p, p = log_p[:, :, self._rows], p[:, :, self._rows]
-            yield map_cross_entropy(log_p, p)
+                return attention_cross_entropy([seen], [target])
+            return projection_mse([seen], [target], self.plan.what)
+        # heads are chosen last, as an average is over all; what the student's layer forbids goes
+        p = forbid(target if heads is None else target[:, heads], seen.mask)
+        if self.head_mapping is not None:
+            mixed = torch.einsum("ts,bsij->btij", self.head_mapping[index], seen.map)
+            return nn.functional.mse_loss(mixed, p)
+        log_p = seen.scores.log_softmax(-1)
+        if self._unequal_heads == "average":  # the log of the mean, where a single p may underflow
+            log_p = log_p.logsumexp(1, keepdim=True) - math.log(log_p.shape[1])
+        if self._kept is not None:
+            p = keep_own(p, log_p.detach().exp(), *self._kept)
+            log_p, p = log_p[:, :, self.pairing.queries], p[:, :, self.pairing.queries]
+        return map_cross_entropy(log_p, p)
 
     def _merged(self, seen: Seen) -> Seen:
         """A layer with its heads merged into one, where the plan says so (`atlib.maps.aggregate_heads`), as q
-        and k: no map is needed. Raises `ValueError` for given maps of several heads."""
+        and k: no map is needed."""
         if self._unequal_heads != "aggregate":
             return seen
         if seen.given is not None:
@@ -288,14 +262,23 @@ class AttentionTransfer(Pair):
         if bias is not None:  # the sum over heads, as of their scores
             of_heads = bias.expand(*bias.shape[:-3], seen.q.shape[1], *bias.shape[-2:])
             bias = of_heads.sum(-3, keepdim=bias.ndim == 4) / TEMPERATURE
-        q, k = (x.transpose(1, 2).flatten(2).unsqueeze(1) for x in (seen.q, seen.k))  # side by side
+        q, k = join_heads(seen.q), join_heads(seen.k)
         return Seen(q, k, None, seen.scale / TEMPERATURE, bias=bias, mask=seen.mask)
 
     def _spread(self, x: Tensor, heads: Sequence[int] | None) -> Tensor:
-        """What goes to the student's heads: a single head to all of them, otherwise the chosen ones (all for
-        None)."""
-        x = x.expand(-1, self._student_heads, -1, -1) if x.shape[1] == 1 else x
+        """What goes to the student's heads: a single head to all of them, else the chosen ones."""
+        x = x.expand(-1, self._student_sizes.heads, -1, -1) if x.shape[1] == 1 else x
         return x if heads is None else x[:, heads]
+
+
+def _check_ddp(student: nn.Module) -> None:
+    """Raise `ValueError` for a student that is trained outside the `DistributedDataParallel` that holds it:
+    its gradients would never be averaged."""
+    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    if distributed and DistributedDataParallel._active_ddp_module is None:
+        wrappers = (x for x in gc.get_objects() if issubclass(type(x), DistributedDataParallel))
+        if any(wrapper.module is student for wrapper in wrappers):
+            raise ValueError("wrap the pair in DistributedDataParallel, not its student")
 
 
 def drops(student: nn.Module) -> bool:
@@ -305,22 +288,13 @@ def drops(student: nn.Module) -> bool:
     )
 
 
-def _one_by_one(layers: list[Seen]) -> Iterator[Seen]:
-    """The layers in their order, each let go of when it is handed out, where the caller keeps no list."""
-    waiting = layers[::-1]
-    del layers
-    while waiting:
-        yield waiting.pop()
-
-
 def _constant(seen: Seen, parts: str) -> Seen:
     """Some parts of what a teacher's layer saw; of q and k with the bias on their scores."""
     # Copies outlive inference mode, which autograd needs, and let go of the rest of the joint projection,
     # which memory needs.
-    q, k, v = (getattr(seen, name).clone() if name in parts else None for name in "qkv")
-    added = (seen.bias, seen.mask) if parts == "qk" else (None, None)
-    bias, mask = (None if of_scores is None else of_scores.clone() for of_scores in added)
-    return Seen(q, k, v, seen.scale, bias=bias, mask=mask)
+    names = ("q", "k", "bias", "mask") if parts == "qk" else parts
+    kept = {name: x.clone() for name in names if (x := getattr(seen, name)) is not None}
+    return Seen(None, None, None, seen.scale)._replace(**kept)
 
 
 def _on_tokens(seen: Seen, tokens: Sequence[int] | None) -> Seen:
@@ -332,8 +306,6 @@ def _on_tokens(seen: Seen, tokens: Sequence[int] | None) -> Seen:
     if tokens[-1] + 1 != count:  # the last patch is among them
         raise ValueError(f"these images make {count} tokens, and the pair was built for {tokens[-1] + 1}")
     if seen.given is not None:
-        from atlib.maps import keep_tokens  # here: q and k need no file of operations on maps
-
         return seen._replace(given=keep_tokens(seen.given, tokens))
     added = {"bias": seen.bias, "mask": seen.mask}
     return seen._replace(
@@ -351,6 +323,6 @@ def _select(seen: Seen, heads: Sequence[int] | None) -> Seen:
 
 
 def _of_heads(bias: Tensor | None, heads: Sequence[int] | None) -> Tensor | None:
-    """The bias of some heads, (N, N), (H, N, N) or (B, H, N, N); one without heads is that of all."""
+    """The bias of some heads, (N, N), (H, N, N) or (B, H, N, N)."""
     of_all = heads is None or bias is None or bias.ndim == 2 or bias.shape[-3] == 1
     return bias if of_all else bias[..., list(heads), :, :]

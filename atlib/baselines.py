@@ -1,5 +1,4 @@
-"""The methods that attention transfer is compared with: distillation of features and of predictions, and the
-teacher's mean map of a group of images."""
+"""The methods that attention transfer is compared with: features, predictions, and mean maps."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -42,8 +41,7 @@ class Distillation(Pair):
 class FeatureDistillation(Distillation):
     """The student's residual stream is pulled to the teacher's by squared error, after each of `layers` (None
     for all; a mapping {student's layer: teacher's} where the depths differ); where the widths differ, through
-    a linear layer for each pair, which is no part of `.student`. Source: the feature-distillation baseline of
-    arXiv 2411.09702."""
+    a linear layer for each pair, no part of `.student`. Source: arXiv 2411.09702, its baseline."""
 
     def __init__(
         self,
@@ -87,12 +85,10 @@ class FeatureDistillation(Distillation):
 
 
 class LogitDistillation(Distillation):
-    """The student's class predictions are pulled to the teacher's, which knows the same classes.
-
-    Soft: τ² · KL at `temperature` τ, for `Recipe(task_weight=0.9, transfer_weight=0.1)`. Hard: cross-entropy
-    with the teacher's top class, for `Recipe(task_weight=0.5, transfer_weight=0.5)`. With these weights they
-    are DeiT's two formulas: Touvron et al. 2021 (arXiv 2012.12877), equations 2 and 3.
-    """
+    """The student's class predictions are pulled to the teacher's, which knows the same classes. Soft: τ² ·
+    KL at `temperature` τ, for `Recipe(task_weight=0.9, transfer_weight=0.1)`. Hard: cross-entropy with the
+    teacher's top class, for `Recipe(task_weight=0.5, transfer_weight=0.5)`. Source: Touvron et al. 2021
+    (arXiv 2012.12877), equations 2 and 3."""
 
     def __init__(
         self,
@@ -127,8 +123,7 @@ def one_group(images: Tensor) -> Tensor:
 
 class StoredMaps(Pair):
     """A student whose maps are, for every image, those that are stored for its group. maps: a list over
-    layers of (groups, H, N, N), which become buffers. group_of: (B, 3, height, width) -> groups, int64
-    (B,)."""
+    layers of (groups, H, N, N), which become buffers."""
 
     not_walkable = "it is a student with stored maps: walk its .student"
 
@@ -147,10 +142,12 @@ class StoredMaps(Pair):
             # a copy of what inference mode made, so that a checkpoint can be read into it
             self.register_buffer(f"maps_{layer}", of_layer.clone())
         tokens = student.num_prefix_tokens + student.patch_embed.num_patches
-        needed = [(block.attn.num_heads, tokens, tokens) for block in student.blocks]
-        if (stored := [tuple(of_layer.shape[1:]) for of_layer in maps]) != needed:
-            both = f"{stored[0]} in {len(stored)} layers, the student's {needed[0]} in {len(needed)}"
-            raise ValueError(f"the maps are (heads, tokens, tokens) {both}")
+        of_student = [(block.attn.num_heads, tokens, tokens) for block in student.blocks]
+        if (stored := [tuple(of_layer.shape[1:]) for of_layer in maps]) != of_student:
+            raise ValueError(
+                f"the maps are (heads, tokens, tokens) {stored[0]} in {len(stored)} layers, "
+                f"the student's {of_student[0]} in {len(of_student)}"
+            )
 
     @property
     def needs_teacher(self) -> bool:
@@ -171,8 +168,8 @@ class StoredMaps(Pair):
 
 class MeanMapCopy(StoredMaps):
     """A student whose maps are, for every image, the teacher's mean map over the reference images of the same
-    group; of `number` groups, by default one: the average over examples of arXiv 2411.09702 (appendix: 79.7 %
-    with ViT-L; not in its published code). reference: images (n, 3, height, width), or batches of them."""
+    group, of `number` groups: with one, the average over examples of arXiv 2411.09702, appendix. reference:
+    images (n, 3, height, width), or batches of them."""
 
     def __init__(
         self,
@@ -184,9 +181,9 @@ class MeanMapCopy(StoredMaps):
         *,
         normalisation: Normalisation | None = None,
     ):
-        told = stated(normalisation, [teacher])
-        maps = mean_maps(teacher, reference, group_of, number, normalisation=told)
-        super().__init__(student, maps, group_of, normalisation=told)
+        normalisation = stated(normalisation, [teacher])
+        maps = mean_maps(teacher, reference, group_of, number, normalisation=normalisation)
+        super().__init__(student, maps, group_of, normalisation=normalisation)
 
 
 @torch.inference_mode()
@@ -199,19 +196,18 @@ def mean_maps(
     normalisation: Normalisation | None = None,
 ) -> list[Tensor]:
     """The mean map of every group and layer: a list over layers of (number, H, N, N). images: (n, 3, height,
-    width), of which `batch` are walked at a time, or batches of them, normalised so, or as the ViT shall see
-    them."""
+    width), of which `batch` are walked at a time, or batches of them."""
     view = View.of(vit)
     counts = torch.zeros(number, dtype=torch.long)
     sums: list[Tensor] = []
-    for some in images.split(batch) if isinstance(images, Tensor) else images:
-        groups = group_of(some)
-        in_each = torch.bincount(groups.cpu(), minlength=number)
-        if len(in_each) > number:
-            raise ValueError(f"an image is in group {len(in_each) - 1}, and number={number}")
-        counts = counts + in_each
+    for part in images.split(batch) if isinstance(images, Tensor) else images:
+        groups = group_of(part)
+        of_part = torch.bincount(groups.cpu(), minlength=number)
+        if len(of_part) > number:
+            raise ValueError(f"an image is in group {len(of_part) - 1}, and number={number}")
+        counts = counts + of_part
         with in_eval_mode(vit):
-            maps = [seen.map for seen in walk(vit, view.show(some, normalisation), head=False).layers]
+            maps = [seen.map for seen in walk(vit, view.show(part, normalisation), head=False).layers]
         # a sum in half precision would stop growing after some hundred images
         exact = torch.promote_types(maps[0].dtype, torch.float32)
         sums = sums or [p.new_zeros(number, *p.shape[1:], dtype=exact) for p in maps]
@@ -227,18 +223,18 @@ def feature_mse(student: Sequence[Tensor], teacher: Sequence[Tensor]) -> Tensor:
     shapes = [[tuple(stream.shape) for stream in streams] for streams in (student, teacher)]
     if not student or shapes[0] != shapes[1]:
         raise ValueError(f"the student's residual streams are {shapes[0]}, the teacher's {shapes[1]}")
-    return sum(F.mse_loss(mine, of_teacher.detach()) for mine, of_teacher in zip(student, teacher))
+    return sum(F.mse_loss(x, target.detach()) for x, target in zip(student, teacher))
 
 
 def soft_distillation(student_logits: Tensor, teacher_logits: Tensor, temperature: float) -> Tensor:
     """τ² · KL(teacher ‖ student) of predictions (B, classes) softened by the temperature τ: a scalar, in
-    nats, mean over the batch (Touvron et al. 2021, arXiv 2012.12877, equation 2)."""
+    nats, mean over the batch (arXiv 2012.12877, equation 2)."""
     if not temperature > 0:
         raise ValueError(f"temperature={temperature}: it must be above 0")
     _check_logits(student_logits, teacher_logits)
     # in float32 at least: rounded shares do not sum to 1, and the divergence would be below 0
-    both = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (student_logits, teacher_logits))
-    log_p_s, log_p_t = ((x / temperature).log_softmax(-1) for x in both)
+    logits = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (student_logits, teacher_logits))
+    log_p_s, log_p_t = ((x / temperature).log_softmax(-1) for x in logits)
     log_p_t = log_p_t.detach()
     return temperature**2 * (log_p_t.exp() * (log_p_t - log_p_s)).sum(-1).mean()
 

@@ -10,13 +10,9 @@ from atlib.pair import Pair
 
 
 class CastOnce:
-    """The weights of a model's teachers in half precision, cast once and not in every step.
-
-    Autocast casts the weights of linear layers and convolutions wherever they are used. Within `in_use` a
-    teacher has them cast already: autocast then takes them as they are, and computes the same bits. All else,
-    such as norms, stays in float32, and after it the teachers are as they were. A weight that was changed is
-    cast again. Holds half as many bytes as those weights take.
-    """
+    """The weights of a model's teachers in half precision, cast once and not, as by autocast, in every step:
+    the same bits. Linear layers and convolutions only; a weight that was changed is cast again. Holds half as
+    many bytes as those weights take."""
 
     KINDS = nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d  # no subclass: it may read a weight in float32
 
@@ -41,8 +37,7 @@ class CastOnce:
 
     @contextmanager
     def in_use(self, device: torch.device) -> Iterator[None]:
-        """Within it the teachers, which are on that device, have the weights that autocast would make there;
-        their own, where autocast is off."""
+        """Within it the teachers, on that device, have the weights that autocast would make there."""
         on = torch.is_autocast_enabled(device.type)
         places = self._places if on else []
         weights = [weights[name] for weights, name in places]

@@ -35,9 +35,8 @@ def save_vit(
     path: str | Path, vit: VisionTransformer, architecture: Architecture, more: Mapping = {}
 ) -> Path:
     """Write a ViT's weights, a plain timm state, with its architecture and its images' normalisation in the
-    header. more: JSON values for the header; `python -m atlib predict` needs "augmentation"
-    (`Augmentation.describe`), and "classes", names in the order of the outputs. Raises `ValueError` when
-    `architecture` does not describe `vit`."""
+    header. more: JSON values for the header; `python -m atlib predict` needs "augmentation" and "classes".
+    Raises `ValueError` when `architecture` does not describe `vit`."""
     _check_architecture(vit, architecture)
     header = {"normalisation": _seen_by(vit, more), **more, "architecture": architecture._asdict()}
     return write_tensors(Path(path), dict(vit.state_dict()), header)
@@ -59,10 +58,8 @@ def normalisation_said(header: Mapping) -> Normalisation | None:
 
 def seen_by_pair(transfer: AttentionTransfer) -> dict:
     """What a header says of a pair's images, for `read_pair`."""
-    return {
-        "pair_normalisation": _described(transfer.normalisation),
-        "teacher_normalisation": _described(transfer.teacher_normalisation),
-    }
+    shown = {"pair": transfer.normalisation, "teacher": transfer.teacher_normalisation}
+    return {f"{name}_normalisation": one and one.describe() for name, one in shown.items()}
 
 
 def read_pair(header: Mapping, teacher: nn.Module, student: nn.Module) -> AttentionTransfer:
@@ -75,11 +72,8 @@ def read_pair(header: Mapping, teacher: nn.Module, student: nn.Module) -> Attent
 def _seen_by(vit: nn.Module, more: Mapping) -> dict | None:
     """How a ViT's images are normalised: as a header's augmentation says, not as the ViT's tag still does."""
     augmentation = more.get("augmentation") or {}
-    return _described(Normalisation.read(augmentation) if "mean" in augmentation else Normalisation.of(vit))
-
-
-def _described(normalisation: Normalisation | None) -> dict | None:
-    return None if normalisation is None else normalisation.describe()
+    normalisation = Normalisation.read(augmentation) if "mean" in augmentation else Normalisation.of(vit)
+    return normalisation and normalisation.describe()
 
 
 def save_bundle(

@@ -7,8 +7,9 @@ from torch import Tensor, nn
 
 from atlib._util import in_eval_mode, out_of_memory
 from atlib.attention import Projections, Unwalkable, check_walkable, find_projections
-from atlib.pair import usual_image_size
+from atlib.pair import inside, usual_image_size
 from atlib.plan import Plan
+from atlib.student import differences
 
 MOST_PREFIX = 32  # tokens before the patches: with more, tokens are no grid of patches
 
@@ -31,8 +32,8 @@ class Sizes(NamedTuple):
 
 
 def example_of(model: nn.Module, beside: nn.Module | None = None) -> Tensor:
-    """One input for a model: an image of noise in its size, or that of the model `beside` it; a clip of such
-    frames; what transformers gives as an example for other models."""
+    """One input for a model: an image of noise, or a clip of such, in its size or that of the model `beside`
+    it; what transformers gives as an example for other models."""
     weight, image = next(model.parameters()), usual_image_size(model)
     if image is None and hasattr(model, "dummy_inputs"):
         return next(iter(model.dummy_inputs.values()))[:1].to(weight.device)
@@ -51,9 +52,8 @@ def examine(model: nn.Module, beside: nn.Module | None = None) -> tuple[Sizes, P
     Raises `Unwalkable` where its attention cannot be seen, or its layers have other shapes each."""
     kind = type(model).__name__
     check_walkable(model)
-    for inner in ("module", "_orig_mod"):  # of DataParallel, DistributedDataParallel and torch.compile
-        if isinstance(getattr(model, inner, None), nn.Module) and len([*model.children()]) == 1:
-            raise Unwalkable(f"a {kind} hides what it wraps: give model.{inner}")
+    if inner := inside(model):
+        raise Unwalkable(f"a {kind} hides what it wraps: give model.{inner}")
     example = example_of(model, beside)
     image = tuple(example.shape[2:]) if example.ndim == 4 else None
     try:
@@ -110,27 +110,25 @@ class Pairing(NamedTuple):
     layers: tuple[tuple[int, int], ...]  # (student's, teacher's)
     teacher_tokens: tuple[int, ...] | None  # those that both have, None where that is all of them
     student_tokens: tuple[int, ...] | None  # the same tokens in the student
-    common_prefix: int  # how many of the common tokens are prefix tokens
+    common_prefix: int  # prefix tokens among them
     components: dict[str, tuple]  # native ones that differ: {name: (teacher's, student's)}
-    # The student's tokens that the teacher lacks and that keep their share of every row. With them maps have
-    # all of the student's tokens, else the common ones.
-    own_keys: tuple[int, ...] = ()
-    queries: tuple[int, ...] | None = None  # of these tokens, those whose rows are transferred; None for all
+    # The student's tokens that the teacher lacks and that keep their share of every row.
+    own_keys: tuple[int, ...]
+    tokens: int  # of a transferred map: all of the student's where some are its own, else the common ones
+    queries: tuple[int, ...]  # of these, those whose rows are transferred
+    rest: tuple[int, ...]  # and those whose rows stay the student's own
 
 
 def pair_up(
     teacher: nn.Module, student: nn.Module, plan: Plan, sizes: tuple[Sizes, Sizes] | None = None
 ) -> Pairing:
     """How `teacher` teaches `student` under `plan`; `sizes`: of both, where they are known. Raises
-    `ValueError` for what differs and the plan says no way with, and for layers and heads that there are
-    not."""
-    from atlib.student import differences  # here: the rest needs nothing of how timm builds a ViT
-
+    `ValueError` for what differs without a way in the plan, and for layers and heads that there are not."""
     of_teacher, of_student = sizes or (sizes_of(teacher), sizes_of(student))
     components = differences(teacher, student)
-    same_kinds = of_teacher.prefix_kinds == of_student.prefix_kinds
-    # else the class token at most
-    common = of_teacher.prefix if same_kinds else min(of_teacher.prefix_kinds[0], of_student.prefix_kinds[0])
+    common = of_teacher.prefix
+    if of_teacher.prefix_kinds != of_student.prefix_kinds:  # the class token at most
+        common = min(of_teacher.prefix_kinds[0], of_student.prefix_kinds[0])
     _check_fit(of_teacher, of_student, components, plan, common)
     if getattr(getattr(student, "patch_drop", None), "prob", 0) > 0:
         raise ValueError("the student drops patches in training: patch_drop_rate=0")
@@ -142,10 +140,10 @@ def pair_up(
     if plan.average == "layers" and len(layers) < 2:
         raise ValueError("average='layers' needs at least two transferred layers, this plan has one")
     own_keys = tuple(range(common, of_student.prefix)) if plan.unequal_prefix == "own" else ()
-    # of the maps' tokens: all of the student's where some are its own, else the common ones
-    prefix, (down, across) = of_student.prefix if own_keys else common, of_student.grid
-    patches = tuple(range(prefix, prefix + down * across))
-    rows = {None: (*range(common), *patches), "class": (0,), "patches": patches}[plan.rows]
+    prefix = of_student.prefix if own_keys else common
+    tokens = prefix + of_student.grid[0] * of_student.grid[1]
+    patches = tuple(range(prefix, tokens))
+    queries = {None: (*range(common), *patches), "class": (0,), "patches": patches}[plan.rows]
     return Pairing(
         layers,
         _common_tokens(of_teacher, common),
@@ -153,7 +151,9 @@ def pair_up(
         common,
         components,
         own_keys,
-        None if len(rows) == prefix + len(patches) else rows,
+        tokens,
+        queries,
+        tuple(sorted({*range(tokens)} - {*queries})),
     )
 
 
@@ -161,8 +161,7 @@ def _check_fit(teacher: Sizes, student: Sizes, components: dict[str, tuple], pla
     """Raise `ValueError` for the first thing that differs though the plan says no way with it."""
 
     def refuse(what: str, of_teacher: object, of_student: object, way: str) -> None:
-        both = f"teacher {of_teacher}, student {of_student}"
-        raise ValueError(f"teacher and student differ in {what}: {both} ({way})")
+        raise ValueError(f"unequal {what}: teacher {of_teacher}, student {of_student} ({way})")
 
     maps, lost = plan.what == "map", student.prefix > common
     if teacher.depth != student.depth and not (plan.layers and isinstance(plan.layers[0], tuple)):
@@ -188,7 +187,7 @@ def _check_fit(teacher: Sizes, student: Sizes, components: dict[str, tuple], pla
     if plan.rows == "class" and not (teacher.prefix_kinds[0] and student.prefix_kinds[0]):
         raise ValueError("rows='class' needs class tokens, and one has none (rows='patches')")
     for name, (of_teacher, of_student) in components.items():
-        # where the plan says what becomes of prefix tokens, it does of registers
+        # unequal_prefix= says what becomes of registers too
         if not plan.mismatched and (name != "registers" or plan.unequal_prefix is None):
             refuse(name, of_teacher, of_student, "create_student(teacher, num_classes), or mismatched=True")
 

@@ -1,5 +1,4 @@
-"""What goes in: images with labels in memory, and data of torch's own kind, a map-style `Dataset` or the
-`DataLoader` of one."""
+"""What goes in: images with labels in memory, and torch's own `Dataset` or `DataLoader`."""
 
 import math
 import warnings
@@ -91,11 +90,8 @@ class Images(Dataset):
         """A DataLoader of (images, targets) as evaluation sees them, every image once: in order, or shuffled
         anew each epoch by a seed."""
         # Both generators are its own: evaluating in the middle of a training run shall not change the run.
-        shuffled = None if seed is None else torch.Generator().manual_seed(seed)
-        sampler = None if seed is None else RandomSampler(self, generator=shuffled)
-        return DataLoader(
-            self, batch_size=batch_size, sampler=sampler, collate_fn=as_is, generator=torch.Generator()
-        )
+        order = None if seed is None else RandomSampler(self, generator=torch.Generator().manual_seed(seed))
+        return DataLoader(self, batch_size, sampler=order, collate_fn=as_is, generator=torch.Generator())
 
     def epoch(self, part: ShardSpec, workers: int = 0) -> Iterator[Batch]:
         """One process's batches of one epoch, augmented, without workers."""
@@ -106,9 +102,10 @@ class Images(Dataset):
             if self.augment is not None:
                 seeds = augmentation_seeds(part, index, torch.as_tensor(repeats, device=device))
                 # a pair as one image of six channels, so that both are cut and turned alike
-                made = self.augment(pixels.flatten(1, -3), seeds)
-                views = made.ndim == 5  # of single images, which are not put back into pairs
-                pixels = made if views else made.reshape(*pixels.shape[:-2], *made.shape[-2:])
+                augmented = self.augment(pixels.flatten(1, -3), seeds)
+                if augmented.ndim == 4:  # not views of single images: put back into pairs
+                    augmented = augmented.reshape(*pixels.shape[:-2], *augmented.shape[-2:])
+                pixels = augmented
             yield Batch(self._scaled(pixels), self.targets[index], indices, weight)
 
     @property
@@ -188,7 +185,7 @@ def crop_and_flip(padding: int = 4) -> Augment:
 
 def cut_out(images: Tensor, top: Tensor, left: Tensor, mirrored: Tensor, size: Sequence[int]) -> Tensor:
     """Of each image (B, C, h, w) the part of `size`, (height, width), that begins at (top, left), each (B,);
-    mirrored where that is true. Beyond an edge are reflected pixels."""
+    beyond an edge are reflected pixels."""
 
     # instead of padding and cutting, every pixel is fetched from where it would have been: (B, length)
     def reflected(first: Tensor, side: int, length: int) -> Tensor:
@@ -204,12 +201,11 @@ def cut_out(images: Tensor, top: Tensor, left: Tensor, mirrored: Tensor, size: S
 
 def draw(count: int, size: int | None, seed: int, what: str) -> Sequence[int]:
     """Which `size` of `count` images: a random choice by `seed`, or all in order (None)."""
-    if count == 0:
-        raise ValueError(f"{what} has no images")
+    wanted = count if size is None else size
+    if not 1 <= wanted <= count:
+        raise ValueError(f"{what} has {count} images, {wanted} were asked for")
     if size is None:
         return range(count)
-    if not 1 <= size <= count:
-        raise ValueError(f"{what} has {count} images, {size} were asked for")
     return np.random.default_rng([seed, 1]).permutation(count)[:size]
 
 
@@ -219,11 +215,9 @@ UNSCALED = 25.0  # a pixel that is normalised lies within some 5 of 0
 
 
 class TorchData:
-    """A torch `Dataset` of (image, label), in the order and the shares of this project.
-
-    An image is a float32 tensor (3, height, width), all of one size; a label a whole number or a tensor.
-    collate: makes (images, targets) of a list of items. workers: processes that read.
-    initialise: called with its number in each of them.
+    """A torch `Dataset` of (image, label), in the order and the shares of this project. An image is a float32
+    tensor (3, height, width), all of one size; a label a whole number or a tensor. collate: makes (images,
+    targets) of a list of items. workers: processes that read; initialise: called with its number in each.
 
     While an item is read, the global generators of Python, NumPy and torch (on the CPU) start from a seed of
     its own, so that what random transforms draw hangs on run, pass and index alone.
@@ -268,8 +262,8 @@ class TorchData:
         )
         workers = workers or self.workers
         pin_memory = workers > 0 and torch.cuda.is_available()
-        made = loader_of(self._make, wanted, workers, pin_memory, self.initialise)
-        for (indices, weight), (images, targets) in zip(shares, made):
+        batches = loader_of(self._make, wanted, workers, pin_memory, self.initialise)
+        for (indices, weight), (images, targets) in zip(shares, batches):
             yield Batch(images, targets, indices, weight)
 
     def _make(self, wanted: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
@@ -284,14 +278,13 @@ class TorchData:
                     error.add_note(f"while item {index} of this {type(self.dataset).__name__} was read")
                     raise
             seed_generators([wanted[0][1], 1])  # another stream than the first item's
-            made = self.collate(items)
-        return _checked(made, len(items))
+            batch = self.collate(items)
+        return _checked(batch, len(items))
 
 
 def as_data(data: Any, batch_size: int | None = None) -> TrainingData | EvaluationData:
     """Data that have an `epoch`, or `loader` and `take`, as they are, and a torch `Dataset` or `DataLoader`
-    as `TorchData`. Order and size of a DataLoader's batches give way to a recipe's: where its batch_size is
-    given, it is warned of what differs."""
+    as `TorchData`. A recipe's batch_size takes the place of a DataLoader's, with a warning."""
     # torchvision's ImageFolder has a `loader`, too, and data sets of `datasets` have a `take`
     if callable(getattr(data, "epoch", None)) or hasattr(data, "loader") and hasattr(data, "take"):
         return data
@@ -319,8 +312,7 @@ def as_data(data: Any, batch_size: int | None = None) -> TrainingData | Evaluati
 
 def normalisation_of(dataset: Any) -> Normalisation | None:
     """How the images of a torch `Dataset` are normalised, by its attribute `normalisation`, else by the one
-    `Normalize` in its `transform`; None where neither says it. A `Subset` says what its data set does, a
-    `ConcatDataset` what all of its own do."""
+    `Normalize` in its `transform`; None where neither says it."""
     if (stated := getattr(dataset, "normalisation", None)) is not None:
         return stated
     if isinstance(dataset, Subset):
@@ -336,12 +328,12 @@ def normalisation_of(dataset: Any) -> Normalisation | None:
     normalise = [step for step in steps if isinstance(step, (transforms.Normalize, v2.Normalize))]
     if len(normalise) != 1:
         return None
-    told = []
+    mean_std = []
     for value in (normalise[0].mean, normalise[0].std):
         # of a tensor in float32 the shortest decimal that it stands for, as it was written
         numbers = [float(str(number)) for number in np.asarray(value).flatten()]
-        told.append(numbers[0] if len(numbers) == 1 else numbers)
-    return Normalisation(*told)
+        mean_std.append(numbers[0] if len(numbers) == 1 else numbers)
+    return Normalisation(*mean_std)
 
 
 def _checked(batch: Any, count: int) -> tuple[Tensor, Tensor]:

@@ -17,10 +17,10 @@ from atlib.pair import check_normalisation, student_of, unwrapped
 
 
 class Evaluation(NamedTuple):
-    """accuracy: share of images whose largest logit is the label's; loss: mean cross-entropy in nats."""
+    """Of how many images the largest logit is the label's, and the loss."""
 
-    accuracy: float
-    loss: float
+    accuracy: float  #: Share of the images.
+    loss: float  #: Mean cross-entropy in nats.
     count: int
 
 
@@ -34,8 +34,7 @@ def predict(model: nn.Module, images: Labelled, batch_size: int = 500) -> Tensor
 
 
 def evaluate(model: nn.Module, images: Labelled, batch_size: int = 500) -> Evaluation:
-    """Accuracy and loss of `model` on `images`: what `atlib.data` opens, or a torch `Dataset` of (image,
-    label), or its `DataLoader`."""
+    """Accuracy and loss of `model` on `images`, which `atlib.data.as_data` takes."""
     if getattr(student_of(unwrapped(model)), "num_classes", None) == 0:
         raise ValueError("the model has no class head (num_classes=0): build it with num_classes=")
     images = as_data(images)
@@ -43,8 +42,7 @@ def evaluate(model: nn.Module, images: Labelled, batch_size: int = 500) -> Evalu
 
 
 def evaluate_together(model: nn.Module, images: Labelled, batch_size: int = 500) -> Evaluation:
-    """`evaluate`, with the images divided among the processes, each of which must call it and gets the result
-    for all images."""
+    """`evaluate`, with the images divided among the processes, each of which must call it."""
     if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
         return evaluate(model, images, batch_size)
     images, parts, world = as_data(images), [], dist.get_world_size()
@@ -88,6 +86,5 @@ def score(logits: Tensor, labels: Tensor) -> Evaluation:
 
 
 def says_nothing(logits: Tensor) -> Tensor:
-    """Which rows of logits (n, classes) have no probabilities, bool (n,): those with NaN or infinity. Minus
-    infinity rules a class out, and may stand in a row with others."""
-    return ~logits.logsumexp(1).isfinite()
+    """Which rows of logits (n, classes) have no probabilities, bool (n,)."""
+    return ~logits.logsumexp(1).isfinite()  # minus infinity rules a class out, and may stand there

@@ -1,10 +1,5 @@
-"""The cross-entropy between two attention maps as Triton kernels: the loss and its gradients for a GPU, no
-map in its memory.
-
-`atlib.map_free` derives what is computed: with z = scale · q kᵀ the student's scores, p_s and p_t the
-softmax maps of student and teacher, one query's loss is
-
-    ℓ_i = logsumexp_j z(i,j) - Σ_j p_t(i,j) z(i,j),    ∂ℓ_i/∂z(i,j) = p_s(i,j) - p_t(i,j).
+"""The cross-entropy between two attention maps as Triton kernels: the loss and its gradients, as
+`atlib.map_free` derives them, for a GPU, no map in its memory.
 
 A program takes one head of one image. **Up to 256 tokens** (17, 50, 197: most of vision) a tile holds all
 keys, so that a row's softmax is whole: one pass over the queries gives loss, ∂/∂q and ∂/∂k with four matrix
@@ -12,7 +7,7 @@ products a tile, and the backward pass only multiplies by what arrives from abov
 forward pass goes over the keys with a running maximum m and sum of student and teacher, as FlashAttention
 does for one of them, and carries the third sum that the loss needs,
 
-    E = Σ_j exp(z_t - m_t) (z - m),    ℓ_i = log Σ_j exp(z - m)  -  E / Σ_j exp(z_t - m_t).
+    E = Σ_j exp(z_t - m_t) (z - m),    loss = log Σ_j exp(z - m)  -  E / Σ_j exp(z_t - m_t).
 
 (When m grows by δ, E loses δ · Σ exp(z_t - m_t); relative to m, no digits are lost where scores are large.)
 It keeps two numbers a row, both log-sum-exps. From these the backward pass makes both maps again, tile by
@@ -89,12 +84,9 @@ def _short(
     GRADIENTS: tl.constexpr, SHARED_KEYS: tl.constexpr,
 ):  # fmt: skip
     """One head with all of its keys in a tile, some queries at a time: the loss of every query, (B, H, N),
-    and Σ_j (p_s - p_t) k_j and Σ_i (p_s - p_t) q_i, (B, H, N, d), which the backward pass multiplies by the
-    scale and the mean's 1 / (B·H·N).
-
-    Maps are made transposed, keys by queries: as their difference lies in registers it enters the product for
-    the keys, without a way through shared memory.
-    """
+    and Σ_j (p_s - p_t) k_j and Σ_i (p_s - p_t) q_i, (B, H, N, d), which the backward pass scales."""
+    # Maps are made transposed, keys by queries: as their difference lies in registers it enters the product
+    # for the keys, without a way through shared memory.
     index = tl.program_id(0).to(tl.int64)
     q, k = _of_head(q, k, index, H, image, head)
     q_t, k_t = _of_head(q_t, k_t, index, H, image_t, head_t)
@@ -213,11 +205,8 @@ def _backward(
 
 
 def by_kernel(student: Seen, teacher: Seen, value: bool = True) -> Tensor:
-    """`atlib.map_free.map_free_cross_entropy` as one operator, `atlib::map_free_short` or `_long`: a scalar
-    in float32.
-
-    A bias that is learned gets no gradient here: `by_blocks` has it.
-    """
+    """`atlib.map_free.map_free_cross_entropy` as one operator: a scalar in float32, without a gradient for a
+    bias."""
     teacher = teacher.without(student.mask)
     q, k = _alike(student.q, student.k)
     q_t, k_t = _alike(teacher.q.detach(), teacher.k.detach())
@@ -325,8 +314,8 @@ map_free_long.register_autograd(_differentiate, setup_context=_keep_rows)
 
 
 def _count(name: str, of_student: int, of_teacher: int, that_learn: int = 0) -> None:
-    """Tell PyTorch's counter how many products of the student's and of the teacher's width an operator makes;
-    `that_learn`: more of the student's, where its last argument says that it learns."""
+    """Tell PyTorch's counter how many products of the student's and of the teacher's width an operator makes,
+    and how many more where its last argument says that it learns."""
 
     def flops(q, k, q_t, *rest, **_) -> int:  # of their shapes
         B, H, N, width = q
@@ -342,8 +331,7 @@ _count("map_free_long_backward", 4, 2)
 
 
 def takes(student: Seen, teacher: Seen) -> bool:
-    """Whether the kernels know these number types and widths, and what is added, which to them is one for all
-    images."""
+    """Whether the kernels know these number types and widths, and what is added is one for all images."""
     dtypes = torch.float32, torch.bfloat16, torch.float16
     parts = student.q, student.k, teacher.q, teacher.k
     of_all = all(x is None or x.ndim < 4 for x in (student.added, teacher.added))
@@ -393,8 +381,8 @@ def _widths(q: Tensor, q_t: Tensor) -> dict[str, int]:
 
 
 def _laid_out(q: Tensor, k: Tensor, q_t: Tensor, k_t: Tensor) -> tuple[Tensor, ...]:
-    """The same tensors, q with the strides of its k, as both have them that come from one projection, and a
-    head within 2³¹ numbers, as the kernels count there; else contiguous."""
+    """The same tensors where q has the strides of its k, and a head is within 2³¹ numbers, as the kernels
+    count there; else contiguous."""
     return tuple(
         x
         if x.stride(3) == 1 and x.stride() == other.stride() and x.shape[2] * x.stride(2) < 2**31
@@ -404,8 +392,7 @@ def _laid_out(q: Tensor, k: Tensor, q_t: Tensor, k_t: Tensor) -> tuple[Tensor, .
 
 
 def _strides(q: Tensor, k: Tensor, q_t: Tensor, k_t: Tensor, *added: Tensor | None) -> tuple[int, ...]:
-    """From image to image, head to head and token to token, of student and teacher; from head to head of what
-    is added."""
+    """From image to image, head to head and token to token, of student and teacher; then of what is added."""
     heads = (x.stride(0) if x is not None and x.ndim == 3 else 0 for x in added)
     return (*q.stride()[:3], *q_t.stride()[:3], *heads)
 

@@ -15,28 +15,25 @@ from torch.utils.data import DataLoader
 
 
 class ShardSpec(NamedTuple):
-    """What one process asks of one epoch. batch_size: images of a step over all processes; start: steps that
-    are done already; repeats: how often an image comes that the epoch has."""
+    """What one process asks of one epoch."""
 
     seed: int
     epoch: int
-    batch_size: int
+    batch_size: int  #: Images of a step over all processes.
     rank: int = 0
     world: int = 1
-    start: int = 0
-    repeats: int = 1
+    start: int = 0  #: Steps that are done already.
+    repeats: int = 1  #: How often an image comes that the epoch has.
 
 
 class Batch(NamedTuple):
-    """One process's images of one step: float (b, 3, height, width), targets (b, ...), places in the data.
+    """One process's images of one step."""
 
-    weight: the factor on this process's *mean* loss with which the mean over processes is that over the whole
-    step's images: 1 for equal numbers of them, 0 for a stand-in of a process that was left without one.
-    """
-
-    images: Tensor
-    targets: Tensor
-    indices: list[int]
+    images: Tensor  #: Float (b, 3, height, width).
+    targets: Tensor  #: (b, ...).
+    indices: list[int]  #: Places in the data.
+    #: The factor on this process's *mean* loss with which the mean over processes is that over the step's
+    #: images: 1 for equal numbers of them, 0 for a stand-in of a process that was left without one.
     weight: float
 
 
@@ -70,11 +67,8 @@ def steps_per_epoch(count: int, batch_size: int) -> int:
 
 def epoch_order(count: int, seed: int, epoch: int, repeats: int = 1) -> list[int]:
     """The indices of `count` images in the order of an epoch (from 0), shuffled as a torch `RandomSampler` of
-    that seed does.
-
-    With `repeats`, the first count / repeats images come `repeats` times in a row, in as many steps (Hoffer
-    et al. 2020, arXiv 1901.09335; as in DeiT, arXiv 2012.12877).
-    """
+    that seed does. With `repeats`, the first count / repeats images come `repeats` times in a row (Hoffer et
+    al. 2020, arXiv 1901.09335; as in DeiT, arXiv 2012.12877)."""
     states, generator = _generator_states(count, seed), torch.Generator()
     while len(states) <= epoch:  # a pass draws two permutations, the second for a remainder that is empty
         generator.set_state(states[-1])
@@ -86,11 +80,9 @@ def epoch_order(count: int, seed: int, epoch: int, repeats: int = 1) -> list[int
 
 
 def my_batches(count: int, part: ShardSpec) -> list[tuple[list[int], float]]:
-    """This process's share of every step from `part.start` on, as (indices, weight).
-
-    A step's images are dealt out in turn: each comes exactly once, and repeats of one go to different
-    processes. A process that is left without an image gets the step's first one with weight 0.
-    """
+    """This process's share of every step from `part.start` on, as (indices, weight). A step's images are
+    dealt out in turn, so repeats of one go to different processes; one that is left without an image gets the
+    step's first with weight 0."""
     order = epoch_order(count, part.seed, part.epoch, part.repeats)
     mine = my_positions(count, part)
     return [([order[position] for position in positions], weight) for positions, weight in mine]
@@ -169,8 +161,7 @@ def _shifted(words: Tensor, bits: int) -> Tensor:
 
 @contextmanager
 def rng_put_back() -> Iterator[None]:
-    """After the block the global generators of Python, NumPy and torch (on the CPU) are as they were
-    before."""
+    """After the block the global generators of Python, NumPy and torch (CPU) are as they were before."""
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
     try:
         yield

@@ -14,13 +14,10 @@ from atlib.map_free import map_free_cross_entropy
 
 def attention_cross_entropy(student: Sequence[Seen], teacher: Sequence[Seen], value: bool = True) -> Tensor:
     """Cross-entropy from the teacher's attention maps to the student's: a scalar, in nats, summed over
-    layers.
-
-    The same number and gradients as `dense_attention_cross_entropy`, but no (N, N) map is ever stored: see
-    `atlib.map_free`. `value=False` computes the gradients only and returns 0. Where the student must not look
-    (`Seen.mask`), the teacher's share goes, its rows renormalised: else the loss would be infinite. Source:
-    Li et al. 2024 (arXiv 2411.09702), section on Attention Distillation, with the published code's
-    reductions."""
+    layers. The same number and gradients as `dense_attention_cross_entropy`, and no (N, N) map is stored
+    (`atlib.map_free`); `value=False` computes the gradients only and returns 0. Where the student must not
+    look (`Seen.mask`), the teacher's share goes, its rows renormalised: else the loss would be infinite.
+    Source: Li et al. 2024 (arXiv 2411.09702), with the published code's reductions."""
     total = 0.0
     for of_student, of_teacher in zip(student, teacher, strict=True):
         parts = of_student.given, of_student.attend, of_teacher.given, of_teacher.attend
@@ -34,13 +31,9 @@ def attention_cross_entropy(student: Sequence[Seen], teacher: Sequence[Seen], va
 
 
 def dense_attention_cross_entropy(student: Sequence[Seen], teacher: Sequence[Seen]) -> Tensor:
-    """The definition of `attention_cross_entropy`, with every map written out; it also takes layers that were
-    given a map, and such as attend in another way (`Instead.attend`).
-
-    Per layer, with maps (B, H, N, N) over queries i and keys j, it is the *mean* over batch, heads and
-    queries of -Σ_j p_t(i, j) log p_s(i, j). Layers are *summed*, not averaged. The teacher's maps are
-    constants, without what the student's mask forbids.
-    """
+    """The definition of `attention_cross_entropy`, with every map written out: per layer the *mean* over
+    batch, heads and queries of -Σ_j p_t(i, j) log p_s(i, j), *summed* over layers. It also takes layers that
+    were given a map, and such as attend in another way (`Instead.attend`)."""
     return sum(
         map_cross_entropy(student_layer.scores.log_softmax(-1), teacher_layer.without(student_layer.mask).map)
         for student_layer, teacher_layer in zip(student, teacher, strict=True)
@@ -51,9 +44,7 @@ def map_cross_entropy(log_p_s: Tensor, p_t: Tensor) -> Tensor:
     """One layer's cross-entropy from the student's log-map and the teacher's map, (B, H, N, N) each: a
     scalar, in nats."""
     if p_t.shape != log_p_s.shape:
-        raise ValueError(
-            f"the student's map is {tuple(log_p_s.shape)}, the teacher's {tuple(p_t.shape)} (B, H, N, N)"
-        )
+        raise ValueError(f"the student's map is {tuple(log_p_s.shape)}, the teacher's {tuple(p_t.shape)}")
     return -(p_t.detach() * log_p_s).sum(-1).mean()  # sum over keys; mean over batch, heads, queries
 
 
@@ -71,8 +62,8 @@ def projection_mse(student: Sequence[Seen], teacher: Sequence[Seen], what: str) 
 
 # --- What a loss is made of ---
 
-# Of the innermost block of `noted`. A context variable, because a part's value arises deep inside a forward,
-# and the loop that logs it sees only what the forward returns: a pair's (logits, transfer loss).
+# Of the innermost block of `noted`: a part's value arises deep inside a forward, and the loop that logs it
+# sees only what the forward returns.
 _NOTES: ContextVar[dict[str, Tensor] | None] = ContextVar("what a loss is made of", default=None)
 
 
@@ -88,8 +79,8 @@ def noted() -> Iterator[dict[str, Tensor]]:
 
 
 def note(name: str, value: Tensor) -> Tensor:
-    """Hand `value`, a scalar, on as it is, and note it where a block of `noted` is open: without its weight,
-    the parts of a part under PART/NAME. What is noted twice is added; in compiled code nothing is noted."""
+    """Return `value`, a scalar, and note it where a block of `noted` is open: without its weight, the parts
+    of a part under PART/NAME. What is noted twice is added; in compiled code nothing is noted."""
     if torch.compiler.is_compiling():
         return value
     if (notes := _NOTES.get()) is not None:

@@ -3,7 +3,6 @@
 from functools import partial
 
 import torch
-from timm.models import checkpoint_seq
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
@@ -11,15 +10,15 @@ from atlib._util import in_eval_mode
 from atlib.attention import Walk
 from atlib.loading import EvaluationData
 from atlib.recipe import Recipe
-from atlib.vit import walk_tokens
+from atlib.vit import through_blocks, walk_tokens
 
 
 class MaskedAutoencoder(nn.Module):
     """Masked auto-encoding of a ViT, `.vit`: hide most patches, encode the visible ones, decode the hidden
     ones' pixels; the loss is the mean squared error on these, each patch normalised to mean 0 and variance 1.
-    Source: He et al. 2022 (arXiv 2111.06377), section 3. Departures: positions are learned, not fixed sines;
-    the decoder is not shown the class token, and of a ViT that averages its patches it reads what no norm
-    has seen; first weights are timm's, the decoder's PyTorch's."""
+    Source: He et al. 2022 (arXiv 2111.06377). Departures: positions are learned, not fixed sines; the decoder
+    is not shown the class token, and of a ViT that averages its patches it reads what no norm has seen; first
+    weights are timm's, the decoder's PyTorch's."""
 
     not_walkable = "it paints hidden patches: walk its .vit"
 
@@ -40,7 +39,6 @@ class MaskedAutoencoder(nn.Module):
         pixels = vit.patch_embed.patch_size[0] * vit.patch_embed.patch_size[1] * 3
         self.to_decoder = nn.Linear(vit.embed_dim, decoder_width)
         self.mask_token = nn.Parameter(torch.zeros(1, 1, decoder_width))
-        # learned; the paper's are fixed sines
         self.decoder_positions = nn.Parameter(torch.empty(1, P, decoder_width))
         norm = partial(nn.LayerNorm, eps=1e-6)
         block = partial(Block, decoder_width, decoder_heads, qkv_bias=True, norm_layer=norm)
@@ -56,7 +54,7 @@ class MaskedAutoencoder(nn.Module):
     def forward(self, images: Tensor, order: Tensor | None = None) -> Tensor:
         """The reconstruction loss for images (B, 3, height, width). order: (B, P), a permutation of the
         patches per image, of which the first `visible` are shown; None draws one."""
-        tokens = _with_positions(self.vit, images)
+        tokens = self.vit._pos_embed(self.vit.patch_embed(images))
         order = self.draw_order(images) if order is None else order
         x = through_blocks(self.vit, _shown(self.vit, tokens, order[:, : self.visible]))
         return self.reconstruction(x, images, order)
@@ -89,10 +87,9 @@ class MaskedAutoencoder(nn.Module):
 def walk_visible(
     vit: VisionTransformer, images: Tensor, places: Tensor, *, stop_after: int | None = None
 ) -> Walk:
-    """Walk a ViT that is shown only the patches at `places` (B, visible), after its prefix tokens. `logits`
-    is None."""
-    tokens = _shown(vit, _with_positions(vit, images), places)
-    return walk_tokens(vit, tokens, stop_after=stop_after)
+    """Walk a ViT that is shown only the patches at `places` (B, visible), after its prefix tokens."""
+    tokens = vit._pos_embed(vit.patch_embed(images))
+    return walk_tokens(vit, _shown(vit, tokens, places), stop_after=stop_after)
 
 
 def mae_loss(model: MaskedAutoencoder, images: Tensor, targets: Tensor, recipe: Recipe) -> Tensor:
@@ -116,16 +113,6 @@ def unpainted(model: MaskedAutoencoder, images: EvaluationData) -> float:
             total += len(batch) * model(batch.to(device), order.to(device)).item()
             count += len(batch)  # not all of `images`, where some cannot be decoded
     return total / count
-
-
-def through_blocks(vit: VisionTransformer, tokens: Tensor) -> Tensor:
-    """What a ViT's blocks make of tokens (B, N, D), checkpointed where that was asked."""
-    return checkpoint_seq(vit.blocks, tokens) if vit.grad_checkpointing else vit.blocks(tokens)
-
-
-def _with_positions(vit: VisionTransformer, images: Tensor) -> Tensor:
-    """Prefix tokens and all patches with their positions: (B, N, D)."""
-    return vit._pos_embed(vit.patch_embed(images))
 
 
 def _shown(vit: VisionTransformer, tokens: Tensor, places: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ and its gradient with respect to z is p_s - p_t, so that
 Both sums can be had from pieces. `by_blocks` takes a few queries at a time; `by_fused_attention` notes that
 Σ_j p(i,j) k_j is attention with the keys as values and leaves it to the platform's fused kernels; and on a
 GPU `atlib.fused` makes loss and gradients in one kernel. Memory is O(N d) a head, not O(N²). The how-to
-*Never store a map* derives this step by step. StreamKL (arXiv 2606.20005) has a CUDA kernel of its own.
+*Never store a map* derives this step by step.
 """
 
 import importlib.util
@@ -22,18 +22,15 @@ import torch
 from torch import Tensor
 
 from atlib._util import refuse_second_derivative
-from atlib.attention import Seen, fused
+from atlib.attention import Seen, fused_attention
 
-# queries at a time: measured fastest on CPUs, N = 197 and 785 (benchmarks/transfer_step.py shows the loss
-# alone)
-BLOCK = 64
+BLOCK = 64  # queries at a time: measured fastest on CPUs, N = 197 and 785 (benchmarks/transfer_step.py)
 
 
 def map_free_cross_entropy(student: Seen, teacher: Seen, value: bool = True) -> Tensor:
     """Mean over batch, heads and queries of the cross-entropy from the teacher's map to the student's: a
     scalar, in nats; with `value=False` 0 with the same gradients. The teacher's q and k, of any width, are
-    constants; what the student must not look at (`Seen.mask`) its map loses too.
-    """
+    constants; what the student must not look at (`Seen.mask`) its map loses too."""
     return _way(student, teacher)(student, teacher, value)
 
 
@@ -50,27 +47,26 @@ def _way(student: Seen, teacher: Seen) -> Callable[[Seen, Seen, bool], Tensor]:
 
 @torch.compiler.assume_constant_result
 def _runs_triton(device: torch.device) -> bool:
-    """Whether the kernels are for this device: Triton is installed with PyTorch on Linux; tensor cores know
-    bf16 from sm_80 on; AMD's, and Triton before PyTorch 2.11, were not tried."""
+    """Whether the kernels are for this device: tensor cores know bf16 from sm_80 on; AMD's, and Triton before
+    PyTorch 2.11, were not tried."""
     installed = torch.version.hip is None and importlib.util.find_spec("triton") is not None
     tried = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 11)
     return installed and tried and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def by_blocks(student: Seen, teacher: Seen, value: bool = True) -> Tensor:
-    """`map_free_cross_entropy` for `BLOCK` queries at a time: (B, H, BLOCK, N) is the largest tensor that
-    comes and goes."""
+    """`map_free_cross_entropy` for `BLOCK` queries at a time: (B, H, BLOCK, N) is the largest tensor."""
     q, k, scale, bias = student.q, student.k, student.scale, student.added
-    # inside the Function gradients are always off
     learns_bias = _learns_bias(student)
-    wanted = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or learns_bias)
+    # asked here: inside the Function gradients are always off
+    learns = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or learns_bias)
     target = teacher.without(student.mask)
-    return _ByBlocks.apply(q, k, scale, bias, target, value, wanted, learns_bias)
+    return _ByBlocks.apply(q, k, scale, bias, target, value, learns, learns_bias)
 
 
 def by_fused_attention(student: Seen, teacher: Seen, value: bool = True) -> Tensor:
-    """`map_free_cross_entropy` with the gradients through `scaled_dot_product_attention` alone; the value by
-    blocks. A bias that is learned gets no gradient here."""
+    """`map_free_cross_entropy` with the gradients through `scaled_dot_product_attention` alone, the value by
+    blocks; none for a bias."""
     teacher = teacher.without(student.mask)
     loss = 0.0
     if value:
@@ -81,10 +77,10 @@ def by_fused_attention(student: Seen, teacher: Seen, value: bool = True) -> Tens
     q, k = _DifferentiableOnce.apply(student.q), _DifferentiableOnce.apply(student.k)
     q_t, k_t = teacher.q.detach().to(k.dtype), teacher.k.detach().to(k.dtype)
     # Σ_j p_s k_j, with a gradient to k as value, and Σ_j p_t k_j
-    expected_own = fused(q.detach(), k.detach(), k, scale, bias=bias).to(exact)
-    expected_target = fused(q_t, k_t, k, teacher.scale, bias=teacher.added).to(exact)
+    expected_student = fused_attention(q.detach(), k.detach(), k, scale, bias=bias).to(exact)
+    expected_target = fused_attention(q_t, k_t, k, teacher.scale, bias=teacher.added).to(exact)
     rows = q.shape[0] * q.shape[1] * q.shape[2]
-    same_gradient = scale / rows * (q.to(exact) * (expected_own - expected_target)).sum()
+    same_gradient = scale / rows * (q.to(exact) * (expected_student - expected_target)).sum()
     return same_gradient - same_gradient.detach() + loss  # the value of one, the gradient of the other
 
 
@@ -93,7 +89,7 @@ class _ByBlocks(torch.autograd.Function):
     the backward pass. q and k come apart from the rest, because autograd sees no tensor inside a `Seen`."""
 
     @staticmethod
-    def forward(ctx, q, k, scale, bias, teacher, value, wanted, learns_bias):
+    def forward(ctx, q, k, scale, bias, teacher, value, learns, learns_bias):
         B, H, N, _ = q.shape
         bias_t = teacher.added
         # bf16 products would cost the softmax three digits
@@ -101,7 +97,7 @@ class _ByBlocks(torch.autograd.Function):
         with torch.autocast(q.device.type, enabled=False):
             q_s, k_s, q_t, k_t = (x.to(exact).reshape(B * H, N, -1) for x in (q, k, teacher.q, teacher.k))
             total = q_s.new_zeros(())
-            grad_q, grad_k = (torch.empty_like(q_s), torch.zeros_like(k_s)) if wanted else (None, None)
+            grad_q, grad_k = (torch.empty_like(q_s), torch.zeros_like(k_s)) if learns else (None, None)
             grad_bias = torch.empty_like(bias, dtype=exact) if learns_bias else None
             for start in range(0, N, BLOCK):
                 block = slice(start, start + BLOCK)
@@ -109,14 +105,14 @@ class _ByBlocks(torch.autograd.Function):
                 p_t = _scores(q_t, k_t, teacher.scale, bias_t, block, H).softmax(-1)
                 if value:
                     total = total - torch.dot(p_t.flatten(), log_p_s.flatten())
-                if wanted:
+                if learns:
                     difference = log_p_s.exp_().sub_(p_t)  # ∂/∂z; log_p_s is used up
                     grad_q[:, block] = torch.bmm(difference, k_s)
                     grad_k.baddbmm_(difference.mT, q_s[:, block])
                     if learns_bias:
                         of_block = grad_bias[..., block, :]  # summed over images and heads that share it
                         of_block.copy_(difference.unflatten(0, (B, H)).sum_to_size(of_block.shape))
-            if wanted:
+            if learns:
                 # applied last: this small number would leave few digits of an fp16 gradient
                 ctx.factor, ctx.scale = scale / (B * H * N), scale
                 if learns_bias:

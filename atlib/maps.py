@@ -1,8 +1,5 @@
-"""Operations on attention maps (B, H, N, N), whose rows (queries) sum to 1 over the last axis (keys).
-
-Tokens are in timm's order: prefix tokens first (class token, registers), then patches row by row. Functions
-raise `ValueError` for what is no such map, or does not fit it.
-"""
+"""Operations on attention maps (B, H, N, N), whose rows (queries) sum to 1 over the last axis (keys). Tokens
+are in timm's order: prefix tokens (class token, registers), then patches row by row."""
 
 from collections.abc import Sequence
 
@@ -43,15 +40,14 @@ def aggregate_heads(
     map: Tensor | None = None, temperature: float = 10.0, *, scores: Tensor | None = None
 ) -> Tensor:
     """All heads merged into one by the product of their maps, softened: softmax_j(Σ_h log p_h(i, j) / T), (B,
-    1, N, N); or rows alone, (B, H, 1, N) to (B, 1, 1, N).
-
-    Give either the `map` or, to be exact where a probability underflows, the attention `scores` it is the
-    softmax of. With equal scales in all heads this is attention of one head with `join_heads`' q and k and
-    the scale divided by T. Source: AttnDistill (arXiv 2210.00944), T = 10; as in its published code."""
+    1, N, N); or rows alone, (B, H, 1, N) to (B, 1, 1, N). Give either the `map` or, to be exact where a
+    probability underflows, the `scores` it is the softmax of. With equal scales in all heads this is
+    attention of one head with `join_heads`' q and k and the scale divided by T. Source: AttnDistill (arXiv
+    2210.00944), T = 10."""
     if (map is None) == (scores is None):
         raise ValueError("give the map or the scores it is made of, one of the two")
     if not temperature > 0:
-        raise ValueError(f"temperature={temperature}: a temperature is above 0; AttnDistill uses 10")
+        raise ValueError(f"temperature={temperature}: it must be above 0")
     if scores is None:
         scores = map.clamp(min=torch.finfo(map.dtype).tiny).log()
     if scores.ndim != 4:
@@ -77,12 +73,8 @@ def join_heads(x: Tensor) -> Tensor:
 
 def resample(map: Tensor, grid_from: Grid, grid_to: Grid, prefix_tokens: int) -> Tensor:
     """The map (B, H, N, N) of one patch grid as it would be on another: (B, H, M, M), M = prefix tokens +
-    patches of `grid_to`.
-
-    Keys: as `resample_class_attention`. Queries: the rows of the patches are then interpolated in the same
-    way, each key by itself; of such a row both parts are rescaled to the interpolated share of the prefix
-    tokens and the rest. Source: ours.
-    """
+    patches of `grid_to`. Keys as in `resample_class_attention`; then the rows of the patches in the same way,
+    each key by itself, with both parts rescaled to their interpolated shares. Source: ours."""
     _check_map(map)
     grid_from = check_grid(map.shape[-1], grid_from, prefix_tokens, "grid_from")
     grid_to = tuple(grid_to)
@@ -101,8 +93,7 @@ def resample_class_attention(
 ) -> Tensor:
     """One query's attention (B, H, prefix tokens + patches) on another patch grid: what goes to the patches
     is interpolated bicubically, antialiased where a side shrinks more than twofold, clamped at 0 and rescaled
-    to its former sum. Source: AttnDistill (arXiv 2210.00944) and its published code; antialiasing and the
-    clamp at 0 are ours (there, small probabilities are clamped afterwards)."""
+    to its former sum. Source: AttnDistill (arXiv 2210.00944); antialiasing and the clamp at 0 are ours."""
     if attention.ndim != 3:
         raise ValueError(f"class attention is (B, H, tokens), got {tuple(attention.shape)}")
     grid_from = check_grid(attention.shape[-1], grid_from, prefix_tokens, "grid_from")
@@ -113,8 +104,7 @@ def resample_class_attention(
 
 
 def keep_tokens(map: Tensor, tokens: Sequence[int]) -> Tensor:
-    """The map among `tokens` only, in their order: (B, H, len, len), each row rescaled to sum to 1. Raises
-    `ValueError` for a row without any mass on the kept tokens."""
+    """The map among `tokens` only, in their order: (B, H, n, n), each row rescaled to sum to 1."""
     _check_map(map)
     N, tokens = map.shape[-1], list(tokens)
     if not tokens or len({*tokens} & {*range(N)}) < len(tokens):
@@ -147,8 +137,7 @@ def place_tokens(map: Tensor, tokens: Sequence[int], number: int) -> Tensor:
 def keep_own(map: Tensor, kept: Tensor, queries: Sequence[int], keys: Sequence[int]) -> Tensor:
     """`map` with parts of `kept`, both (B, H, N, N): the rows `queries` are all of `kept`; in the other rows
     the columns `keys` are, and the rest is `map` · (1 - s), where s is what such a row of `kept` gives to
-    `keys`. Rows of `map` are 0 on `keys`. Source: ours, for tokens that one of two models lacks, such as
-    DeiT's distillation token (arXiv 2012.12877)."""
+    `keys`. Rows of `map` are 0 on `keys`. Source: ours."""
     tokens = torch.arange(map.shape[-1], device=map.device)
     is_query, is_key = (torch.isin(tokens, tokens.new_tensor(list(some))) for some in (queries, keys))
     share = kept.where(is_key, 0).sum(-1, keepdim=True)
@@ -164,8 +153,7 @@ def _resample_keys(rows: Tensor, grid_from: Grid, grid_to: Grid, prefix_tokens: 
 
 
 def _interpolate(x: Tensor, grid_from: Grid, grid_to: Grid) -> Tensor:
-    """Bicubic over the patches of the last axis, one side of the grid after the other; every output's weights
-    sum to 1."""
+    """Bicubic over the patches of the last axis, one side of the grid after the other."""
     kind = x.dtype
     images = x.reshape(-1, 1, *grid_from)
     images = images.float() if kind in (torch.float16, torch.bfloat16) else images
@@ -187,8 +175,7 @@ def _check_map(map: Tensor) -> None:
 
 
 def check_grid(tokens: int, grid: Grid, prefix_tokens: int, name: str = "grid") -> Grid:
-    """`grid` as a tuple. Raises `ValueError` unless `tokens` are `prefix_tokens` and its patches, at least
-    one."""
+    """`grid` as a tuple. Raises `ValueError` unless `tokens` are `prefix_tokens` and its patches."""
     down, across = grid = tuple(grid)
     if prefix_tokens < 0 or min(grid) < 1 or down * across != tokens - prefix_tokens:
         raise ValueError(f"{name}={grid} does not fit {tokens} tokens, {prefix_tokens} of them prefix tokens")

@@ -1,4 +1,4 @@
-"""What a step makes small: the task's loss and the transfer loss, on images that may be mixed."""
+"""What a step minimises: the task's loss and the transfer loss, on images that may be mixed."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -34,8 +34,7 @@ def as_transferred(output: Any) -> Transferred:
 
 
 def student_loss(model: nn.Module, images: Tensor, labels: Tensor, recipe: Recipe) -> Tensor:
-    """task_weight · task loss + λ · transfer loss. Both are noted without their weights
-    (`atlib.losses.noted`), as "task_loss" and, of a pair, "transfer_loss"."""
+    """task_weight · task loss + λ · transfer loss; both are noted without their weights."""
     output = model(images)
     logits, transfer_loss = as_transferred(output)
     of_task = note("task_loss", task_loss(logits, labels, recipe))
@@ -50,8 +49,7 @@ def unlabelled_loss(model: nn.Module, images: Tensor, targets: Tensor, recipe: R
 
 
 def check_labels(targets: Tensor, classes: int | None) -> None:
-    """Raise `ValueError` for class indices (n,) that are none of a model's nor `UNLABELLED`; targets of
-    another shape are not looked at."""
+    """Raise `ValueError` for class indices (n,) that are none of a model's nor `UNLABELLED`."""
     if targets.ndim != 1:
         return
     if targets.is_floating_point():
@@ -64,11 +62,9 @@ def check_labels(targets: Tensor, classes: int | None) -> None:
 
 def task_loss(logits: Tensor, labels: Tensor, recipe: Recipe) -> Tensor:
     """Cross-entropy of logits (B, classes) with labels, class indices (B,) or shares (B, classes), smoothed:
-    the mean over the images that have a label, 0 where none has one.
-
-    With `recipe.binary` it is binary cross-entropy, the mean over batch and classes, in which every class
-    with a share counts as a full yes (Wightman et al. 2021, arXiv 2110.00476; DeiT III, arXiv 2204.07118).
-    """
+    the mean over the images that have a label, 0 where none has one. With `recipe.binary` the mean over batch
+    and classes of binary cross-entropy, in which every class with a share counts as a full yes (Wightman et
+    al. 2021, arXiv 2110.00476; DeiT III, arXiv 2204.07118)."""
     if labels.ndim == 1 and (labels == UNLABELLED).any():
         require_undivided(recipe, "the parts of a step have unequally many labels")
         labelled = labels != UNLABELLED
@@ -86,13 +82,10 @@ def task_loss(logits: Tensor, labels: Tensor, recipe: Recipe) -> Tensor:
 def mixed(
     images: Tensor, targets: Tensor, recipe: Recipe, classes: int | None, draw: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
-    """Images (b, 3, height, width) mixed with one another, and as targets the classes' shares (b, classes);
-    both unchanged without mixup and cutmix. The images given may be written over.
-
-    draw: the numbers that decide the mix, such as (seed, step, rank), so that a resumed run repeats it. The
-    i-th image is mixed with the i-th from the end, by mixup or cutmix with equal chance. Source: Zhang et al.
-    2018 (arXiv 1710.09412), Yun et al. 2019 (arXiv 1905.04899), in the form of DeiT (arXiv 2012.12877).
-    """
+    """Images (b, 3, height, width), the i-th mixed with the i-th from the end, and as targets the classes'
+    shares (b, classes); both unchanged without mixup and cutmix. The images given may be written over. draw:
+    the numbers that decide the mix, such as (seed, step, rank). Source: Zhang et al. 2018 (arXiv 1710.09412),
+    Yun et al. 2019 (arXiv 1905.04899), in the form of DeiT (arXiv 2012.12877)."""
     if not (recipe.mixup or recipe.cutmix):
         return images, targets
     if images.ndim == 5:

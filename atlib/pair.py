@@ -1,5 +1,4 @@
-"""A student with its teacher: the base of attention transfer, and of the methods that it is compared with;
-and how the images that the student is given become those that its teacher was trained to see."""
+"""A student with its teacher, and how the student's images become those that the teacher was trained on."""
 
 import math
 import warnings
@@ -15,7 +14,6 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 # --- What a model was trained to see ---
-
 
 LARGEST = 10.0  # of a mean or a deviation of pixels in 0..1: larger ones are of pixels in 0..255
 
@@ -79,15 +77,15 @@ def config_of(model: nn.Module) -> dict[str, Any]:
 
 
 def attach(model: nn.Module, normalisation: Normalisation | None) -> None:
-    """Let a model say how images are normalised for it, in place of what it says; None: it does not say."""
+    """Let a model say how images are normalised for it; None: it does not say."""
     # without both keys, and not None in them, timm takes its defaults
     config = {name: value for name, value in config_of(model).items() if name not in ("mean", "std")}
     model.pretrained_cfg = config if normalisation is None else config | vars(normalisation)
 
 
 def renormalised(images: Tensor, now: Normalisation | None, then: Normalisation | None) -> Tensor:
-    """Images (B, C, height, width) that are normalised as `now` says, as `then` says; the same tensor where
-    both are equal or one is not known. Raises `ValueError` for another number of channels."""
+    """Images (B, C, height, width), normalised as `now` says, as `then` says; the same tensor where both are
+    equal or one is not known."""
     if now is None or then is None or now == then:
         return images
     if len({images.shape[1], len(now.mean), len(then.mean)}) > 1:  # one number would do for all channels
@@ -100,8 +98,7 @@ def renormalised(images: Tensor, now: Normalisation | None, then: Normalisation 
 
 
 def check_images(model: nn.Module, images: Tensor) -> None:
-    """Raise `ValueError` for what a ViT cannot take as images: not float (B, channels, height, width) with
-    its channels and, where it takes one size only, of that size."""
+    """Raise `ValueError` unless images are floats (B, channels, height, width) that a ViT takes."""
     channels, size = channels_of(model), image_size_of(model)
     shaped = images.ndim == 4 and channels in (None, images.shape[1]) and size in (None, images.shape[2:])
     if not (shaped and images.is_floating_point()):
@@ -112,11 +109,9 @@ def check_images(model: nn.Module, images: Tensor) -> None:
 def channels_of(model: nn.Module) -> int | None:
     """How many channels images have for a model; None where it does not say."""
     embed = getattr(model, "patch_embed", None)
-    for part in () if embed is None else embed.modules():
-        # the first convolution sees the image: of timm's hybrids, that of the network in front of the patches
-        if isinstance(part, nn.Conv2d):
-            return part.in_channels
-    return None
+    # the first convolution sees the image: of timm's hybrids, that of the network in front of the patches
+    parts = () if embed is None else embed.modules()
+    return next((part.in_channels for part in parts if isinstance(part, nn.Conv2d)), None)
 
 
 def image_size_of(model: nn.Module) -> tuple[int, int] | None:
@@ -127,8 +122,7 @@ def image_size_of(model: nn.Module) -> tuple[int, int] | None:
 
 
 def usual_image_size(model: nn.Module) -> tuple[int, int] | None:
-    """Height and width of the images that a model was built for; None where it does not say. timm says it at
-    the patch embedding or in `pretrained_cfg`, transformers in a config, others on the model."""
+    """Height and width of the images that a model was built for; None where it does not say."""
     config = getattr(model, "config", None)
     for size in (
         getattr(getattr(model, "patch_embed", None), "img_size", None),
@@ -161,15 +155,14 @@ class View(NamedTuple):
         return cls(Normalisation.of(teacher), None if same else size)
 
     def describe(self) -> dict[str, Any]:
-        """Its two fields as plain JSON values."""
+        """Its fields as plain JSON values."""
         return {
             "normalisation": self.normalisation and self.normalisation.describe(),
             "size": self.size and list(self.size),
         }
 
     def show(self, images: Tensor, normalisation: Normalisation | None) -> Tensor:
-        """Images (B, 3, height, width), normalised as said, as the teacher was trained to see them: the same
-        tensor, or normalised anew and resized (bicubically, antialiased)."""
+        """Images (B, 3, height, width), normalised as said, as the teacher was trained to see them."""
         if self.size is not None and tuple(images.shape[-2:]) != self.size:
             # torch resizes no half precision on a CPU
             wide = images if images.dtype == torch.float64 else images.float()
@@ -179,17 +172,15 @@ class View(NamedTuple):
 
 
 class Pair(nn.Module, ABC):
-    """A student, which is trained, with the teachers that it learns from; with none, where all that it needs
-    of a teacher is in buffers.
+    """A student, which is trained, with the teachers that it learns from.
 
     Only the student is part of the module: `parameters()`, `state_dict()`, `train()` and DDP never see a
-    teacher. A pair runs teachers in eval mode and without gradients, and moves them with `.to(...)`. Images
-    are given to it as to its student; a teacher gets them normalised anew and resized, where it says its own
-    normalisation and size. normalisation: of the images that the pair is given; None: ImageNet's, with a
-    warning where a teacher's is another.
+    teacher. A pair runs teachers in eval mode and without gradients, and moves them with `.to(...)`. A
+    teacher gets the student's images, normalised anew and resized where it says its own normalisation and
+    size. normalisation: of the images that the pair is given; None: ImageNet's, with a warning where a
+    teacher's is another.
     """
 
-    # Why `walk` refuses it; every class may say so.
     not_walkable = "it is a teacher and a student: walk its .student or its .teacher"
 
     def __init__(self, student: nn.Module, *teachers: nn.Module, normalisation: Normalisation | None = None):
@@ -203,23 +194,18 @@ class Pair(nn.Module, ABC):
         #: What each teacher sees of the images.
         self.views = tuple(View.of(teacher, student) for teacher in teachers)
         self.student = student
-        # A tuple keeps teachers out of nn.Module's registration: they are inputs of the method, not parts.
-        self._teachers = teachers
+        #: All teachers. A tuple keeps them out of nn.Module's registration: they are no parts.
+        self.teachers = teachers
 
     @property
     def teacher(self) -> nn.Module:
         """The first teacher: the model that was passed in."""
-        return self._teachers[0]
-
-    @property
-    def teachers(self) -> tuple[nn.Module, ...]:
-        """All teachers."""
-        return self._teachers
+        return self.teachers[0]
 
     @contextmanager
     def frozen_teachers(self) -> Iterator[None]:
         """Within it the teachers are in eval mode, and nothing keeps a graph."""
-        training = [part for teacher in self._teachers for part in teacher.modules() if part.training]
+        training = [part for teacher in self.teachers for part in teacher.modules() if part.training]
         for part in training:
             part.training = False
         try:
@@ -231,13 +217,12 @@ class Pair(nn.Module, ABC):
                 part.training = True
 
     def for_teacher(self, images: Tensor) -> Tensor:
-        """Images (B, 3, height, width) of the student as the first teacher was trained to see them, in its
-        precision."""
+        """Images (B, 3, height, width) of the student as the first teacher was trained to see them."""
         if not images.is_floating_point():  # words
             return images
         shown = self.views[0].show(images, self.normalisation)
-        weights = [weight.dtype for weight in self.teacher.parameters() if weight.is_floating_point()]
-        return shown.to(weights[0]) if weights else shown
+        dtypes = (weight.dtype for weight in self.teacher.parameters() if weight.is_floating_point())
+        return shown.to(next(dtypes, shown.dtype))
 
     @property
     def teacher_normalisation(self) -> Normalisation | None:
@@ -249,8 +234,7 @@ class Pair(nn.Module, ABC):
         normalisation, size = self.views[0].normalisation, image_size_of(self.teacher)
         at = "" if size is None else f", at {size[0]} x {size[1]} px"
         if normalisation is None:
-            unknown = "does not say how its images were normalised: it sees the student's as they are"
-            return f"the teacher {unknown}{at}"
+            return f"the teacher does not say its normalisation: it sees the student's images{at}"
         anew = "" if normalisation == self.normalisation else f", normalised anew from {self.normalisation}"
         resized = "" if self.views[0].size is None else ", resized"
         return f"the teacher sees images of {normalisation}{at}{anew}{resized}"
@@ -262,49 +246,49 @@ class Pair(nn.Module, ABC):
 
     def _apply(self, fn, recurse=True):
         # .to(device), .double(), .cuda() reach the teachers although they are not registered
-        for teacher in self._teachers:
+        for teacher in self.teachers:
             teacher._apply(fn, recurse)
         return super()._apply(fn, recurse)
 
 
 def stated(normalisation: Normalisation | None, teachers: Sequence[nn.Module]) -> Normalisation | None:
-    """The normalisation of the images that a pair is given: as it was said, else ImageNet's, with a warning
-    where that makes a difference; None where no teacher asks for it."""
+    """The normalisation of the images that a pair is given: as it was said, else ImageNet's; None where no
+    teacher asks for it."""
     if not isinstance(normalisation, Normalisation | None):
         raise ValueError(f"normalisation={normalisation!r}: give a Normalisation(mean, std)")
     if normalisation is not None:
         return normalisation
-    of_teachers = [one for teacher in teachers if (one := Normalisation.of(teacher)) is not None]
-    if another := [one for one in of_teachers if one != IMAGENET]:
+    of_teachers = [
+        of_teacher for teacher in teachers if (of_teacher := Normalisation.of(teacher)) is not None
+    ]
+    if others := [of_teacher for of_teacher in of_teachers if of_teacher != IMAGENET]:
         warnings.warn(
-            f"the teacher was trained on images of {another[0]}; this pair's are taken to be ImageNet's and"
-            " normalised anew: say normalisation=, such as images.normalisation",
+            f"the teacher's images have {others[0]}, the pair's are taken as ImageNet's: say normalisation=",
             stacklevel=4,
         )
     return IMAGENET if of_teachers else None
 
 
 def check_normalisation(model: nn.Module, images: object) -> None:
-    """Raise `ValueError` where images say that they are normalised in another way than a pair, in a model or
-    the model itself, was told; warn where neither says it, and the teacher needs to know, and where a model
-    without a teacher says another."""
-    now, of_model = getattr(images, "normalisation", None), Normalisation.of(unwrapped(model))
-    if None not in (now, of_model) and now != of_model:
-        warnings.warn(f"the model is for images of {of_model}, and these have {now}", stacklevel=4)
+    """Raise `ValueError` where images say that they are normalised in another way than a pair was told; warn
+    where neither says it and the teacher needs to know, and where the model says another."""
+    of_images, of_model = getattr(images, "normalisation", None), Normalisation.of(unwrapped(model))
+    if None not in (of_images, of_model) and of_images != of_model:
+        warnings.warn(f"the model is for images of {of_model}, and these have {of_images}", stacklevel=4)
     for part in model.modules():
-        told = part.normalisation if isinstance(part, Pair) else None
-        if None not in (now, told) and now != told:
-            raise ValueError(f"the images have {now}, and the pair was built with normalisation= of {told}")
-        if now is None and isinstance(part, Pair) and part.assumed:
+        of_pair = part.normalisation if isinstance(part, Pair) else None
+        if None not in (of_images, of_pair) and of_images != of_pair:
+            raise ValueError(
+                f"the images have {of_images}, the pair was built with normalisation= of {of_pair}"
+            )
+        if of_images is None and isinstance(part, Pair) and part.assumed:
             warnings.warn(
-                "neither images nor pair say how images are normalised: ImageNet's is taken; give the pair"
-                " normalisation=, or the data set an attribute `normalisation`",
-                stacklevel=3,
+                "images taken to be normalised as ImageNet's: give the pair normalisation=", stacklevel=3
             )
 
 
 def inside(model: nn.Module) -> str | None:
-    """The attribute with the model that DataParallel, DDP or torch.compile wraps; None for any other."""
+    """The attribute with the model that DataParallel, DDP or torch.compile wraps."""
     if isinstance(model, (nn.DataParallel, DistributedDataParallel)):
         return "module"
     return "_orig_mod" if "_orig_mod" in model._modules else None

@@ -1,5 +1,4 @@
-"""Plan what is transferred: which part of attention, how, in which layers and heads, and what to do where the
-two ViTs differ."""
+"""What is transferred: which part of attention, how, in which layers and heads."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
@@ -21,29 +20,23 @@ OF_MAPS = {
     "unequal_prefix": ("drop", "own"),
 }
 
-Layers = tuple[int, ...] | tuple[tuple[int, int], ...] | None
-Heads = tuple[int, ...] | tuple[tuple[int, tuple[int, ...]], ...] | None
-
 
 @dataclass(frozen=True)
 class Plan:
     """What goes from teacher to student, and how. Where the two differ, a pair is refused unless the plan
     says what to do: `unequal_heads`, `unequal_grid`, `unequal_prefix`, `mismatched`. Raises `ValueError` for
-    choices that are unknown or exclude each other, and for indices that are not distinct integers from 0 on.
-    Source: arXiv 2411.09702, Attention Copy and Attention Distillation, ablations.
-    """
+    what is unknown or exclusive. Source: arXiv 2411.09702."""
 
     #: "map", softmax(q kᵀ/√d), or "q", "k", "v" alone.
     what: str = "map"
-    #: "copy" (the student uses the teacher's in place of its own and computes the rest itself) or "distill"
-    #: (the student makes its own; a loss pulls it to the teacher's: cross-entropy for maps, mean squared
-    #: error for q, k, v).
+    #: "copy" (the student uses the teacher's in place of its own) or "distill" (a loss pulls its own to the
+    #: teacher's: cross-entropy for maps, mean squared error for q, k, v).
     how: str = "copy"
     #: Indices from 0, None for all, or a mapping {student's layer: teacher's layer} where the depths differ.
     #: The other layers are the student's own.
     layers: Iterable[int] | Mapping[int, int] | None = None
-    #: Indices from 0 for all transferred layers, None for all, or a mapping {student's layer: indices}, with
-    #: all heads in transferred layers that it does not name. The other heads are the student's own.
+    #: Indices from 0, the same in all transferred layers, None for all, or {student's layer: indices}, with
+    #: all heads where it names none. The other heads are the student's own.
     heads: Iterable[int] | Mapping[int, Iterable[int]] | None = None
     #: Average an image's maps over "layers", "heads" or "queries" before they are transferred (arXiv
     #: 2411.09702, appendix; its average over examples is `atlib.baselines.MeanMapCopy`).
@@ -59,9 +52,7 @@ class Plan:
     #: teacher's row, with s to the student's own tokens as its own map gives it, and the rows of these tokens
     #: are the student's. To distill, that is "drop" with every row weighted by 1 - s, and a constant.
     unequal_prefix: str | None = None
-    #: Accept other components than the teacher's (see `atlib.student`, and arXiv 2605.07191 for why they
-    #: matter).
-    mismatched: bool = False
+    mismatched: bool = False  #: Accept other components than the teacher's (`atlib.student.describe`).
     #: In training, teacher and student drop the same samples' branches, as the published implementation does;
     #: with False, with layers paired with others, or in ViTs of different depth, the teacher drops nothing.
     share_drop_path: bool = True
@@ -79,8 +70,9 @@ class Plan:
                     raise ValueError(f"{name}= works on maps: what='map', not {self.what!r}")
         # frozen: the normal forms are set once, here
         layers = _normal("layers", self.layers, lambda of_teacher: _indices("layers", [of_teacher])[0])
+        heads = _normal("heads", self.heads, lambda of_layer: _indices("heads", of_layer))
         object.__setattr__(self, "layers", layers)
-        object.__setattr__(self, "heads", _normal("heads", self.heads, lambda some: _indices("heads", some)))
+        object.__setattr__(self, "heads", heads)
         if self.heads is not None and self.unequal_heads is not None:
             raise ValueError("heads= correspond one to one, with unequal_heads= none does: one of the two")
         parts = self.rows is not None or self.unequal_prefix == "own"  # of maps, head by head
@@ -94,21 +86,17 @@ class Plan:
         return tuple(student for student, _ in self.pairs_of(depth, None))
 
     def pairs_of(self, depth: int, teacher_depth: int | None) -> tuple[tuple[int, int], ...]:
-        """(student's layer, teacher's layer) for ViTs of these depths; None leaves the teacher's unchecked.
-        Raises `ValueError` for a layer that does not exist."""
+        """(student's layer, teacher's layer) for ViTs of these depths; teacher_depth=None: not checked."""
         layers = tuple(range(depth)) if self.layers is None else self.layers
         pairs = tuple(pair if isinstance(pair, tuple) else (pair, pair) for pair in layers)
         for side, index, of in (("", 0, depth), ("teacher's ", 1, teacher_depth)):
             worst = max(pair[index] for pair in pairs)
             if of is not None and worst >= of:
-                raise ValueError(
-                    f"the plan transfers {side}layer {worst}, and the depth is {of}: 0 to {of - 1}"
-                )
+                raise ValueError(f"the plan transfers {side}layer {worst} of {of}: 0 to {of - 1}")
         return pairs
 
     def heads_of(self, layer: int, number: int) -> tuple[int, ...] | None:
-        """The transferred heads of a student's layer that has `number` of them; None for all. Raises
-        `ValueError` for one that does not exist."""
+        """The transferred heads of a student's layer that has `number` of them; None for all."""
         heads = self.heads
         if heads and isinstance(heads[0], tuple):
             heads = dict(heads).get(layer)
@@ -122,8 +110,7 @@ class Plan:
 
 
 def _normal(name: str, choice: Any, value: Callable[[Any], Any]) -> tuple | None:
-    """Indices in order, or of a mapping, or of the lists that JSON makes of one, (layer, `value` of the
-    rest)."""
+    """Indices in order, or of a mapping, or of the lists that JSON makes of one, (layer, `value`)."""
     lists = list | tuple
     if isinstance(choice, lists) and choice and all(isinstance(p, lists) and len(p) == 2 for p in choice):
         if len({layer for layer, _ in choice}) < len(choice):

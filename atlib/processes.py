@@ -30,9 +30,8 @@ OF_MPI = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
 
 @contextmanager
 def accelerate_as_it_was() -> Iterator[None]:
-    """Within it what the process has one of, Accelerate's state and how float32 is multiplied, is a run's;
-    after it, the caller's again. Numbers too small for float32's exponent are 0 meanwhile: sharp maps have
-    many, and an Intel CPU multiplies each a hundred times as slowly as another."""
+    """After it, Accelerate's state and how float32 is multiplied are the caller's again. Denormal numbers are
+    0 meanwhile: sharp maps have many, and an Intel CPU multiplies each a hundred times as slowly."""
     kinds = AcceleratorState, GradientState
     before = [copy.copy(kind._shared_state) for kind in kinds]
     for state in before:
@@ -53,11 +52,8 @@ def accelerate_as_it_was() -> Iterator[None]:
 
 def start_processes(recipe: Recipe, cpu: bool = False, all_learn: bool = False) -> Accelerator:
     """Accelerate for one run, on one process or on as many as the launcher started. all_learn: every weight
-    gets a gradient in every step, so that DDP need not look for those that do not. torch.compile, where the
-    recipe asks for it, uses the backend and mode that `accelerate launch` names, or inductor.
-
-    Raises `ValueError` for DeepSpeed, and where the launcher started other processes than know of each other.
-    """
+    gets a gradient in every step, so that DDP need not look for those that do not. torch.compile uses the
+    backend that `accelerate launch` names, or inductor."""
     if os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true":
         raise ValueError("DeepSpeed was never run here: use FSDP2 (configs/accelerate/fsdp2_vit_large.yaml)")
     AcceleratorState._reset_state()  # it keeps a precision for the whole process
@@ -85,7 +81,7 @@ def start_processes(recipe: Recipe, cpu: bool = False, all_learn: bool = False) 
 
 
 def require_together() -> None:
-    """Raise `ValueError` for one of several processes that do not know of each other: each would write."""
+    """Raise `ValueError` for one of several processes that do not know of each other."""
     launched = "LOCAL_RANK" in os.environ or any(name in os.environ for name in OF_MPI)
     if (asked := processes_asked()) > 1 and not launched:
         raise ValueError(f"one of {asked} processes, without a LOCAL_RANK: use `accelerate launch`")
@@ -116,7 +112,7 @@ def agree(accelerator: Accelerator, values: Tensor, stop: bool) -> tuple[Tensor,
 
 def fsdp_plugin() -> FullyShardedDataParallelPlugin | None:
     """FSDP as the launcher's configuration asks for it, or None. Weights and gradients travel as float32: the
-    numbers are those of DDP. Raises `ValueError` for a line of the configuration that would not work here."""
+    numbers are those of DDP."""
     if os.environ.get("ACCELERATE_USE_FSDP", "false").lower() != "true":
         return None
     version = os.environ.get("FSDP_VERSION", "1")
@@ -136,8 +132,8 @@ def fsdp_plugin() -> FullyShardedDataParallelPlugin | None:
 
 
 def to_train(model: nn.Module, accelerator: Accelerator) -> nn.Module:
-    """What is to be trained: `model` itself, or, where its weights will be divided, which changes a model for
-    good, a copy on this process's device. A teacher is no part of a pair's weights, and is shared."""
+    """`model`, or, where its weights will be divided, which changes a model for good, a copy on this
+    process's device; teachers are shared."""
     if accelerator.distributed_type != DistributedType.FSDP:
         return model
     shared = {id(teacher): teacher for teacher in model.teachers} if isinstance(model, Pair) else {}
@@ -147,7 +143,7 @@ def to_train(model: nn.Module, accelerator: Accelerator) -> nn.Module:
 def divide(model: nn.Module) -> None:
     """Let go of other processes' weights, which FSDP keeps after a forward pass."""
     for module in model.modules():
-        if hasattr(module, "reshard"):  # an FSDPModule; nothing else has it
+        if hasattr(module, "reshard"):  # an FSDPModule
             module.reshard()
 
 

@@ -13,7 +13,7 @@ IN_EPOCHS = {"steps": "epochs", "warmup": "warmup_epochs", "lr": "base_lr"}
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything `train` needs to know besides model, data and seed."""
+    """What `train` needs to know besides model, data and seed."""
 
     steps: int = 1000  #: optimiser steps
     batch_size: int = 128  #: images per step, over all processes
@@ -38,8 +38,7 @@ class Recipe:
     #: a name that timm knows ("adamw", "lamb" ...; those without betas leave `betas` out)
     optimizer: str = "adamw"
     #: parts in which a step's images are computed one after the other, for less memory; the step is the same
-    #: but for detectors, whose losses are means over a part's boxes, and a contrastive loss refuses it
-    #: (`require_whole_steps`)
+    #: but for detectors, whose losses are means over a part's boxes
     accumulate: int = 1
     ema: float | None = None  #: decay of the running average of the weights, None for none
     #: alpha of its Beta distribution (arXiv 1710.09412), 0 for none; with cutmix too, a step uses one of both
@@ -75,11 +74,11 @@ class Recipe:
         require(len(self.betas) == 2 and all(0 <= b < 1 for b in self.betas), "betas", "two below 1")
         require(self.layer_decay is None or 0 < self.layer_decay <= 1, "layer_decay", "above 0, at most 1")
         require(self.ema is None or 0 < self.ema < 1, "ema", "above 0 and below 1")
-        shares = (0.5,) if self.milestones is None else self.milestones
-        fits = len(shares) > 0 and all(0 < share < 1 for share in shares)
-        require(fits, "milestones", "shares of the run, such as (8/9, 26/27)")
-        known = ("no", "tf32", "bf16", "fp16")
-        require(self.mixed_precision in known, "mixed_precision", "'no', 'tf32', 'bf16' or 'fp16'")
+        if self.milestones is not None:
+            fits = len(self.milestones) > 0 and all(0 < share < 1 for share in self.milestones)
+            require(fits, "milestones", "shares of the run, such as (8/9, 26/27)")
+        precisions = "no", "tf32", "bf16", "fp16"
+        require(self.mixed_precision in precisions, "mixed_precision", f"one of {precisions}")
         require(self.accumulate <= self.batch_size, "accumulate", "at most batch_size")
         if self.warmup_epochs is not None:
             fits = 0 <= self.warmup_epochs < (self.epochs or 0)
@@ -93,8 +92,7 @@ class Recipe:
             require_known("optimizer", self.optimizer, list_optimizers())
 
     def on(self, images: int) -> "Recipe":
-        """The same in steps and absolute rates, for so many training images; the rate is in proportion to the
-        batch (Goyal et al. 2017)."""
+        """The same in steps and absolute rates, for so many training images."""
         absolute: dict[str, Any] = {}
         if self.epochs is not None:
             steps = round(self.epochs * steps_per_epoch(images, self.batch_size))
@@ -102,20 +100,20 @@ class Recipe:
             if self.warmup_epochs is not None:
                 absolute |= {"warmup": self.warmup_epochs / self.epochs, "warmup_epochs": None}
         if self.base_lr is not None:
-            absolute |= {"lr": self.base_lr * self.batch_size / 256, "base_lr": None}
+            absolute |= {"lr": self.base_lr * self.batch_size / 256, "base_lr": None}  # Goyal et al. 2017
         return replace(self, **absolute)
 
     def changed(self, values: Mapping[str, Any]) -> "Recipe":
         """With other values; steps, warmup and lr take the place of epochs, warmup_epochs and base_lr."""
-        instead: dict[str, Any] = {}
+        cleared: dict[str, Any] = {}
         if "steps" in values and self.epochs is not None and self.warmup_epochs is not None:  # its share
-            instead |= {"warmup": self.warmup_epochs / self.epochs, "warmup_epochs": None}
+            cleared |= {"warmup": self.warmup_epochs / self.epochs, "warmup_epochs": None}
         for name, other in IN_EPOCHS.items():
             if name in values and other in values:
                 raise ValueError(f"{name} and {other} exclude each other: give one of them")
             if name in values:
-                instead[other] = None
-        return replace(self, **(instead | values))
+                cleared[other] = None
+        return replace(self, **(cleared | values))
 
     def require_whole_steps(self, why: str) -> None:
         """Raise `ValueError` where a step is computed in parts: for losses that are no sum of their parts."""
@@ -129,7 +127,7 @@ class Recipe:
 
     @classmethod
     def described(cls, values: Mapping[str, Any]) -> "Recipe":
-        """The recipe that `describe` has described; what else a record says is left out."""
+        """What `describe` has described; what else a record says is left out."""
         kept = {field.name: values[field.name] for field in fields(cls) if field.name in values}
         return cls(**{n: tuple(value) if isinstance(value, list) else value for n, value in kept.items()})
 

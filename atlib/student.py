@@ -1,8 +1,7 @@
 """A teacher's native components, and the student that has them all.
 
-arXiv 2605.07191 finds that the maps of DINOv2, CLIP and BEiTv2 teachers push a *standard* ViT below training
-from scratch, and that the teacher's native components, freshly initialised in the student, reverse it. So a
-student is the teacher's own architecture unless something else is asked for.
+Without them, maps of DINOv2, CLIP and BEiTv2 teachers push a *standard* ViT below training from scratch
+(arXiv 2605.07191). So a student is the teacher's own architecture unless something else is asked for.
 """
 
 from collections.abc import Mapping
@@ -19,12 +18,11 @@ SIZES = {"tiny": (192, 3), "small": (384, 6)}  # width and heads of ViT-Ti and V
 
 def built_with(model: nn.Module) -> tuple[str | Mapping[str, Any], dict[str, Any]]:
     """timm's name of a model and the arguments that it was built with: as `create_vit` notes them, else
-    depth, image size and channels. Raises `ValueError` for a model without a name."""
+    depth, image size and channels."""
     config = config_of(model)
     name, arguments = config.get("create_vit") or (config.get("architecture"), None)
     if not name:
-        ways = "build its student as you built it, or save it and take load_teacher(FILE).vit"
-        raise ValueError(f"this {type(model).__name__} has no timm name: {ways}")
+        raise ValueError(f"this {type(model).__name__} has no timm name: build its student as you built it")
     if arguments is None:
         size_of_images = getattr(getattr(model, "patch_embed", None), "img_size", None)
         read = {"depth": len(model.blocks), "img_size": size_of_images, "in_chans": channels_of(model)}
@@ -33,7 +31,7 @@ def built_with(model: nn.Module) -> tuple[str | Mapping[str, Any], dict[str, Any
 
 
 def unlike(one: nn.Module, other: nn.Module, besides: tuple[str, ...] = ()) -> list[str]:
-    """In what two models of timm differ: names of weights of other shapes, `besides` those that begin so;
+    """In what two models of timm differ: weights of other shapes, but for names that begin with `besides`;
     else, of ViTs, heads and components."""
     shapes = [
         {key: value.shape for key, value in model.state_dict().items() if not key.startswith(besides)}
@@ -57,12 +55,9 @@ def create_student(
     drop_path_rate: float = 0.0,
 ) -> nn.Module:
     """A freshly initialised student of the teacher's own architecture: timm's model of its name, with the
-    arguments that it was built with but rates of dropout.
-
-    size, depth, embed_dim: of a smaller (or larger) student, as `student_sizes` reads them;
-    `atrun.derived_plan.derive_plan` pairs it with its teacher. Raises `ValueError` for a model without a timm
-    name, and where what is built of it is not like the teacher. Source: arXiv 2605.07191.
-    """
+    arguments that it was built with but rates of dropout. size, depth, embed_dim: as `student_sizes` reads
+    them; `atrun.derived_plan.derive_plan` pairs it with its teacher. Raises `ValueError` for a model without
+    a timm name, and where what is built of it is not like the teacher. Source: arXiv 2605.07191."""
     name, arguments = built_with(teacher)
     kept = {key: value for key, value in arguments.items() if not key.endswith("_rate")}
     kept |= {"num_classes": num_classes, "drop_path_rate": drop_path_rate}
@@ -80,12 +75,10 @@ def create_student(
 def student_sizes(
     teacher: nn.Module, size: str | None = None, depth: int | None = None, embed_dim: int | None = None
 ) -> dict[str, int]:
-    """Sizes of a student that are not the teacher's, as timm's arguments: depth, embed_dim, num_heads.
-
-    size: "tiny" or "small", the width and heads of ViT-Ti and ViT-S, or "half" of the teacher's width, heads
-    and layers; `depth` and `embed_dim` replace what it says. A width has heads as wide as the teacher's where
-    they divide it, else as many as the teacher. Raises `ValueError` for another size, and a width that
-    neither divides."""
+    """Sizes of a student that are not the teacher's, as timm's arguments: depth, embed_dim, num_heads. size:
+    "tiny" or "small", the width and heads of ViT-Ti and ViT-S, or "half" of the teacher's width, heads and
+    layers; `depth` and `embed_dim` replace what it says. A width has heads as wide as the teacher's where
+    they divide it, else as many as the teacher."""
     width, heads = teacher.embed_dim, teacher.blocks[0].attn.num_heads
     sizes: dict[str, int] = {}
     if size in SIZES:
@@ -124,8 +117,8 @@ COMPONENTS: tuple[str, ...] = tuple(STANDARD)
 
 
 def describe(vit: nn.Module) -> dict[str, Any]:
-    """What a ViT of timm has in place of each of the `COMPONENTS`, read off its modules: short strings,
-    numbers or booleans. Raises `ValueError` for another model."""
+    """What a ViT of timm has in place of each of the `COMPONENTS`: short strings, numbers or booleans. Raises
+    `ValueError` for another model."""
     embed = getattr(vit, "embeds", getattr(vit, "patch_embed", None))
     if embed is None or not hasattr(vit, "blocks") or not hasattr(vit, "global_pool"):
         raise ValueError(f"the components of a {type(vit).__name__} are not known: it is no ViT of timm")
@@ -177,14 +170,13 @@ def describe(vit: nn.Module) -> dict[str, Any]:
 
 
 def differences(teacher: nn.Module, student: nn.Module) -> dict[str, tuple[Any, Any]]:
-    """The components in which two ViTs differ: {name: (teacher's, student's)}. Of models that are not timm's,
-    those alone that every library shows."""
+    """The components in which two ViTs differ: {name: (teacher's, student's)}."""
     try:
         of_teacher, of_student = describe(teacher), describe(student)
     except ValueError:
         of_teacher, of_student = _shown(teacher), _shown(student)
-    both = {name: (of_teacher[name], of_student[name]) for name in COMPONENTS if name in of_teacher}
-    return {name: (left, right) for name, (left, right) in both.items() if left != right}
+    names = [name for name in of_teacher if of_teacher[name] != of_student[name]]
+    return {name: (of_teacher[name], of_student[name]) for name in names}
 
 
 def _shown(model: nn.Module) -> dict[str, Any]:

@@ -1,5 +1,4 @@
-"""The one training loop: pre-training, scratch, fine-tuning, Copy and Distill all run through it, on one
-process or many."""
+"""The one training loop, on one process or many."""
 
 import math
 import time
@@ -56,10 +55,9 @@ class Preempted(RuntimeError):
 
 
 class Keeper(Protocol):
-    """What keeps a run along the way, called by every process: `atrun.checkpoint_manager.CheckpointManager`
-    is one. `resume` brings a run to where it was kept last and says where that is; `due` says whether to keep
-    it after a step with these metrics; `keep` does so, and says where; within `stop_noticed` signals to stop
-    are only noted in the list."""
+    """What keeps a run along the way, called by every process (`atrun.checkpoint_manager`). `resume` and
+    `keep` return where the run is kept; `due` says whether to keep it after a step; within `stop_noticed`
+    signals to stop are only noted in the list."""
 
     def resume(self, run: "Training") -> Path | None: ...
 
@@ -91,21 +89,16 @@ def train(
 ) -> list[dict]:
     """Train `model` in place for `recipe.steps` steps; return one dict of metrics per pass over the data.
 
-    data: what `atlib.data` opens, or a torch `Dataset` of (image, label), or the `DataLoader` of one
-    (`atlib.data.as_data`). seed: of order, augmentation, stochastic depth and the global generators; on one
-    CPU with one number of threads a run repeats bit for bit. The model trains on the accelerator, if there is
-    one and without `cpu=True`, and comes back.
+    data: what `atlib.data.as_data` takes. seed: of order, augmentation, stochastic depth and the global
+    generators; on one CPU with one number of threads a run repeats bit for bit. evaluate: adds its metrics
+    after the last pass and every `evaluate_every`-th, those of the averaged weights with ``average_`` before
+    their names. after_pass: is called with the model and the history's new entry. log: gets {"event": "step"
+    or "epoch", ...} with the loss and its parts (`atlib.losses.noted`), of a pass the means. stop_at: ends
+    after so many of the recipe's steps. average_into: a model like the student, for the averaged weights.
 
-    evaluate: adds its metrics after the last pass and every `evaluate_every`-th, those of the averaged
-    weights with ``average_`` before their names. after_pass: is called with the model and the history's new
-    entry. log: gets {"event": "step" or "epoch", ...} with the loss and its parts (`atlib.losses.noted`), of
-    a pass the means over its steps. keeper: keeps the run, which goes on where it was kept last. stop_at:
-    ends after so many of the recipe's steps. average_into: a model like the student, for the averaged
-    weights.
-
-    Under `accelerate launch` or `torchrun` every process calls it, with the same arguments, and `evaluate`
-    and `after_pass` run on each; `log` and the progress bar are the main process's. Where weights are divided
-    (FSDP2, configs/accelerate) `model` gets the whole ones at the end.
+    Under `accelerate launch` or `torchrun` every process calls it, with the same arguments; `log` and the
+    progress bar are the main process's. Where weights are divided (FSDP2) `model` gets the whole ones at the
+    end.
 
     Raises `NonFiniteLoss`, the model then holding the last finite step's weights; `Preempted` after SIGTERM
     or Ctrl-C if there is a keeper; `ValueError` for what cannot be trained.
@@ -161,8 +154,7 @@ def train(
                     check_labels(batch.targets, classes)
                 (names, values), norm = run.backward(batch), run.clip()
                 sums, stop = agree(run.accelerator, values, bool(noticed))
-                # means over the images that could be decoded; `clamp`, since asking whether there are any
-                # would be to wait for the device
+                # means over the images that could be decoded; to ask whether there are any would be to wait
                 values = sums[:-1] / sums[-1].clamp(min=torch.finfo(sums.dtype).tiny)
                 # The one time in a step that the device is waited for.
                 value, *parts, norm = torch.cat([values, norm]).tolist()
@@ -228,7 +220,7 @@ def train(
 
 def all_learn(model: nn.Module, loss: Loss, recipe: Recipe) -> bool:
     """Whether every weight surely gets a gradient in every step: of timm's ViTs that learn labels, alone or
-    with maps that they learn too. Copied attention leaves some without one, a norm of q and k for one."""
+    with maps. Copied attention leaves some without one, a norm of q and k for one."""
     student, plan = student_of(model), getattr(model, "plan", None)
     follows = isinstance(model, Pair) and isinstance(plan, Plan) and plan.how == "distill"
     learns_labels = loss is student_loss and recipe.task_weight > 0
@@ -264,7 +256,7 @@ class Training:
 
     @property
     def lr(self) -> float:
-        """The learning rate of the step to come; with layer-wise decay the highest, which is the head's."""
+        """The learning rate of the step to come; with layer-wise decay the head's, the highest."""
         return max(self.scheduler.get_last_lr())
 
     @property
@@ -273,9 +265,8 @@ class Training:
         return self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
 
     def backward(self, batch: Batch) -> tuple[list[str], Tensor]:
-        """Add up the gradient of the step's mean loss, in as many parts as the recipe says. Returns the names
-        of what is noted of the loss, and (1 + names + 1,) numbers: the loss, what is noted, and the share of
-        the step's images that could be decoded."""
+        """Add up the gradient of the step's mean loss, part by part. Returns the names of what is noted of
+        the loss, and (1 + names + 1,): the loss, what is noted, the share of images that could be decoded."""
         device, parts = self.accelerator.device, self.recipe.accumulate
         images, targets = (part.to(device, non_blocking=True) for part in (batch.images, batch.targets))
         draw = (self.seed, self.position.step, self.accelerator.process_index)
@@ -306,7 +297,7 @@ class Training:
         return (norm.full_tensor() if hasattr(norm, "full_tensor") else norm).reshape(1)
 
     def step(self, names: list[str], values: Tensor) -> None:
-        """Change the weights, and count a step with that loss and what is noted of it, (1 + names,)."""
+        """Change the weights, and count a step with its loss and what is noted of it, (1 + names,)."""
         lr = self.lr  # of this step, not of the next
         self.optimizer.step()
         self.scheduler.step()
@@ -319,9 +310,8 @@ class Training:
             self.plain.follow(self.position.step, self.recipe.steps)
 
     def measure(self, evaluate: Callable[[nn.Module], dict] | None) -> dict:
-        """The metrics of the weights and of the averaged ones, the same on all processes; {} of None. From
-        now on all have the main one's buffers: batch norm's averages are of a process's own images."""
-        if self.accelerator.num_processes > 1:
+        """The metrics of the weights and of the averaged ones, the same on all processes; {} of None."""
+        if self.accelerator.num_processes > 1:  # batch norm's averages are of a process's own images
             for buffer in self.plain.buffers():
                 torch.distributed.broadcast(buffer, 0)
         if evaluate is None:
@@ -334,8 +324,8 @@ class Training:
         return self.of_main(metrics)
 
     def corrupt(self) -> list[int]:
-        """The indices of this pass's images that could not be decoded, also before the run was last taken up,
-        on all processes, each of which must call it."""
+        """The indices of this pass's images that could not be decoded, on all processes: each must call
+        it."""
         if self.position.done == 0:
             return []  # a new pass begins with none
         return sorted({*self.position.corrupt, *gather_object(list(self.data.corrupt))})
@@ -345,7 +335,7 @@ class Training:
         return broadcast_object_list([value])[0] if self.accelerator.num_processes > 1 else value
 
     def give_back(self, average_into: nn.Module | None) -> None:
-        """Give the averaged weights away if they are asked for, and the model's where a copy was trained."""
+        """Give away the averaged weights, and the model's where a copy was trained."""
         if average_into is not None:
             with self.average.in_place_of(self.model):
                 average_into.load_state_dict(whole_weights(student_of(self.plain)))
@@ -364,21 +354,19 @@ class Training:
 
 
 def schedule(step: int, recipe: Recipe) -> float:
-    """The factor on the peak lr at `step` (from 0): linear warm-up, then a half cosine down to min_lr, or a
-    tenth after each of the recipe's milestones."""
+    """The factor on the peak lr at `step` (from 0): linear warm-up, then a half cosine, or milestones."""
     warmup = round(recipe.warmup * recipe.steps)
     if step < warmup:
         return (step + 1) / warmup
     if recipe.milestones is not None:
         return 0.1 ** sum(step >= round(share * recipe.steps) for share in recipe.milestones)
     floor = recipe.min_lr / recipe.lr
-    done = (step - warmup) / max(1, recipe.steps - warmup)
-    return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * done))
+    progress = (step - warmup) / max(1, recipe.steps - warmup)
+    return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * progress))
 
 
 def set_weight_decay(optimizer: torch.optim.Optimizer, step: int, recipe: Recipe) -> None:
-    """Let the groups that are decayed have the decay of `step` (from 0): the recipe's own, or on a half
-    cosine from that to its `weight_decay_end`."""
+    """Give the groups that are decayed the decay of `step` (from 0)."""
     if recipe.weight_decay_end is None:
         return
     low, high = recipe.weight_decay_end, recipe.weight_decay
@@ -390,8 +378,8 @@ def set_weight_decay(optimizer: torch.optim.Optimizer, step: int, recipe: Recipe
 
 def make_optimizer(model: nn.Module, recipe: Recipe, fused: bool = False) -> torch.optim.Optimizer:
     """The recipe's optimiser over the student's weights, grouped by timm: no decay on weights of one
-    dimension and on what the student's `no_weight_decay` names; lr by layer, where timm counts the final norm
-    to the last block, MAE's code to the head. fused: AdamW in one kernel, which a GPU does faster."""
+    dimension and on what `no_weight_decay` names; lr by layer, where timm counts the final norm to the last
+    block, MAE's code to the head. fused: AdamW in one kernel."""
     if recipe.base_lr is not None:
         raise ValueError(f"base_lr={recipe.base_lr!r} is a rate per 256 images: take recipe.on(images)")
     trained = student_of(model)
@@ -410,18 +398,18 @@ def make_optimizer(model: nn.Module, recipe: Recipe, fused: bool = False) -> tor
         **options,
     )
     in_student = {id(parameter) for parameter in trained.parameters()}
-    beside = [p for p in model.parameters() if id(p) not in in_student and p.requires_grad]
+    extra = [p for p in model.parameters() if id(p) not in in_student and p.requires_grad]
     # a projector or a head mapping: thrown away after training, so no layer decay and no special groups
-    if beside:
-        optimizer.add_param_group({"params": beside, "weight_decay": recipe.weight_decay})
+    if extra:
+        optimizer.add_param_group({"params": extra, "weight_decay": recipe.weight_decay})
     for group in optimizer.param_groups:  # timm leaves the factor of layer-wise decay to its own schedulers
         group["lr"] = recipe.lr * group.get("lr_scale", 1.0)
     return optimizer
 
 
 class EMA:
-    """average ← decay · average + (1 - decay) · weights after every step, from the first weights on: a tensor
-    for each parameter of `model`, or its shard. Source: Polyak and Juditsky 1992."""
+    """average ← decay · average + (1 - decay) · weights after every step: a tensor for each parameter of
+    `model`, or its shard. Source: Polyak and Juditsky 1992."""
 
     def __init__(self, model: nn.Module, decay: float):
         self.decay = decay
@@ -498,5 +486,5 @@ class Position:
         self.epoch, self.done, self.corrupt = self.epoch + 1, 0, []
 
     def facts(self) -> dict:
-        """The position as JSON values; `total` is not among them, being a tensor."""
+        """The position as JSON values, without `total`, a tensor."""
         return {name: value for name, value in vars(self).items() if name != "total"}

@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from atlib.attention import Unwalkable, Walk, walk
 from atlib.pair import attach, config_of
 
-# Keys are timm's own constructor arguments, so a preset is nothing but a saved set of them.
+# Constructor arguments of timm's.
 PRESETS: dict[str, dict] = {
     # 16 patches + class token. The pilot of the built-in world; 0.2 M parameters, trains on a laptop.
     "glyphs": dict(img_size=32, patch_size=8, embed_dim=64, depth=4, num_heads=4, num_classes=8),
@@ -33,11 +33,8 @@ PRESETS: dict[str, dict] = {
     "cifar": dict(img_size=32, patch_size=4, embed_dim=192, depth=6, num_heads=6, num_classes=10),
 }
 
-
-# The classes whose attention can be walked.
+# timm's ViTs.
 VITS = (VisionTransformer, Eva, Beit, VisionTransformerRelPos, NaFlexVit)
-
-
 # What first weights are drawn with, in place.
 DRAWING = frozenset("add_ clamp_ div_ erfinv_ fill_ mul_ normal_ sub_ trunc_normal_ uniform_ zero_".split())
 
@@ -45,7 +42,7 @@ DRAWING = frozenset("add_ clamp_ div_ erfinv_ fill_ mul_ normal_ sub_ trunc_norm
 @contextmanager
 def without_weights() -> Iterator[None]:
     """Within it models are built on the meta device, which has shapes and no numbers. First weights are not
-    drawn: PyTorch would go through the motions in Python, which takes five times as long as all the rest."""
+    drawn, which would take five times as long as all the rest."""
     with torch.device("meta"), _NothingDrawn():
         yield
 
@@ -59,9 +56,8 @@ class _NothingDrawn(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-# What a file may say of a model: constructor arguments of timm's classifiers that are plain values. Nothing
-# that `timm.create_model` takes for itself is here (checkpoint_path, pretrained, pretrained_cfg, cache_dir
-# ...): with it, a file could name a pickle or an address.
+# What a file may say of a model: constructor arguments of timm's classifiers that are plain values. Not what
+# `timm.create_model` takes for itself (checkpoint_path ...): a file could name a pickle or an address.
 SIZES_OF_FILES = {  # at most; also of classifiers that are no ViT
     name: most
     for most, names in {
@@ -89,38 +85,37 @@ OTHERS_OF_FILES = frozenset(
     " use_shared_rel_pos_bias rel_pos_type shared_rel_pos stem_type depth_token_only"
     " mlp_ratio_token_only".split()
 )
-LARGEST = 2**33  # weights, and twice the largest of timm's ViTs has
+MOST_WEIGHTS = 2**33  # weights, and twice the largest of timm's ViTs has
 MOST_PATCHES = 2**16
 
 
 def check_timm(vit: torch.nn.Module) -> None:
-    """Raise `Unwalkable` unless the model is a `VisionTransformer` or `Eva` of timm with pre-norm blocks: for
-    methods that read more of a ViT than its maps."""
+    """Raise `Unwalkable` unless the model is a `VisionTransformer` or `Eva` of timm with pre-norm blocks."""
     plain = isinstance(vit, (VisionTransformer, Eva)) and all(
         isinstance(block, (Block, EvaBlock)) for block in vit.blocks
     )
     if (reason := getattr(type(vit), "not_walkable", None)) is not None or not plain:
         kind = type(vit).__name__
-        raise Unwalkable(
-            f"a {kind}: {reason or 'needed is a VisionTransformer or Eva of timm, of plain blocks'}"
-        )
+        raise Unwalkable(f"a {kind}: {reason or 'no VisionTransformer or Eva of timm, of plain blocks'}")
+
+
+def through_blocks(vit: VisionTransformer, tokens: torch.Tensor) -> torch.Tensor:
+    """What a ViT's blocks make of tokens (B, N, D), checkpointed where that was asked."""
+    return checkpoint_seq(vit.blocks, tokens) if vit.grad_checkpointing else vit.blocks(tokens)
 
 
 class _Blocks(torch.nn.Module):
-    """The blocks of a ViT as timm runs them."""
-
     def __init__(self, vit: VisionTransformer):
         super().__init__()
-        self.blocks, self.checkpointing = vit.blocks, vit.grad_checkpointing
+        self.vit = vit
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        return checkpoint_seq(self.blocks, tokens) if self.checkpointing else self.blocks(tokens)
+        return through_blocks(self.vit, tokens)
 
 
 def walk_tokens(vit: VisionTransformer, tokens: torch.Tensor, *, stop_after: int | None = None) -> Walk:
-    """Walk the blocks from tokens (B, N, D) that are embedded already, positions included, such as the
-    visible ones of masked auto-encoding; `logits` is None. Raises `Unwalkable` for another model than timm's
-    `VisionTransformer`."""
+    """Walk the blocks from tokens (B, N, D) that are embedded already, positions included; `logits` is None.
+    Raises `Unwalkable` for another model than timm's `VisionTransformer`."""
     if not isinstance(vit, VisionTransformer):
         raise Unwalkable(f"a {type(vit).__name__} may rotate or bias by place, which tokens alone do not say")
     return walk(_Blocks(vit), tokens, stop_after=stop_after)._replace(logits=None)
@@ -136,9 +131,9 @@ def create_vit(name_or_config: str | Mapping, **overrides) -> VisionTransformer 
 
     `overrides` are timm's constructor arguments (`num_classes=10`, `drop_path_rate=0.1`, ...); for a timm
     name also `pretrained=True`, and for a preset or a mapping also `distilled=True`, which adds DeiT's
-    distillation token. The model says how images are normalised for it (`atlib.pair.Normalisation.of`) where
-    weights are read or the name has a tag. Raises `ValueError` for an unknown name, no ViT, and weights of
-    another activation (`check_activation`), and `WeightsUnavailable` when weights cannot be downloaded.
+    distillation token. The model says how images are normalised for it where weights are read or the name has
+    a tag. Raises `ValueError` for an unknown name or no ViT, and `WeightsUnavailable` when weights cannot be
+    downloaded.
     """
     arguments = {key: value for key, value in overrides.items() if key != "pretrained"}
     if isinstance(name_or_config, Mapping) or name_or_config in PRESETS:
@@ -151,9 +146,7 @@ def create_vit(name_or_config: str | Mapping, **overrides) -> VisionTransformer 
     else:
         name, vit = name_or_config.partition(".")[0], _of_name(name_or_config, overrides)
         if not isinstance(vit, VITS):
-            raise ValueError(
-                f"{name_or_config!r} is a {type(vit).__name__}, which timm.create_model builds, and no ViT"
-            )
+            raise ValueError(f"{name_or_config!r} is a {type(vit).__name__}, no ViT: use timm.create_model")
     # it says with what arguments it was created, where timm's models say their name: for `create_student`
     vit.pretrained_cfg = config_of(vit) | {"create_vit": (name, arguments)}
     return vit
@@ -230,19 +223,18 @@ def _from_timm(name: str, overrides: Mapping) -> torch.nn.Module:
     except (TypeError, AssertionError):
         raise  # a wrong constructor argument is not a download problem
     except Exception as error:  # which one a failed download raises depends on the versions of libraries
-        problem = (
-            f"the weights of {name!r} could not be downloaded from {where} ({error}): place them at {by_hand}"
-        )
         if by_hand.exists():
             problem = f"the weights in {by_hand} could not be loaded into {name!r} ({error})"
-        elif not where:
-            problem = f"timm publishes no weights for {name!r}: timm.list_pretrained() lists those of others"
+        elif where:
+            problem = f"the weights of {name!r} cannot be had from {where} ({error}): place them at {by_hand}"
+        else:
+            problem = f"timm publishes no weights for {name!r}: timm.list_pretrained() lists others"
         raise WeightsUnavailable(problem) from error
 
 
 def _reach_hub(hub_id: str) -> None:
-    """Ask the hub once for an answer, whatever it is, where weights are not in its cache: a download would
-    try each of several files six times before it says that there is no network."""
+    """Ask the hub once, where weights are not in its cache: a download would try each of several files six
+    times before it says that there is no network."""
     from huggingface_hub import constants, snapshot_download  # comes with timm
     from huggingface_hub.utils import LocalEntryNotFoundError, get_session
 
@@ -268,8 +260,8 @@ class Architecture(NamedTuple):
 
     @classmethod
     def read(cls, described: object) -> "Architecture":
-        """The architecture that a file names, which may be a stranger's; nothing is built. Raises
-        `ValueError` for anything but a name, plain arguments, and sizes that a ViT has."""
+        """The architecture that a file, perhaps a stranger's, names; nothing is built. Raises `ValueError`
+        for anything but a name, plain arguments, and sizes that a ViT has."""
         if not isinstance(described, Mapping) or not {"name"} <= described.keys() <= {"name", "overrides"}:
             raise ValueError(f"{_short(described)}: an architecture has a name and overrides")
         name, overrides = described["name"], described.get("overrides", {})
@@ -288,19 +280,19 @@ class Architecture(NamedTuple):
         return cls(name, overrides)
 
     def require_numbers(self, numbers: int) -> None:
-        """Raise `ValueError`, before memory is taken, where the model has more weights than there are
-        `numbers` in its file, or keeps more beside its weights than any ViT does."""
+        """Raise `ValueError`, before memory is taken, where the model has more weights than its file has
+        `numbers`, or keeps more beside them than any ViT does."""
         try:
             with without_weights():
                 model = self.build_classifier()
         except (RuntimeError, NotImplementedError):  # timm cannot build every model without weights
             return
-        needed = sum(value.numel() for value in model.state_dict().values())
-        if needed > numbers:
+        weights = sum(value.numel() for value in model.state_dict().values())
+        if weights > numbers:
             short = _short(dict(self.overrides) or self.name)
-            raise ValueError(f"{short} has {needed:,} weights, its file {numbers:,}")
-        if (beside := sum(buffer.numel() for buffer in model.buffers())) > 2**28:
-            raise ValueError(f"it would keep {beside:,} numbers beside its weights: at most {2**28:,}")
+            raise ValueError(f"{short} has {weights:,} weights, its file {numbers:,}")
+        if (buffers := sum(buffer.numel() for buffer in model.buffers())) > 2**28:
+            raise ValueError(f"it would keep {buffers:,} numbers beside its weights: at most {2**28:,}")
 
 
 def _check_plain(argument: str, value: Any) -> None:
@@ -322,8 +314,8 @@ def _check_size(arguments: Mapping[str, Any]) -> None:
     sizes = {name: value for name, value in arguments.items() if isinstance(value, (int, float))}
     width, ratio = sizes.get("embed_dim", 0), sizes.get("mlp_ratio", 4)
     weights = width * sizes.get("depth", 12) * width * (4 + 2 * ratio) + width * sizes.get("num_classes", 0)
-    if weights > LARGEST:
-        raise ValueError(f"it would have {weights:,.0f} weights: at most {LARGEST:,}")
+    if weights > MOST_WEIGHTS:
+        raise ValueError(f"it would have {weights:,.0f} weights: at most {MOST_WEIGHTS:,}")
     size, patch = _numbers(arguments.get("img_size")), _numbers(arguments.get("patch_size"))
     if size and patch and (patches := (max(size) / min(patch)) ** 2) > MOST_PATCHES:
         raise ValueError(f"it would have {patches:,.0f} patches: at most {MOST_PATCHES:,}")
