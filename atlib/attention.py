@@ -107,9 +107,7 @@ class Instead(NamedTuple):
     kept: tuple[Sequence[int], Sequence[int]] | None = None
     bias: Tensor | None = None  #: The bias that belongs to new q and k: (N, N), or (H, N, N).
     mask: Tensor | None = None  #: (N, N), on top of what the layer forbids, with new q and k of all heads.
-    attend: Attend | None = (
-        None  #: What mixes the layer's values in place of softmax, without dropout; alone.
-    )
+    attend: Attend | None = None  #: Mixes the layer's values in place of softmax, without dropout; alone.
 
 
 class Walk(NamedTuple):
