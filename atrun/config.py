@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from pathlib import Path
@@ -88,32 +88,18 @@ USES = {
 }
 
 
-def _or_none(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: value is None or fits(value)
-
-
-_are_two = _or_none(lambda pair: len(tuple(pair)) == 2 and all(0 < one < math.inf for one in pair))
-# What fields of a run must be: their names, whether a value fits, and what is said of one that does not.
-RULES = (
-    ("seed", lambda seed: 0 <= seed < 2**32, "is from 0 to 2**32 - 1"),  # as NumPy's generators ask for
-    ("drop_path", lambda rate: 0 <= rate <= 0.99, "is from 0 to 0.99"),
-    (
-        "save_every keep reference_images teacher_image_size data_size decoder_width decoder_depth"
-        " decoder_heads mask_unit projector_layers hidden_width projection_width outputs bottleneck_width"
-        " local_size",
-        _or_none(lambda count: count >= 1),
-        "is 1 or more",
-    ),
-    (
-        "workers on_device evaluate_every maps_every local_views attention_weight",
-        lambda value: 0 <= value < math.inf,
-        "is 0 or more",
-    ),
-    ("momentum temperature_warmup frozen", lambda share: 0 <= share <= 1, "is from 0 to 1"),
-    ("attention_temperature contrast_temperature", lambda t: 0 < t < math.inf, "is above 0"),
-    ("teacher_temperature local_scale jitter", _are_two, "is two numbers above 0"),
-    ("jitter", _or_none(lambda scales: scales[0] <= scales[1]), "has the least and the largest scale"),
+# The least and the largest value of fields of a run, of each number in a pair.
+BOUNDS = (
+    (0, 2**32 - 1, "seed"),  # as NumPy's generators ask for
+    (0, 0.99, "drop_path"),
+    (0, 1, "momentum temperature_warmup frozen"),
+    (0, math.inf, "workers on_device evaluate_every maps_every local_views attention_weight"),
+    (1, math.inf, "save_every keep reference_images teacher_image_size data_size"),
+    (1, math.inf, "decoder_width decoder_depth decoder_heads mask_unit projector_layers"),
+    (1, math.inf, "hidden_width projection_width outputs bottleneck_width local_size"),
+    (1e-9, math.inf, "attention_temperature contrast_temperature teacher_temperature local_scale jitter"),
 )
+PAIRS = ("teacher_temperature", "local_scale", "jitter")
 
 
 def unused(method: Method, data: str, of: Mapping[str, tuple] = {**PARTS, **USES}) -> dict[str, str]:
@@ -232,10 +218,17 @@ class RunConfig:
         planned = None if self.plan is None else self.plan.how
         if planned != self.method.how:
             raise ValueError(f"method {self.method!r} and plan {planned!r} do not go together")
-        for names, fits, says in RULES:
+        for least, most, names in BOUNDS:
             for name in names.split():
-                if not fits(value := getattr(self, name)):
-                    raise ValueError(f"{name}={value!r}: {name} {says}")
+                value = getattr(self, name)
+                numbers = value if isinstance(value, (tuple, list)) else (value,)
+                if value is not None and not all(least <= number <= most for number in numbers):
+                    raise ValueError(f"{name}={value!r}: from {least} to {most}")
+        for name in PAIRS:
+            if (pair := getattr(self, name)) is not None and len(pair) != 2:
+                raise ValueError(f"{name}={pair!r}: two numbers")
+        if self.jitter is not None and self.jitter[0] > self.jitter[1]:
+            raise ValueError(f"jitter={self.jitter!r}: the least and the largest scale")
         if (self.teacher_mean is None) != (self.teacher_std is None):
             raise ValueError("give both teacher_mean and teacher_std, or neither")
         _ = self.teacher_normalisation  # checks the values

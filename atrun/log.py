@@ -36,7 +36,6 @@ class RunLog:
         self.start = time.perf_counter()
         for name, line_of in LINES.items():
             write_atomically(self.folder / name, "".join(line_of(entry) + "\n" for entry in kept).encode())
-        require_tracker(tracker)
         self.after, self.tracks_with, self.tracker = after, tracker, None
 
     @property

@@ -72,17 +72,12 @@ def predictions(path: Path, files: Sequence[Path], on_corrupt: str = "raise") ->
     for file, nothing in zip(read, says_nothing(logits)):
         if nothing:
             raise ValueError(f"of {file} the model says NaN or infinity: look for NaN in its weights")
-    shares = logits.sigmoid() if learned_binary(path) else logits.softmax(-1)
+    binary = read_header(path).get("binary")
+    if binary is None and is_run(path.parent):  # a file of before it was said there
+        binary = read_config(path.parent, trust_data=True).recipe.binary
+    shares = logits.sigmoid() if binary else logits.softmax(-1)
     best = [names[index] for index in shares.argmax(-1).tolist()]
     return [Prediction(str(file), name, of.tolist()) for file, name, of in zip(read, best, shares)]
-
-
-def learned_binary(path: Path) -> bool:
-    """Whether the model in a file was trained by binary cross-entropy, as it or its run's folder says."""
-    said = read_header(path).get("binary")
-    if said is None and is_run(path.parent):
-        return read_config(path.parent, trust_data=True).recipe.binary
-    return bool(said)
 
 
 def as_csv(found: Sequence[Prediction], names: Sequence[str]) -> str:

@@ -53,7 +53,6 @@ def start(config: RunConfig, folder: Path, images=None, log: Callable[[dict], No
     Of several processes only the first writes. Nothing is written where data, teacher or model do not fit.
     Raises `Preempted` after SIGTERM or Ctrl-C, when all is saved.
     """
-    require_tracker(config.tracker)
     require_together()
     images = training_images(config) if images is None else images
     config = config.on(len(images))
@@ -163,14 +162,14 @@ def load_result(path: Path) -> nn.Module:
 
 def _make_ready(config: RunConfig, images, folder: Path) -> tuple[Any | None, Built]:
     """What the run is tested on (None: nothing) and what it trains, checked before hours are spent."""
-    tested_on = held_out(config) if not config.method.pretrains else None
+    require_tracker(config.tracker)
+    tested_on = None if config.method.pretrains else held_out(config)
     if config.method.reads_logits and tuple(read_header(config.teacher)["classes"]) != tuple(images.classes):
         raise ValueError(f"{config.teacher} was trained on other classes than {config.data} has")
     built = build(config, outputs_for(config, images), getattr(images, "normalisation", None), folder)
-    if tested_on is not None:
-        _check_classes(config, images, tested_on, built.student.overrides["num_classes"])
     note(built.teacher_view or "")
     if tested_on is not None:
+        _check_classes(config, images, tested_on, built.student.overrides["num_classes"])
         counts = f"{len(images)} images to train on ({config.training_split})"
         note(f"{counts}, {len(tested_on)} to evaluate on ({config.evaluation_split})")
     return tested_on, built

@@ -116,7 +116,12 @@ def _from_files(name: str, path: Path, labelled: bool = True) -> Mapping[str, da
     if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
         saved = datasets.load_from_disk(str(path))
         return saved if isinstance(saved, datasets.DatasetDict) else {"train": saved}
-    annotated = {split: _read_annotated(file) for split, file in _annotated(path).items()}
+    annotated = {}
+    for split, pattern in (("train", "train*.json"), ("validation", "val*.json")):  # as iNaturalist's are called
+        if files := sorted(path.glob(pattern)):
+            if len(files) > 1:
+                raise ValueError(f"{path} holds {' and '.join(file.name for file in files)}: keep one of them")
+            annotated[split] = _read_annotated(files[0])
     return annotated or ImageFolders(path, labelled)
 
 
@@ -140,18 +145,6 @@ def _files_of(path: Path, suffix: str) -> dict[str, list[str]]:
             of = {int(name.rpartition("-of-")[2].partition(".")[0]) for name in shards}
             if len(shards) < sum(of):
                 warnings.warn(f"{path}: of {split} {len(shards)} of {sum(of)} files are there", stacklevel=2)
-    return found
-
-
-def _annotated(path: Path) -> dict[str, Path]:
-    """Annotations in COCO's format by split, called as iNaturalist's: train2018.json, val2018.json."""
-    found = {}
-    for split, pattern in (("train", "train*.json"), ("validation", "val*.json")):
-        files = sorted(path.glob(pattern))
-        if len(files) > 1:
-            raise ValueError(f"{path} holds {' and '.join(file.name for file in files)}: keep one of them")
-        if files:
-            found[split] = files[0]
     return found
 
 
