@@ -100,8 +100,7 @@ def require_size(model: nn.Module, images, name: str) -> None:
     """Raise `ValueError` for images of another size than the model takes: some are taken as they are."""
     taken = built_for(student_of(model))
     if taken is not None and taken != (offered := tuple(images.take([0])[0].shape[-2:])):
-        sizes = [f"{down} x {across}" for down, across in (offered, taken)]
-        raise ValueError(f"the images of {name} come as {sizes[0]} pixels, the model takes {sizes[1]}")
+        raise ValueError(f"the images of {name} come as {offered} pixels, the model takes {taken}")
 
 
 def held_out_images(
@@ -315,10 +314,12 @@ def reference_images(config: RunConfig) -> Iterator[torch.Tensor]:
 def with_weights(config: RunConfig, student: VisionTransformer | Eva) -> VisionTransformer | Eva:
     """The student with the run's `student_weights` in it, except for its new class head."""
     weights = load_teacher(config.student_weights, image_size=image_size(config), quiet=True).vit
-    heads = [vit.blocks[0].attn.num_heads for vit in (weights, student)]
-    what = f"heads ({heads[0]} and {heads[1]})" if heads[0] != heads[1] else ""
-    if what := what or ", ".join(sorted(set(differences(weights, student)) - {"pooling"})):
-        raise ValueError(f"the student cannot start from {config.student_weights}: their {what} differ")
+    differ = set(differences(weights, student)) - {"pooling"}
+    if weights.blocks[0].attn.num_heads != student.blocks[0].attn.num_heads:
+        differ.add("heads")
+    if differ:
+        names = ", ".join(sorted(differ))
+        raise ValueError(f"the student cannot start from {config.student_weights}: their {names} differ")
     return start_from(student, weights)
 
 

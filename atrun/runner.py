@@ -178,9 +178,9 @@ def _make_ready(config: RunConfig, images, folder: Path) -> tuple[Any | None, Bu
 def _check_classes(config: RunConfig, images, tested_on, outputs: int) -> None:
     """Raise `ValueError` for classes of the evaluation that the training images or the model lack."""
     trained_on, what = config.training_split, f"{config.data} {config.evaluation_split}"
-    classes = tuple(images.classes), tuple(tested_on.classes)
-    if all(classes) and classes[0] != classes[1]:
-        unknown = sorted(set(classes[1]) ^ set(classes[0]))[:5]
+    known, asked = tuple(images.classes), tuple(tested_on.classes)
+    if known and asked and known != asked:
+        unknown = sorted({*known} ^ {*asked})[:5]
         raise ValueError(f"{what} has other classes than {trained_on}: {unknown or 'in another order'}")
     if config.detects:
         return
@@ -190,9 +190,8 @@ def _check_classes(config: RunConfig, images, tested_on, outputs: int) -> None:
     if labels is None or config.data_size is not None or labels.ndim != 1:
         return
     if lacking := sorted(set(tested_on.targets.tolist()) - set(labels.tolist())):
-        names = [images.classes[label] if images.classes else label for label in lacking[:5]]
-        count = torch.isin(tested_on.targets, torch.tensor(lacking)).sum().item()
-        raise ValueError(f"{what} has {count} images of classes without an image in {trained_on}: {names}")
+        names = [known[label] if known else label for label in lacking[:5]]
+        raise ValueError(f"{what} has classes without an image in {trained_on}: {names}")
 
 
 def _carry_out(

@@ -159,7 +159,6 @@ class CocoObjects:
         from pycocotools import mask as run_lengths
 
         packed = annotation["segmentation"]
-        bad = ValueError(f"{self.file}, annotation {annotation['id']}: run lengths do not fill the image")
         try:
             if isinstance(packed, list):
                 packed = run_lengths.merge(run_lengths.frPyObjects(packed, height, width))
@@ -167,13 +166,14 @@ class CocoObjects:
                 packed = run_lengths.frPyObjects(packed, height, width)
             else:
                 packed = packed | {"counts": packed["counts"].encode()}
-                if packed["counts"] and packed["counts"][-1] - 48 & 32:  # it would be read on beyond its end
-                    raise bad
+                if packed["counts"] and packed["counts"][-1] - 48 & 32:
+                    raise ValueError("they would be read on beyond their end")
             pixels = run_lengths.decode(packed)
+            if run_lengths.encode(pixels)["counts"] != packed["counts"]:
+                raise ValueError("the rest is whatever lay in memory")
         except (ValueError, OverflowError) as error:
-            raise bad from error
-        if run_lengths.encode(pixels)["counts"] != packed["counts"]:  # the rest is whatever lay in memory
-            raise bad
+            where = f"{self.file}, annotation {annotation['id']}"
+            raise ValueError(f"{where}: run lengths do not fill the image ({error})") from error
         return torch.from_numpy(pixels.astype(bool))
 
     def _share(self, share: tuple[list[int], list[int], float]) -> Batch:

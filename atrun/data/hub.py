@@ -67,8 +67,7 @@ def open_streamed(
             raise ValueError(f"{path} holds no parquet or arrow files to stream: open_photos reads it")
     parts, held_out = _parts(splits, split, name)
     if held_out or len(parts) > 1:
-        way_out = "ask for 'train+validation' or another published split, or use open_photos"
-        raise ValueError(f"{split!r} of {name} cannot be streamed: {way_out}")
+        raise ValueError(f"{split!r} of {name} is no published split, and cannot be streamed: open_photos")
     if path is None:
         return splits[parts[0]], None
     return _read(splits[parts[0]], builder, streaming=True), splits[parts[0]]
@@ -103,8 +102,7 @@ def _from_hub(name: str, split: str | None = None, files: str | None = None, **o
     try:
         return datasets.load_dataset(name, **options)
     except Exception as error:  # datasets, huggingface_hub and httpx each have their own errors
-        why = f"{type(error).__name__}: {error}"
-        raise ConnectionError(f"{name!r} is not read from the hub ({why}): fetch it, give path=") from error
+        raise ConnectionError(f"{name!r} is not read from the hub ({error!r}): give path=") from error
 
 
 def _from_files(name: str, path: Path, labelled: bool = True) -> Mapping[str, datasets.Dataset]:
@@ -116,12 +114,12 @@ def _from_files(name: str, path: Path, labelled: bool = True) -> Mapping[str, da
     if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
         saved = datasets.load_from_disk(str(path))
         return saved if isinstance(saved, datasets.DatasetDict) else {"train": saved}
-    annotated = {}
-    for split, pattern in (("train", "train*.json"), ("validation", "val*.json")):  # as iNaturalist's are called
-        if files := sorted(path.glob(pattern)):
-            if len(files) > 1:
-                raise ValueError(f"{path} holds {' and '.join(file.name for file in files)}: keep one of them")
-            annotated[split] = _read_annotated(files[0])
+    annotated = {}  # as iNaturalist's authors call them: train2018.json, val2018.json
+    for split, pattern in (("train", "train*.json"), ("validation", "val*.json")):
+        if found := sorted(path.glob(pattern)):
+            if len(found) > 1:
+                raise ValueError(f"{path} holds {found[0].name} and {found[1].name}: keep one of them")
+            annotated[split] = _read_annotated(found[0])
     return annotated or ImageFolders(path, labelled)
 
 
@@ -140,8 +138,7 @@ def _files_of(path: Path, suffix: str) -> dict[str, list[str]]:
             shards = {file.name for file in files if re.search(r"-\d{5}-of-\d{5}\.", file.name)}
             whole = [file for file in files if file.stem in (short, split)]
             if sum(map(bool, places)) > 1 or len(whole) + bool(shards) > 1:  # all would be there twice
-                both = " and ".join(str(file.relative_to(path)) for file in (files[0], files[-1]))
-                raise ValueError(f"{path} has {split} more than once, as {both}: keep one of them")
+                raise ValueError(f"{split} is there more than once, as {files[0]} and {files[-1]}: keep one")
             of = {int(name.rpartition("-of-")[2].partition(".")[0]) for name in shards}
             if len(shards) < sum(of):
                 warnings.warn(f"{path}: of {split} {len(shards)} of {sum(of)} files are there", stacklevel=2)
@@ -179,8 +176,7 @@ def _read(files: Sequence[str], builder: str, **options):
     except Exception as error:
         if "corresponds to no data" in str(error):  # all that `datasets` says of files without a row
             raise ValueError(f"{' or '.join(files)} has no images") from error
-        name = type(error).__name__
-        raise OSError(f"{' or '.join(files)} cannot be read as {builder} ({name}: {error})") from error
+        raise OSError(f"{' or '.join(files)} cannot be read as {builder} ({error!r})") from error
 
 
 def _parts(splits, split: str, name: str) -> tuple[list[str], bool]:
@@ -200,8 +196,7 @@ def find_column(rows: Rows, names: tuple[str, ...], kind: str) -> str:
     for name in names:
         if name in rows.column_names:
             return name
-    there = ", ".join(rows.column_names)
-    raise ValueError(f"no {kind} column among {there}: {kind}_column= names it")
+    raise ValueError(f"no {kind} column among {', '.join(rows.column_names)}: {kind}_column= names it")
 
 
 def class_names(rows: Rows, column: str, published: int | None = None) -> tuple[str, ...]:
