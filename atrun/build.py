@@ -268,9 +268,9 @@ def untrained_teacher(config: RunConfig, folder: Path | None = None) -> Teacher:
 
 def teacher_of(config: RunConfig, image_size: int | None) -> Teacher:
     """The teacher that a run names, read from the hub or a file."""
-    told = {"heads": config.teacher_heads, "architecture": config.teacher_architecture}
-    told |= {"image_size": image_size, "normalisation": config.teacher_normalisation}
-    return load_teacher(config.teacher, quiet=True, **told)
+    options = {"heads": config.teacher_heads, "architecture": config.teacher_architecture}
+    options |= {"image_size": image_size, "normalisation": config.teacher_normalisation}
+    return load_teacher(config.teacher, quiet=True, **options)
 
 
 def joined(
@@ -346,10 +346,10 @@ def teacher_architecture(config: RunConfig) -> Architecture | None:
     if not is_file(config.teacher):
         return Architecture(config.teacher)
     path = Path(config.teacher)
-    said = read_header(path) if path.is_file() and path.suffix == ".safetensors" else {}
-    if "architecture" not in said or config.teacher_architecture is not None:
+    header = read_header(path) if path.is_file() and path.suffix == ".safetensors" else {}
+    if "architecture" not in header or config.teacher_architecture is not None:
         return None
-    return Architecture.read(said["architecture"])
+    return Architecture.read(header["architecture"])
 
 
 def check_fits(config: RunConfig) -> None:

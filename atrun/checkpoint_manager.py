@@ -156,9 +156,12 @@ class CheckpointManager:
         return sorted(path for path in self.folder.glob("step-*") if re.fullmatch(r"step-\d{8,}", path.name))
 
     def _scores(self) -> dict[Path, float]:
-        manifests = {path: _manifest(path) for path in self._checkpoints()}
-        scores = {path: said["metrics"].get(self.best_by) for path, said in manifests.items() if said}
-        return {path: score for path, score in scores.items() if isinstance(score, (int, float))}
+        scores = {}
+        for path in self._checkpoints():
+            score = (_manifest(path) or {"metrics": {}})["metrics"].get(self.best_by)
+            if isinstance(score, (int, float)):
+                scores[path] = score
+        return scores
 
     def _clear(self) -> None:
         """Remove what a run that was killed while it wrote has left behind."""
@@ -246,10 +249,10 @@ def _name_of(loss: Callable) -> str:
     if not isinstance(loss, partial):
         return getattr(loss, "__qualname__", type(loss).__name__)
 
-    def told(value: object) -> str:
+    def shown(value: object) -> str:
         return repr(value) if isinstance(value, (int, float, str, type(None))) else type(value).__name__
 
-    given = [*map(told, loss.args), *(f"{name}={told(value)}" for name, value in loss.keywords.items())]
+    given = [*map(shown, loss.args), *(f"{name}={shown(value)}" for name, value in loss.keywords.items())]
     return f"{_name_of(loss.func)}({', '.join(given)})"
 
 

@@ -17,8 +17,8 @@ SHOWN = 5  # names in a message
 
 def classes_of(path: str | Path) -> tuple[str, ...] | None:
     """The names of the classes of a file's model, in the order of its outputs; None where it does not say."""
-    said = read_header(path).get("classes")
-    return tuple(map(str, said)) if isinstance(said, list) and said else None
+    names = read_header(path).get("classes")
+    return tuple(map(str, names)) if isinstance(names, list) and names else None
 
 
 def require_classes(path: str | Path, images) -> None:
@@ -30,9 +30,9 @@ def require_classes(path: str | Path, images) -> None:
 
 def class_names(path: Path) -> tuple[str, ...]:
     """The names of the classes of a file of weights: as it says, else as its run's training images do."""
-    said = classes_of(path)
-    if said is not None:
-        return said
+    names = classes_of(path)
+    if names is not None:
+        return names
     if not is_run(path.parent):
         raise ValueError(f'{path} does not name its classes: save_vit(..., {{"classes": [...]}}) writes them')
     return tuple(training_images(read_config(path.parent)).classes)
@@ -57,8 +57,8 @@ def labels_by_name(
     counted = [tuple(several) == tuple(map(str, range(len(several)))) for several in (data, classes or ())]
     if classes is None or counted[0] != counted[1] and some_are_names:
         if outputs is not None and len(data) != outputs:
-            theirs = "" if classes is None else f", {_some(classes)}"
-            raise ValueError(f"{name} has {len(data)} classes, {_some(data)}, {path} {outputs}{theirs}")
+            its_classes = "" if classes is None else f", {_some(classes)}"
+            raise ValueError(f"{name} has {len(data)} classes, {_some(data)}, {path} {outputs}{its_classes}")
         known = "the file does not name its classes" if classes is None else "classes are numbers there"
         return images.targets, f"\nclass k of the data was taken for output k: {known}"
     if not some_are_names:  # 01 is 1

@@ -401,8 +401,8 @@ def model_lines(estimate: Estimate) -> list[str]:
         pairs = plan.pairs_of(len(vit.blocks), None)
         lines.append(f"{plan.how} {plan.what} of {len(pairs)} layers, {pairs[0][0]} to {pairs[-1][0]}")
         if any(layer != of_teacher for layer, of_teacher in pairs):
-            said = ", ".join(f"{layer} from {of_teacher}" for layer, of_teacher in pairs)
-            lines.append(f"the student's layers, and the teacher's: {said}")
+            listed = ", ".join(f"{layer} from {of_teacher}" for layer, of_teacher in pairs)
+            lines.append(f"the student's layers, and the teacher's: {listed}")
     return lines
 
 

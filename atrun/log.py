@@ -112,14 +112,14 @@ def read_log(folder: str | Path) -> list[dict]:
 
 def as_line(entry: dict) -> str:
     """One entry as a line for people: step 20 · loss 1.234 · transfer_loss of layer_0 1.2, layer_1 1.1."""
-    said = []
+    parts = []
     for whole, group in groupby(entry.items(), lambda item: item[0].rpartition("/")[0]):
         texts = [
             f"{name.rpartition('/')[2]} {f'{value:.4g}' if isinstance(value, float) else value}"
             for name, value in group
         ]
-        said += [f"{whole} of {', '.join(texts)}"] if whole else texts
-    return " · ".join(said)
+        parts += [f"{whole} of {', '.join(texts)}"] if whole else texts
+    return " · ".join(parts)
 
 
 LINES = {"log.jsonl": partial(json.dumps, allow_nan=False), "log.txt": as_line}

@@ -182,8 +182,8 @@ def _on_coco(path: Path, config: RunConfig | None, arguments: argparse.Namespace
         raise ValueError(f"{folder}, {split} has categories {images.classes}, and {path} knows {classes}")
     precisions = evaluate_detector(detector.to("cuda" if torch.cuda.is_available() else "cpu"), images)
     figures = [f"{name.replace('_', ' ')} {100 * value:.1f}" for name, value in precisions.items()]
-    found = ", ".join(figures) or "nothing to find"
-    return f"{path} on {COCO}, {split}: {found} (per cent), of {len(images):,} images"
+    text = ", ".join(figures) or "nothing to find"
+    return f"{path} on {COCO}, {split}: {text} (per cent), of {len(images):,} images"
 
 
 def shifted_test(
@@ -203,11 +203,11 @@ def shifted_test(
     if outputs != of_all:
         raise ValueError(f"{path} has {outputs} outputs; {name} tests models of {of_all} classes")
     spelled = SHIFTED[name].space._replace(classes=None).spelled()
-    own = [one.replace("_", " ") for one in classes_of(path) or ()]
-    right = {one for output, one in enumerate(own) if output in spelled.get(one, ())}
-    if moved := [one for one in own if one in spelled and one not in right]:
+    names = [one.replace("_", " ") for one in classes_of(path) or ()]
+    right = {one for output, one in enumerate(names) if output in spelled.get(one, ())}
+    if moved := [one for one in names if one in spelled and one not in right]:
         raise ValueError(f"{path} has classes in another order than {name}: {', '.join(moved[:5])}")
-    if own and not right:
+    if names and not right:
         note += f"\nclass k of {name} was taken for output k: the model's are called otherwise"
     on = name if classes is None else f"{name} ({len(classes):,} of {of_all:,} classes)"
     return ModelOnTest(path, model, opened.images, opened.targets, on, classes, shifted=True, note=note)

@@ -243,10 +243,10 @@ def _carried_out(asked: Asked, config: RunConfig, rules: str, folder: Path) -> T
             _require_unchanged(folder, config, tested_on)
         if tested_on is not None:
             device = "cuda" if torch.cuda.is_available() else "cpu"
-            said = predict(student.to(device), tested_on).argmax(1)
-            if len(said) < len(tested_on):  # some cannot be decoded
+            answers = predict(student.to(device), tested_on).argmax(1)
+            if len(answers) < len(tested_on):  # some cannot be decoded
                 tested_on = tested_on.select(decoded(tested_on))
-            right = said == tested_on.targets
+            right = answers == tested_on.targets
         beside = None  # a teacher that the student does not keep, and does not start from
         if config.teacher not in (None, UNTRAINED) and config.method not in (Method.COPY, Method.FINE_TUNE):
             beside = teacher_of(config, config.teacher_image_size or image_size(config)).vit

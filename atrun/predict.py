@@ -34,15 +34,15 @@ class Prediction(NamedTuple):
 
 def image_files(paths: Sequence[Path]) -> list[Path]:
     """Files as they are named, and all images below folders, in order, as training finds them."""
-    found: list[Path] = []
+    files: list[Path] = []
     for path in paths:
         if not path.exists():
             raise FileNotFoundError(f"{path} does not exist: name images, or folders of images")
         below = pictures_below(path) if path.is_dir() else [path]
         if not below:
             raise FileNotFoundError(f"{path} holds no image")
-        found += below
-    return found
+        files += below
+    return files
 
 
 def predictions(path: Path, files: Sequence[Path], on_corrupt: str = "raise") -> list[Prediction]:
@@ -80,7 +80,7 @@ def predictions(path: Path, files: Sequence[Path], on_corrupt: str = "raise") ->
     return [Prediction(str(file), name, of.tolist()) for file, name, of in zip(read, best, shares)]
 
 
-def as_csv(found: Sequence[Prediction], names: Sequence[str]) -> str:
+def as_csv(predicted: Sequence[Prediction], names: Sequence[str]) -> str:
     """A line for each image: file, class, its probability, then the probability of every class."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -88,17 +88,17 @@ def as_csv(found: Sequence[Prediction], names: Sequence[str]) -> str:
     if clash := {*first} & {*names}:
         raise ValueError(f"a column and a class are both called {min(clash)!r}: take --out FILE.json")
     writer.writerow([*first, *names])
-    for one in found:
+    for one in predicted:
         shares = [f"{share:.6f}" for share in one.probabilities]
         writer.writerow([one.file, one.name, f"{max(one.probabilities):.6f}", *shares])
     return text.getvalue()
 
 
-def as_json(found: Sequence[Prediction], names: Sequence[str]) -> str:
+def as_json(predicted: Sequence[Prediction], names: Sequence[str]) -> str:
     """A list with {"file", "class", "probabilities": {name: share}} for each image."""
     entries = [
         {"file": one.file, "class": one.name, "probabilities": dict(zip(names, one.probabilities))}
-        for one in found
+        for one in predicted
     ]
     return json.dumps(entries, indent=1, allow_nan=False) + "\n"
 
@@ -119,10 +119,10 @@ def predict_command(arguments: argparse.Namespace) -> int:
     if arguments.out is not None and arguments.out.suffix.lower() not in kinds:
         raise ValueError(f"--out {arguments.out}: name a file that ends in .csv or .json")
     path = weights_of(arguments.path, arguments.averaged)
-    found = predictions(path, image_files(arguments.images), arguments.on_corrupt)
+    predicted = predictions(path, image_files(arguments.images), arguments.on_corrupt)
     if arguments.out is None:
-        print(as_csv(found, class_names(path)), end="")
+        print(as_csv(predicted, class_names(path)), end="")
     else:
-        text = kinds[arguments.out.suffix.lower()](found, class_names(path))
+        text = kinds[arguments.out.suffix.lower()](predicted, class_names(path))
         print(write_atomically(arguments.out, text.encode()))
     return 0

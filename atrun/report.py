@@ -127,9 +127,9 @@ def _clickable(student: nn.Module, teacher: nn.Module | None, images: Any) -> st
     prepared = {}
     for name, model in models.items():
         vit = student_of(model)
-        own = seen if name == "student" else Normalisation.of(vit) or seen
+        normalisation = seen if name == "student" else Normalisation.of(vit) or seen
         size = usual_image_size(vit) or tuple(pixels.shape[1:])
-        prepared[name] = Preparation(size, own.mean, own.std, source="as in the run")
+        prepared[name] = Preparation(size, normalisation.mean, normalisation.std, source="as in the run")
     try:
         picture = (255 * pixels.clamp(0, 1)).round().to(torch.uint8)
         return look(models, picture, preparation=prepared, megabytes=3).html()

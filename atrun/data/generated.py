@@ -25,10 +25,10 @@ def require_installed(data: str) -> None:
 
 def _is_installed(package: str) -> bool:
     ours = package in ("atlib", "atbook")
-    found = find_spec(package) if ours or package in packages_distributions() else None
-    if found is None:
+    spec = find_spec(package) if ours or package in packages_distributions() else None
+    if spec is None:
         return False
-    where = [Path(path).resolve() for path in (found.submodule_search_locations or [found.origin])]
+    where = [Path(path).resolve() for path in (spec.submodule_search_locations or [spec.origin])]
     if ours and where == [OUR_OWN / package]:
         return True
     working = [Path.cwd().resolve(), Path(sys.path[0] or ".").resolve()]  # `python -m` imports from there

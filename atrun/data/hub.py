@@ -116,10 +116,10 @@ def _from_files(name: str, path: Path, labelled: bool = True) -> Mapping[str, da
         return saved if isinstance(saved, datasets.DatasetDict) else {"train": saved}
     annotated = {}  # as iNaturalist's authors call them: train2018.json, val2018.json
     for split, pattern in (("train", "train*.json"), ("validation", "val*.json")):
-        if found := sorted(path.glob(pattern)):
-            if len(found) > 1:
-                raise ValueError(f"{path} holds {found[0].name} and {found[1].name}: keep one of them")
-            annotated[split] = _read_annotated(found[0])
+        for number, file in enumerate(sorted(path.glob(pattern))):
+            if number:
+                raise ValueError(f"{path} holds {pattern} more than once: keep one of them")
+            annotated[split] = _read_annotated(file)
     return annotated or ImageFolders(path, labelled)
 
 
@@ -128,13 +128,13 @@ def _files_of(path: Path, suffix: str) -> dict[str, list[str]]:
     if path.is_file():
         # Whatever one file is called it is read as parquet, unless it says that it is arrow.
         return {"train": [str(path)]} if (path.suffix == ".arrow") == (suffix == "arrow") else {}
-    found = {}
+    splits = {}
     for split in SPLITS:
         short = "val" if split == "validation" else split  # val.parquet is validation, too
         patterns = [f"{short}*", *(f"data/{name}-*" for name in sorted({short, split}))]
         places = [sorted(path.glob(f"{pattern}.{suffix}")) for pattern in patterns]
         if files := [file for place in places for file in place]:
-            found[split] = [str(file) for file in files]
+            splits[split] = [str(file) for file in files]
             shards = {file.name for file in files if re.search(r"-\d{5}-of-\d{5}\.", file.name)}
             whole = [file for file in files if file.stem in (short, split)]
             if sum(map(bool, places)) > 1 or len(whole) + bool(shards) > 1:  # all would be there twice
@@ -142,25 +142,25 @@ def _files_of(path: Path, suffix: str) -> dict[str, list[str]]:
             of = {int(name.rpartition("-of-")[2].partition(".")[0]) for name in shards}
             if len(shards) < sum(of):
                 warnings.warn(f"{path}: of {split} {len(shards)} of {sum(of)} files are there", stacklevel=2)
-    return found
+    return splits
 
 
 def _read_annotated(file: Path) -> datasets.Dataset:
     """Images beside a file of annotations (visipedia/inat_comp, 2018), labelled in order of category ids."""
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-        categories = sorted(found["categories"], key=lambda category: category["id"])
+        content = json.loads(file.read_text(encoding="utf-8"))
+        categories = sorted(content["categories"], key=lambda category: category["id"])
         names = [str(category["name"]) for category in categories]
         if len(set(names)) < len(names):  # a ClassLabel wants every name once
             names = [f"{category['id']} {category['name']}" for category in categories]
         label = {category["id"]: index for index, category in enumerate(categories)}
-        labelled = {(one["image_id"], label[one["category_id"]]) for one in found["annotations"]}
+        labelled = {(one["image_id"], label[one["category_id"]]) for one in content["annotations"]}
         label_of_image = dict(labelled)
         if len(label_of_image) < len(labelled):  # as in annotations of objects: the last would win
             raise ValueError("an image has several classes")
         columns = {
-            "image": [str(file.parent / image["file_name"]) for image in found["images"]],
-            "label": [label_of_image[image["id"]] for image in found["images"]],
+            "image": [str(file.parent / image["file_name"]) for image in content["images"]],
+            "label": [label_of_image[image["id"]] for image in content["images"]],
         }
     except (ValueError, KeyError, TypeError) as error:
         raise OSError(f"{file} is not in COCO's format ({type(error).__name__}: {error})") from error

@@ -63,11 +63,11 @@ def gradients(
         for i, one in enumerate(seen)
     }
     given = held | {layer: Instead(map=leaf) for layer, leaf in leaves.items()}
-    found: dict[int, Tensor] = {}
+    gradient_of: dict[int, Tensor] = {}
     for layer, leaf in leaves.items():
 
         def reduce(leaf: Tensor, layer: int = layer) -> None:
-            found[layer] = leaf.grad[0].clamp(min=0).double().mean((0, 1)).cpu()
+            gradient_of[layer] = leaf.grad[0].clamp(min=0).double().mean((0, 1)).cpu()
             leaf.grad = None  # one layer's gradient exists at a time
 
         leaf.register_post_accumulate_grad_hook(reduce)
@@ -79,4 +79,4 @@ def gradients(
         if classifies and output.ndim == 2:
             score = output.amax()
         score.backward(inputs=list(leaves.values()))
-    return found
+    return gradient_of

@@ -208,7 +208,7 @@ def tokens_of(vit: nn.Module, pixels: Tensor) -> Tokens:
     if hasattr(embed, "dynamic_feat_size"):
         grid = embed.dynamic_feat_size(size)
     else:  # patches are of one size, in images of any
-        grid = tuple(side * patches // own for side, patches, own in zip(size, sizes.grid, sizes.image))
+        grid = tuple(side * patches // whole for side, patches, whole in zip(size, sizes.grid, sizes.image))
     if 0 in grid or any(side % patches for side, patches in zip(size, grid)):
         raise ValueError(f"{size[0]} x {size[1]} pixels are no whole patches, {grid[0]} x {grid[1]}")
     return Tokens(tuple(names), (int(grid[0]), int(grid[1])))

@@ -80,7 +80,7 @@ def published(name: str) -> Published:
     if "augmentation" in values:
         values["augmentation"] = Augmentation(**values["augmentation"])
     values["recipe"] = Recipe(**values["recipe"])
-    return Published(name, oddities=tuple(_NOTES.get(each, each) for each in oddities), **values)
+    return Published(name, oddities=tuple(_NOTES.get(sentence, sentence) for sentence in oddities), **values)
 
 
 def names() -> tuple[str, ...]:

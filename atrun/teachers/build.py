@@ -65,21 +65,21 @@ def normalisation_of(
 ) -> tuple[Normalisation | None, str]:
     """How images are normalised for a file's ViT, and what says so: its header, a JSON file beside it, the
     timm name that was given, or the code that writes such files; (None, "") where nothing does."""
-    if (said := normalisation_said(weights.header)) is not None:
-        return said, "its file says so"
-    said, by_whom = normalisation_beside(path)
-    if said is None and architecture is not None and "." in architecture:
-        said = Normalisation.of(on_meta(Architecture(architecture)))
-        by_whom = f"as timm says of {architecture}"
-    if said is None and encoder.writer:
+    if (normalisation := normalisation_said(weights.header)) is not None:
+        return normalisation, "its file says so"
+    normalisation, source = normalisation_beside(path)
+    if normalisation is None and architecture is not None and "." in architecture:
+        normalisation = Normalisation.of(on_meta(Architecture(architecture)))
+        source = f"as timm says of {architecture}"
+    if normalisation is None and encoder.writer:
         return IMAGENET, "as the code that writes such files does"
-    return said, by_whom if said is not None else ""
+    return normalisation, source if normalisation is not None else ""
 
 
 def architecture_said(weights: Weights, path: Path) -> Architecture | None:
     """The architecture that a file's header says, or timm's `config.json` beside it; None without either."""
-    said, config = weights.header.get("architecture"), {}
-    if said is None and path.name in OF_TIMM:
+    described, config = weights.header.get("architecture"), {}
+    if described is None and path.name in OF_TIMM:
         try:
             config = json.loads((path.parent / "config.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -89,11 +89,11 @@ def architecture_said(weights: Weights, path: Path) -> Architecture | None:
         arguments = dict(config.get("model_args") or {})
         if trained.get("fixed_input_size"):  # timm takes it from there
             arguments = {"img_size": trained["input_size"][1:]} | arguments
-        said = {"name": name, "overrides": arguments}
-    if said is None:
+        described = {"name": name, "overrides": arguments}
+    if described is None:
         return None
     try:
-        native = Architecture.read(said)
+        native = Architecture.read(described)
         if not config:  # timm's weights may come without a head
             native.require_numbers(count(weights.tensors))
         on_meta(native)

@@ -80,13 +80,13 @@ def _read(
 ) -> Teacher:
     if heads is not None and architecture is not None:
         raise ValueError(f"heads={heads} and architecture={architecture!r}, which says it: leave heads= out")
-    said = str(name_or_path)
-    hub = re.sub("^hf[-_]hub:", "", said)
+    name = str(name_or_path)
+    hub = re.sub("^hf[-_]hub:", "", name)
     looks_so = isinstance(name_or_path, str) and re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", hub)
     # a file that is missing in a folder that is there is a path, and so is what ends like a file
-    if hub != said or looks_so and not Path(said).parent.exists() and Path(said).suffix not in SUFFIXES:
+    if hub != name or looks_so and not Path(name).parent.exists() and Path(name).suffix not in SUFFIXES:
         fetch = f"`hf download {hub} config.json model.safetensors --local-dir {hub}`, and name that folder"
-        raise WeightsUnavailable(f"{said!r} is no file here: {fetch}")
+        raise WeightsUnavailable(f"{name!r} is no file here: {fetch}")
     if is_file(name_or_path):
         path = weights_in(Path(name_or_path))
         folder = path if path.is_dir() else path.parent
@@ -96,8 +96,8 @@ def _read(
             return build.filled(folder, native, encoder, image_size, said_beside, assumed=assumed)
         return _from_file(path, image_size, heads, architecture)
     if heads is not None or architecture is not None:
-        raise ValueError(f"{said!r} is no file here, and heads= and architecture= are for files")
-    return _from_timm(said, image_size)
+        raise ValueError(f"{name!r} is no file here, and heads= and architecture= are for files")
+    return _from_timm(name, image_size)
 
 
 def weights_in(path: Path) -> Path:

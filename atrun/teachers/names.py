@@ -116,12 +116,12 @@ def find_encoder(weights: Weights, names: Sequence[tuple[str, str]] = TO_TIMM) -
     tensors = weights.tensors
     if any("visual.class_embedding" in name for name in tensors):
         raise ValueError("CLIP: name it, architecture='vit_base_patch16_clip_quickgelu_224.openai'")
-    found = [match for name in tensors if (match := PATCHES.match(name))]
-    if len(found) != 1:
-        which = ", ".join(match[0] for match in found) or f"no patch_embed.proj among {[*tensors][:6]}"
-        raise ValueError(f"{len(found)} ViTs, {which}: save one alone")
-    prefix = found[0][1] or ""
-    if "embeddings" in found[0][2]:
+    matches = [match for name in tensors if (match := PATCHES.match(name))]
+    if len(matches) != 1:
+        which = ", ".join(match[0] for match in matches) or f"no patch_embed.proj among {[*tensors][:6]}"
+        raise ValueError(f"{len(matches)} ViTs, {which}: save one alone")
+    prefix = matches[0][1] or ""
+    if "embeddings" in matches[0][2]:
         raise ValueError("weights of transformers: put their config.json beside them")
     bare = {name.removeprefix(prefix) for name in tensors}
     writer = next((WRITERS[mark] for mark in WRITERS if mark in bare), "")
@@ -140,11 +140,11 @@ def renamed(
     """What is needed of weights whose names begin with a prefix, renamed, and the names of the rest."""
     state, unused = {}, []
     for name, value in tensors.items():
-        ours = name.removeprefix(prefix)
-        for theirs, timms in names:
-            ours = re.sub(theirs, timms, ours)
-        if name.startswith(prefix) and not UNNEEDED.match(ours):
-            state[ours] = value
+        new_name = name.removeprefix(prefix)
+        for pattern, replacement in names:
+            new_name = re.sub(pattern, replacement, new_name)
+        if name.startswith(prefix) and not UNNEEDED.match(new_name):
+            state[new_name] = value
         else:
             unused.append(name)
     return state, unused
@@ -183,7 +183,7 @@ def infer_architecture(encoder: Encoder, heads: int | None = None) -> tuple[Arch
     chosen = _heads(encoder, width, prefix) if heads is None else heads
     if chosen < 1 or width % chosen:
         raise ValueError(f"heads={chosen}: it must divide the width, {width}")
-    blocks = {int(found[1]) for name in state if (found := re.match(r"blocks\.(\d{1,6})\.", name))}
+    blocks = {int(match[1]) for name in state if (match := re.match(r"blocks\.(\d{1,6})\.", name))}
     if gaps := set(range(len(blocks))) - blocks:
         raise ValueError(f"no whole ViT: of {len(blocks)} blocks there is no block {min(gaps)}")
     size = [side * pixels for side, pixels in zip(grid, patch)]
@@ -205,8 +205,8 @@ def config_says(path: Path, name: str) -> bool:
 def read_folder(path: Path) -> tuple[Architecture, Encoder, Sequence[str]]:
     """The timm architecture of the ViT in a folder of `save_pretrained`, its weights, and what timm has
     otherwise; nothing of transformers is needed."""
-    said = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    kind = said["model_type"].removesuffix("_vision_model")
+    config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    kind = config["model_type"].removesuffix("_vision_model")
     if kind not in KINDS:
         raise ValueError(f"{path} holds a {kind}: folders of {', '.join(KINDS)} are read")
     files = sorted(path.glob("*.safetensors"))
@@ -215,7 +215,7 @@ def read_folder(path: Path) -> tuple[Architecture, Encoder, Sequence[str]]:
     tensors = {name: value for file in files for name, value in read_tensors(file)[0].items()}
     try:
         state, unused = of_transformers(tensors, kind)
-        architecture, assumed = _said_by_config(kind, said.get("vision_config") or said, state)
+        architecture, assumed = _said_by_config(kind, config.get("vision_config") or config, state)
         # what comes after the blocks may be missing
         architecture.require_numbers(count(tensors) + 2 * architecture.overrides["embed_dim"])
     except (LookupError, StopIteration, TypeError, AttributeError, ValueError, ArithmeticError) as error:
@@ -258,23 +258,23 @@ def of_transformers(tensors: Mapping[str, Tensor], kind: str) -> tuple[dict[str,
 
 
 def _said_by_config(
-    kind: str, said: Mapping[str, Any], state: Mapping[str, Tensor]
+    kind: str, config: Mapping[str, Any], state: Mapping[str, Tensor]
 ) -> tuple[Architecture, tuple[str, ...]]:
     """The timm architecture of a folder's weights, every size said, and what it has otherwise."""
     name, eps, activation, heads = KINDS[kind]
     patch = state["patch_embed.proj.weight"].shape[-1]
-    size = said.get("image_size", 224)
+    size = config.get("image_size", 224)
     if kind == "siglip2":
         size = round(state["pos_embed"].shape[1] ** 0.5) * patch
     # not as many layers as there are: some may be missing
-    depth, chosen = said.get("num_hidden_layers", 12), said.get("num_attention_heads", heads)
+    depth, chosen = config.get("num_hidden_layers", 12), config.get("num_attention_heads", heads)
     options = _sizes(state, size if isinstance(size, int) else list(size), depth, chosen)
     scale = 1e-5 if "blocks.0.gamma_1" in state else None
     if kind == "dinov3_vit":
         biased = "_qkvb" if "blocks.0.attn.q_bias" in state else ""
         plus = "_plus" if "blocks.0.mlp.fc1_g.weight" in state else ""
         name = f"vit_small{plus}_patch16_dinov3{biased}"
-        rope = said.get("rope_theta") or (said.get("rope_parameters") or {}).get("rope_theta", 100.0)
+        rope = config.get("rope_theta") or (config.get("rope_parameters") or {}).get("rope_theta", 100.0)
         registers = state["reg_token"].shape[1] if "reg_token" in state else 0
         options |= {"init_values": scale, "num_reg_tokens": registers, "rope_temperature": rope}
     elif kind in ("beit", "data2vec-vision"):
@@ -283,20 +283,20 @@ def _said_by_config(
             "use_abs_pos_emb": "pos_embed" in state,
             "use_rel_pos_bias": "blocks.0.attn.relative_position_bias_table" in state,
             "use_shared_rel_pos_bias": "rel_pos_bias.relative_position_bias_table" in state,
-            "global_pool": "avg" if said.get("use_mean_pooling", True) else "token",
+            "global_pool": "avg" if config.get("use_mean_pooling", True) else "token",
         }
     else:
         options |= _parts(state, 0 if kind.startswith("siglip") or "reg_token" in state else 1)
         first, second = (state[f"blocks.0.mlp.fc{number}.weight"] for number in (1, 2))
         if len(first) == second.shape[1]:
-            options["act_layer"] = ACTIVATIONS[said.get("hidden_act", activation)]
+            options["act_layer"] = ACTIVATIONS[config.get("hidden_act", activation)]
         else:  # DINOv2's gated MLP, both halves in one
             name = name.replace("base", "giant")
     if "act_layer" not in options and not kind.startswith("dinov2"):  # timm's EVA and BEiT take no other
         built = "silu" if "blocks.0.mlp.fc1_g.weight" in state else "gelu"
-        if (asked := said.get("hidden_act", activation)) != built:
+        if (asked := config.get("hidden_act", activation)) != built:
             raise ValueError(f"its activation is {asked}, timm's {built}")
-    of_file, assumed = said.get("layer_norm_eps", eps), ()
+    of_file, assumed = config.get("layer_norm_eps", eps), ()
     if of_file > 1e-4:
         raise ValueError(f"its LayerNorms have ε {of_file:g}, timm's {eps:g}: maps would differ")
     if of_file != eps:
