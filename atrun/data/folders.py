@@ -103,7 +103,8 @@ class ImageFolders(Mapping):
         if train is None:
             return names
         if unknown := sorted(counts.keys() - set(names)):
-            raise ValueError(f"{folder}: {len(unknown)} classes are not in {train}: {unknown[:5]!a}")
+            listed = ", ".join(f"{name!a} ({counts[name]} images)" for name in unknown[:5])
+            raise ValueError(f"{folder}: {len(unknown)} classes are not in {train}: {listed}")
         if empty := [name for name in names if not counts.get(name) and not _holds_pictures(train / name)]:
             raise ValueError(f"{train}: class folders without an image, {empty[:5]!a}: remove them")
         if len(names) < 2:
