@@ -80,15 +80,30 @@ def training_images(config: RunConfig):
         if config.method.contrasts:
             return images.with_augment(small_views(looks_of(config)))
         return images
+    if config.streaming:
+        from atrun.data.stream import open_stream
+
+        return open_stream(data, count=size, **_photographs(config))
     if config.detects:
         how = {"jitter": config.jitter, "masks": config.detector == "mask-rcnn"}
-        images = coco_images(config.data_path, split, image_size(config), **how)
+        images, drawn_as = coco_images(config.data_path, split, image_size(config), **how), f"{COCO} {split}"
     else:
-        images = _photographs(config)
-    if size is None or config.streaming:
-        return images
-    name = f"{COCO} {split}" if config.detects else f"{data} train"
-    return images.select(draw(len(images), size, config.seed, name))
+        from atrun.data.photos import open_photos
+
+        images, drawn_as = open_photos(data, train=True, **_photographs(config)), f"{data} train"
+    return images if size is None else images.select(draw(len(images), size, config.seed, drawn_as))
+
+
+def _photographs(config: RunConfig) -> dict[str, Any]:
+    """How photographs to train on are opened."""
+    augmentation: Augmentation | Views | None = config.augmentation
+    if config.method.contrasts:
+        if augmentation is None:
+            raise ValueError(f"{config.method} compares views: give it an augmentation")
+        augmentation = Views(augmentation, looks_of(config, augmentation.scale))
+    how = {name: getattr(config, name) for name in ("on_corrupt", "image_column", "label_column")}
+    how |= {"path": config.data_path, "split": config.training_split, "augmentation": augmentation}
+    return how | {"labelled": not config.method.pretrains}
 
 
 def looks_of(config: RunConfig, scale: tuple[float, float] = SMALL_SCALE) -> tuple[Look, ...]:
@@ -171,32 +186,13 @@ def preparation_of(path: Path) -> tuple[bool, Augmentation | None]:
 
 def known_size(config: RunConfig) -> tuple[int, int] | None:
     """(training images, outputs of the model) of a run, None where the data must be opened to know."""
-    split, size = config.training_split, config.data_size
-    if config.data == COCO:
-        published = config.data_path is None and split == "train2017"
-        return (size or COCO_KNOWN[0], COCO_KNOWN[1]) if published else None
-    known, parts = CATALOGUE.get(config.data), split.split("+")
-    if known is None or not set(parts) <= set(known.images):
-        return None
-    return size or sum(known.images[part] for part in parts), known.classes
-
-
-def _photographs(config: RunConfig):
-    augmentation: Augmentation | Views | None = config.augmentation
-    if config.method.contrasts:
-        if augmentation is None:
-            raise ValueError(f"{config.method} compares views: give it an augmentation")
-        augmentation = Views(augmentation, looks_of(config, augmentation.scale))
-    chosen = {name: getattr(config, name) for name in ("on_corrupt", "image_column", "label_column")}
-    chosen |= {"path": config.data_path, "split": config.training_split, "augmentation": augmentation}
-    chosen["labelled"] = not config.method.pretrains
-    if config.streaming:
-        from atrun.data.stream import open_stream
-
-        return open_stream(config.data, count=config.data_size, **chosen)
-    from atrun.data.photos import open_photos
-
-    return open_photos(config.data, train=True, **chosen)
+    count, classes = None, None
+    if config.data == COCO and config.data_path is None and config.training_split == "train2017":
+        count, classes = COCO_KNOWN
+    elif config.data in CATALOGUE:
+        known = CATALOGUE[config.data]
+        count, classes = known.images_in(config.training_split), known.classes
+    return None if count is None else (config.data_size or count, classes)
 
 
 def outputs_for(config: RunConfig, images) -> int:

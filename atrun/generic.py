@@ -197,9 +197,9 @@ def _material(data: str, settings: Mapping[str, Any], seed: int, labelled=True) 
         return len(images), min(images.take([0])[0].shape[-2:])
     if settings.get("streaming") and size is None:
         raise ValueError("a stream does not say how many images it has: --data_size NUMBER")
-    parts, known = split.split("+"), CATALOGUE[data].images if data in CATALOGUE else {}
-    if settings.get("streaming") or set(parts) <= set(known):
-        return size or sum(known[part] for part in parts), None
+    count = CATALOGUE[data].images_in(split) if data in CATALOGUE else None
+    if settings.get("streaming") or count is not None:
+        return size or count, None
     from atrun.data.decoding import CorruptImage, decode
     from atrun.data.photos import open_photos  # imported here: `datasets` takes seconds
 

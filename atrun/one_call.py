@@ -24,13 +24,14 @@ from atrun import generic
 from atrun.build import held_out, image_size, says_classes, teacher_of, training_images
 from atrun.checkpoint_manager import digest
 from atrun.classes import require_classes
-from atrun.commands import dry_run, settings_of, summary, until_stopped
+from atrun.commands import dry_run, summary, until_stopped
 from atrun.config import UNTRAINED, RunConfig, read_config
 from atrun.configure import configured, data_name, teacher_name
 from atrun.data.catalogue import SPLIT_NAMES
 from atrun.data.folders import pictures_below
 from atrun.measure import decoded, tested_anew
 from atrun.method import DERIVED, Method, method_of_run
+from atrun.overrides import pairs
 from atrun.record import Record
 from atrun.report import Asked, run_report, table_report
 from atrun.runner import TEACHER_SHA, is_finished, load_result, note, resume, start, weights_of
@@ -293,7 +294,7 @@ def transfer_command(arguments: argparse.Namespace) -> int:
         return _dry_run(arguments, student)
     if arguments.out is None:
         raise ValueError("--out DIR is missing: where shall the files go? (--dry-run needs none)")
-    asked = {"out": arguments.out, "settings": settings_of(arguments)}
+    asked = {"out": arguments.out, "settings": pairs(arguments.settings)}
     of = arguments.teacher, arguments.data
 
     def run() -> str:
@@ -312,7 +313,7 @@ def _dry_run(arguments: argparse.Namespace, student: str | None) -> int:
         if method.reads_logits and not says_classes(teacher_name(arguments.teacher)):
             print(f"{name}: first the teacher learns these classes, by {Method.FINE_TUNE}")
             method = Method.FINE_TUNE
-        of = arguments.teacher, arguments.data, student, method, settings_of(arguments), 0
+        of = arguments.teacher, arguments.data, student, method, pairs(arguments.settings), 0
         config, rules = configured(*_asked(*of))
         note(rules)
         dry_run(config)

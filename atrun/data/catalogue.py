@@ -29,6 +29,11 @@ class Known(NamedTuple):
     otherwise: str = ""
     files: Mapping[str, str] = {}
 
+    def images_in(self, split: str) -> int | None:
+        """How many images a split, or several as "train+validation", has; None for splits of its own."""
+        parts = split.split("+")
+        return sum(map(self.images.get, parts)) if set(parts) <= set(self.images) else None
+
 
 def find(name_or_path: str | Path, path: str | Path | None = None) -> tuple[str, Path | None, Known | None]:
     """Of a name of `CATALOGUE` (its files in `path`, if given), a file or folder, or a hub id "owner/name":
