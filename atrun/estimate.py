@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-import psutil
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -29,6 +28,7 @@ from atlib.vit import VITS, without_weights
 from atrun.build import image_size, joined, looks_of, loss_of, teacher_architecture, with_detector
 from atrun.config import UNTRAINED, RunConfig, built_for
 from atrun.method import Method
+from atrun.runner import free_memory
 from atrun.teachers.build import headless, on_meta
 
 STEPS = 4  # timed; the first is thrown away
@@ -207,13 +207,6 @@ def speed() -> float:
 def fewest(config: RunConfig, outputs: int) -> int:
     """The fewest images of a step: two where there may be batch norm."""
     return 1 if isinstance(config.skeleton(outputs), VITS) else 2
-
-
-def free_memory(device: torch.device | None = None) -> float:
-    """Bytes free on a device; None: on the GPU if a run trains there, else in this machine."""
-    if runs_on_gpu() if device is None else device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    return psutil.virtual_memory().available
 
 
 def made_up(config: RunConfig, outputs: int, count: int):

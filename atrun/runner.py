@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from torch import nn
 
@@ -26,7 +27,6 @@ from atlib.train import train
 from atrun.build import Built, build, held_out, loss_of, outputs_for, result_of, training_images, with_student
 from atrun.checkpoint_manager import CheckpointManager, digest, digest_of_tensors, identity_of
 from atrun.config import FREE, UNTRAINED, RunConfig, read_config, require_use, write_config
-from atrun.estimate import free_memory
 from atrun.log import RunLog, require_tracker
 from atrun.method import Method
 from atrun.record import Record, about, peak_memory_mb, read_record, write_record
@@ -282,6 +282,13 @@ def _carry_out(
     return record
 
 
+def free_memory() -> float:
+    """Bytes free where a run trains: on its GPU, else in this machine."""
+    if runs_on_gpu():
+        return torch.cuda.mem_get_info(int(os.environ.get("LOCAL_RANK", 0)))[0]
+    return psutil.virtual_memory().available
+
+
 def on_device(config: RunConfig, images):
     """The training images held on the device that trains, where they fit and can be augmented there."""
     from atrun.data.photos import Photos, held
@@ -289,7 +296,7 @@ def on_device(config: RunConfig, images):
     place = torch.device("cpu")
     if runs_on_gpu():
         place = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
-    most = min(config.on_device * 2**30, free_memory(place) / 2)
+    most = min(config.on_device * 2**30, free_memory() / 2)
     moved = None
     if type(images) is Images and images.pixels.nbytes <= most and place.type == "cuda":
         moved = images.to(place)
