@@ -213,7 +213,7 @@ def build(
     if config.teacher == UNTRAINED:
         teacher = untrained_teacher(config, folder)
     elif config.teacher is not None:
-        teacher = teacher_of(config, teacher_size(config))
+        teacher = teacher_of(config)
     if images is None and config.augmentation is not None:
         images = config.augmentation.normalisation
     architecture = config.architecture(outputs)
@@ -262,11 +262,16 @@ def untrained_teacher(config: RunConfig, folder: Path | None = None) -> Teacher:
     return Teacher(vit, UNTRAINED, architecture, "first weights", used=len(vit.state_dict()), unused=())
 
 
-def teacher_of(config: RunConfig, image_size: int | None) -> Teacher:
+def teacher_of(config: RunConfig) -> Teacher:
     """The teacher that a run names, read from the hub or a file."""
-    options = {"heads": config.teacher_heads, "architecture": config.teacher_architecture}
-    options |= {"image_size": image_size, "normalisation": config.teacher_normalisation}
-    return load_teacher(config.teacher, quiet=True, **options)
+    return load_teacher(
+        config.teacher,
+        image_size=teacher_size(config),
+        heads=config.teacher_heads,
+        architecture=config.teacher_architecture,
+        normalisation=config.teacher_normalisation,
+        quiet=True,
+    )
 
 
 def joined(

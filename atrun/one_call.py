@@ -21,7 +21,7 @@ from atlib.pair import Normalisation, config_of
 from atlib.student import built_with
 from atlib.vit import Architecture
 from atrun import generic
-from atrun.build import held_out, image_size, says_classes, teacher_of, training_images
+from atrun.build import held_out, says_classes, teacher_of, training_images
 from atrun.checkpoint_manager import digest
 from atrun.classes import require_classes
 from atrun.commands import dry_run, summary, until_stopped
@@ -250,7 +250,7 @@ def _carried_out(asked: Asked, config: RunConfig, rules: str, folder: Path) -> T
             right = answers == tested_on.targets
         beside = None  # a teacher that the student does not keep, and does not start from
         if config.teacher not in (None, UNTRAINED) and config.method not in (Method.COPY, Method.FINE_TUNE):
-            beside = teacher_of(config, config.teacher_image_size or image_size(config)).vit
+            beside = teacher_of(config).vit
         page = run_report(folder, asked, rules, student.cpu(), record, tested_on, right, beside)
         text = f"{summary(folder, record)}\nreport: {page}"
     return Trained(student, record, text, folder, right)
