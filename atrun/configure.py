@@ -111,8 +111,6 @@ def data_name(name_or_path: str, path: str | None = None) -> str:
         maker(name_or_path)
     if name_or_path == COCO or is_generated(name_or_path):
         return name_or_path
-    if "/" not in name_or_path and not Path(name_or_path).exists():  # neither a hub id nor a path
-        require_known("data set (there is no folder of that name)", name_or_path, [COCO, *CATALOGUE])
     known = CATALOGUE.get(name_or_path) if path is None else None
     if known is not None and Path(name_or_path).exists() and not is_run(Path(name_or_path)):
         hub = f" or {known.hub}" if known.hub else ""

@@ -26,14 +26,14 @@ from atrun.checkpoint_manager import digest
 from atrun.classes import require_classes
 from atrun.commands import dry_run, summary, until_stopped
 from atrun.config import UNTRAINED, RunConfig, read_config
-from atrun.configure import configured, data_name, teacher_name
+from atrun.configure import configured, teacher_name
 from atrun.data.catalogue import SPLIT_NAMES
 from atrun.data.folders import pictures_below
 from atrun.measure import decoded, tested_anew
 from atrun.method import DERIVED, Method, method_of_run
 from atrun.overrides import pairs
 from atrun.record import Record
-from atrun.report import Asked, run_report, table_report
+from atrun.report import run_report, table_report
 from atrun.runner import TEACHER_SHA, is_finished, load_result, note, resume, start, weights_of
 
 METHODS = tuple(name.value for name in DERIVED if not name.is_unlabelled)
@@ -105,10 +105,9 @@ def transfer(
     """
     out, method = Path(out), _method_on(method, data)
     given, settings = _written(teacher, out, settings)
-    asked = _asked(given, str(data), student, method, settings, seed)
-    config, rules = configured(*asked)
+    config, rules, words = _configured(given, str(data), student, method, settings, seed)
     note(rules)
-    return _carried_out(asked, config, rules, out)
+    return _carried_out(config, rules, words, out)
 
 
 def compare_methods(
@@ -137,17 +136,16 @@ def compare_methods(
         transfer(given, data, None, Method.FINE_TUNE, out=tuned, settings=settings)
     else:
         tuned = given
-    runs: dict[tuple[str, int], Asked] = {}
+    runs = {}  # all are configured before the first is carried out
     for method, seed in product(methods, range(seeds)):
         of = str(tuned if method.reads_logits else given)
-        runs[str(method), seed] = _asked(of, str(data), student, method, settings, seed)
-    configs, rules = zip(*(configured(*asked) for asked in runs.values()))
-    note("\n".join(dict.fromkeys(rules)))
+        runs[str(method), seed] = _configured(of, str(data), student, method, settings, seed)
+    note("\n".join(dict.fromkeys(rules for _, rules, _ in runs.values())))
     names = list(map(str, methods))
     rows: dict[str, dict[str, list]] = {n: {"accuracies": [], "seconds": [], "folders": []} for n in names}
     right: dict[str, list[Tensor]] = {name: [] for name in names}
-    for ((name, seed), asked), *derived in zip(runs.items(), configs, rules):
-        trained = _carried_out(asked, *derived, out / f"{name}-{seed}")
+    for (name, seed), run in runs.items():
+        trained = _carried_out(*run, out / f"{name}-{seed}")
         right[name].append(trained.right)
         rows[name]["accuracies"].append(trained.right.double().mean().item())
         rows[name]["seconds"].append(trained.record.seconds)
@@ -159,9 +157,10 @@ def compare_methods(
     }
     table = Table(rows, differences, next(iter(answers.values())).shape[1])
     write_atomically(out / "table.json", (json.dumps(table.describe(), indent=1) + "\n").encode())
-    words = ["transfer", "--teacher", teacher_name(str(given)), "--data", next(iter(runs.values())).data]
+    config, *_ = next(iter(runs.values()))
+    words = ["transfer", "--teacher", teacher_name(str(given)), "--data", config.data]
     words += ["--student", student or "teacher", "--methods", *rows, "--seeds", str(seeds)]
-    table_report(out, words, settings, table.describe())
+    table_report(out, words + _as_words(settings), table.describe())
     return table
 
 
@@ -217,16 +216,23 @@ def _written(
     return str(save_vit(path, teacher, Architecture(name, arguments))), settings
 
 
-def _asked(
+def _configured(
     teacher: str, data: str, student: str | None, method: Method, settings: Mapping[str, str], seed: int
-) -> Asked:
+) -> tuple[RunConfig, str, list[str]]:
+    """A run, what was derived for it, and the command that repeats it."""
     teacher = teacher_name(teacher)
     if method is not Method.FINE_TUNE:  # which begins with the teacher's weights
         settings = generic.with_student(student, teacher, settings)
-    return Asked(method, data_name(data, settings.get("data_path")), teacher, settings, seed)
+    config, rules = configured(method, data, teacher, settings, seed)
+    words = ["train", "--recipe", method, "--data", config.data, "--teacher", teacher, "--seed", str(seed)]
+    return config, rules, words + _as_words(settings)
 
 
-def _carried_out(asked: Asked, config: RunConfig, rules: str, folder: Path) -> Trained:
+def _as_words(settings: Mapping[str, str]) -> list[str]:
+    return [word for name, text in settings.items() for word in (f"--{name}", text)]
+
+
+def _carried_out(config: RunConfig, rules: str, words: Sequence[str], folder: Path) -> Trained:
     """The run in its folder, begun, gone on with, or only read, where it is finished; and its page."""
     images, finished = training_images(config), False
     if not (folder / "config.json").exists():
@@ -251,7 +257,7 @@ def _carried_out(asked: Asked, config: RunConfig, rules: str, folder: Path) -> T
         beside = None  # a teacher that the student does not keep, and does not start from
         if config.teacher not in (None, UNTRAINED) and config.method not in (Method.COPY, Method.FINE_TUNE):
             beside = teacher_of(config).vit
-        page = run_report(folder, asked, rules, student.cpu(), record, tested_on, right, beside)
+        page = run_report(folder, words, rules, student.cpu(), record, tested_on, right, beside)
         text = f"{summary(folder, record)}\nreport: {page}"
     return Trained(student, record, text, folder, right)
 
@@ -314,7 +320,7 @@ def _dry_run(arguments: argparse.Namespace, student: str | None) -> int:
             print(f"{name}: first the teacher learns these classes, by {Method.FINE_TUNE}")
             method = Method.FINE_TUNE
         of = arguments.teacher, arguments.data, student, method, pairs(arguments.settings), 0
-        config, rules = configured(*_asked(*of))
+        config, rules, _ = _configured(*of)
         note(rules)
         dry_run(config)
     if arguments.seeds > 1:

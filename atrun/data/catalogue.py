@@ -52,7 +52,7 @@ def find(name_or_path: str | Path, path: str | Path | None = None) -> tuple[str,
     if isinstance(name_or_path, Path) or name[:1] in ("/", ".", "~") or here.suffix in (".parquet", ".arrow"):
         raise FileNotFoundError(f"{name} does not exist")
     if name.count("/") != 1:  # all that is left is a hub id, "owner/name"
-        require_known("data set", name, CATALOGUE)
+        require_known("data set (there is no file or folder of that name)", name, CATALOGUE)
     return name, None, None
 
 
