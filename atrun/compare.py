@@ -14,7 +14,7 @@ from atlib.evaluate import predict, score
 from atrun.build import held_out
 from atrun.classes import require_classes
 from atrun.config import TRUST_DATA, read_config
-from atrun.measure import decoded, same_images, tested_anew
+from atrun.measure import readable, same_images, tested_anew
 from atrun.runner import load_result, weights_of
 
 
@@ -60,7 +60,7 @@ def compare_runs(
             warnings.warn(anew.strip(), stacklevel=2)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     logits = [predict(load_result(path).to(device), images) for path, images in zip(weights, sets)]
-    return compared(*logits, sets[0].targets[decoded(sets[0])])
+    return compared(*logits, sets[0].targets[readable(sets[0])])
 
 
 def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:

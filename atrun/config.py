@@ -21,7 +21,7 @@ from atlib.vit import VITS, Architecture, without_weights
 from atrun.data.generated import is_generated, require_installed
 from atrun.data.transforms import Augmentation
 from atrun.method import Method, method_of_run
-from atrun.overrides import Setting, read, said_of
+from atrun.overrides import Setting, fields_of, read
 from atrun.teachers.names import config_says
 
 COCO = "coco"  # what detectors learn from, in COCO's form
@@ -370,7 +370,7 @@ def built_for(model: torch.nn.Module) -> tuple[int, int] | None:
 def settings() -> dict[str, dict[str, Setting]]:
     """Every setting of a run by its name on the command line, {title: {name: what is said of it}}, but for
     `model.NAME`, any argument of the model's constructor."""
-    of_run = said_of(RunConfig)
+    of_run = fields_of(RunConfig)
     # both are read by their names
     of_run |= {name: of_run[name]._replace(kind=str) for name in ("method", "model")}
     sections = {"Of the run": {}} | {
@@ -379,9 +379,9 @@ def settings() -> dict[str, dict[str, Setting]]:
     }
     apart = ("recipe", "plan", "augmentation", *NO_SETTINGS)
     sections["Of the run"] = {name: one for name, one in of_run.items() if name not in apart}
-    sections["Of the recipe"] = said_of(Recipe)
+    sections["Of the recipe"] = fields_of(Recipe)
     for part in ("plan", "augmentation"):
-        sections[f"Of the {part}"] = {f"{part}.{name}": one for name, one in said_of(VALUES[part]).items()}
+        sections[f"Of the {part}"] = {f"{part}.{name}": one for name, one in fields_of(VALUES[part]).items()}
     return sections
 
 

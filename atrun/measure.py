@@ -232,7 +232,7 @@ def same_images(first: Any, second: Any) -> bool:
     return all(stored(first, place) == stored(second, place) for place in sorted(places))
 
 
-def decoded(images: Any) -> list[int]:
+def readable(images: Any) -> list[int]:
     """The indices of the images that an evaluation did not leave out, in order: of what `predict` returns."""
     return [index for index in range(len(images)) if index not in getattr(images, "corrupt", {})]
 
@@ -255,7 +255,7 @@ def measured_lines(tests: Sequence[ModelOnTest]) -> list[str]:
 
 
 def _figures(test: ModelOnTest, logits: Tensor) -> str:
-    targets = test.targets[decoded(test.images)]
+    targets = test.targets[readable(test.images)]
     of_images = f"{len(targets):,} images"
     if left_out := len(test.targets) - len(targets):
         of_images += f" (without {left_out:,} that cannot be decoded)"

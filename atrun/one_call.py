@@ -29,7 +29,7 @@ from atrun.config import UNTRAINED, RunConfig, read_config
 from atrun.configure import configured, teacher_name
 from atrun.data.catalogue import SPLIT_NAMES
 from atrun.data.folders import pictures_below
-from atrun.measure import decoded, tested_anew
+from atrun.measure import readable, tested_anew
 from atrun.method import DERIVED, Method, method_of_run
 from atrun.overrides import pairs
 from atrun.record import Record
@@ -252,7 +252,7 @@ def _carried_out(config: RunConfig, rules: str, words: Sequence[str], folder: Pa
             device = "cuda" if torch.cuda.is_available() else "cpu"
             answers = predict(student.to(device), tested_on).argmax(1)
             if len(answers) < len(tested_on):  # some cannot be decoded
-                tested_on = tested_on.select(decoded(tested_on))
+                tested_on = tested_on.select(readable(tested_on))
             right = answers == tested_on.targets
         beside = None  # a teacher that the student does not keep, and does not start from
         if config.teacher not in (None, UNTRAINED) and config.method not in (Method.COPY, Method.FINE_TUNE):

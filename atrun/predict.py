@@ -19,7 +19,7 @@ from atrun.classes import class_names
 from atrun.config import is_run, read_config
 from atrun.data.decoding import ON_CORRUPT
 from atrun.data.folders import pictures_below
-from atrun.measure import decoded
+from atrun.measure import readable
 from atrun.runner import load_result, weights_of
 
 
@@ -68,7 +68,7 @@ def predictions(path: Path, files: Sequence[Path], on_corrupt: str = "raise") ->
     unknown, how = torch.zeros(len(files), dtype=torch.long), {"on_corrupt": on_corrupt}
     photos = Photos(rows, "image", unknown, names, augmentation=augmentation, **how)
     logits = predict(model, photos, batch_size=64)
-    read = [files[index] for index in decoded(photos)]
+    read = [files[index] for index in readable(photos)]
     for file, nothing in zip(read, says_nothing(logits)):
         if nothing:
             raise ValueError(f"of {file} the model says NaN or infinity: look for NaN in its weights")

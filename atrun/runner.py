@@ -213,18 +213,18 @@ def _carry_out(
     if config.classifies:
         prepared |= {"classes": list(images.classes), **tested_as(config, tested_on)}
         prepared |= {"binary": config.recipe.binary}
-    split = "none" if config.method.pretrains else config.evaluation_split
-    if built.untrained is not None:
-        same["teacher's sha256"] = digest_of_tensors(built.untrained.state_dict())
-        if is_main_process() and not (folder / "teacher.safetensors").exists():
-            # kept: another version of torch may draw other numbers from the seed
-            save_vit(folder / "teacher.safetensors", built.untrained, built.teacher)
     for name in ("teacher", "student_weights"):
         weights = getattr(config, name)
         if weights not in (None, UNTRAINED) and is_file(weights):
             same[f"{name}'s sha256"] = digest(Path(weights))
-            if name == "teacher":
-                prepared |= {TEACHER_SHA: same[TEACHER_SHA]}
+    if TEACHER_SHA in same:
+        prepared[TEACHER_SHA] = same[TEACHER_SHA]
+    if built.untrained is not None:
+        same[TEACHER_SHA] = digest_of_tensors(built.untrained.state_dict())
+        if is_main_process() and not (folder / "teacher.safetensors").exists():
+            # kept: another version of torch may draw other numbers from the seed
+            save_vit(folder / "teacher.safetensors", built.untrained, built.teacher)
+    split = "none" if config.method.pretrains else config.evaluation_split
     best = f"{split}_{'box_AP' if detects else 'accuracy'}"
     free = (*FREE, *may_differ)
     keeper = CheckpointManager(folder / "checkpoints", config.save_every, config.keep, same, best, free)
@@ -291,7 +291,7 @@ def free_memory() -> float:
 
 def on_device(config: RunConfig, images):
     """The training images held on the device that trains, where they fit and can be augmented there."""
-    from atrun.data.photos import Photos, held
+    from atrun.data.photos import Photos, hold
 
     place = torch.device("cpu")
     if runs_on_gpu():
@@ -302,7 +302,7 @@ def on_device(config: RunConfig, images):
         moved = images.to(place)
     # a shorter run does not ask for all of them
     elif type(images) is Photos and config.recipe.steps * config.recipe.batch_size >= len(images):
-        moved = held(images, place, most, config.workers)
+        moved = hold(images, place, most, config.workers)
     if moved is None:
         return images
     size = f"{moved.pixels.nbytes / 2**20:.3g} MiB"

@@ -191,7 +191,7 @@ class Photos(Decoded, Dataset):
         return made.images[: len(made.indices)], made.targets[: len(made.indices)]
 
 
-def held(photos: Photos, device: torch.device, most: float, workers: int = 0) -> Images | None:
+def hold(photos: Photos, device: torch.device, most: float, workers: int = 0) -> Images | None:
     """Photographs to train on, decoded once and held on a device, where they are then augmented: batches of
     the same bits. most: bytes that they may take; workers: processes that decode. None where they take more,
     are not of one size, cannot all be decoded, or are augmented by more than `in_two` can."""

@@ -76,7 +76,7 @@ def normalisation_of(
     return normalisation, source if normalisation is not None else ""
 
 
-def architecture_said(weights: Weights, path: Path) -> Architecture | None:
+def architecture_in_file(weights: Weights, path: Path) -> Architecture | None:
     """The architecture that a file's header says, or timm's `config.json` beside it; None without either."""
     described, config = weights.header.get("architecture"), {}
     if described is None and path.name in OF_TIMM:
@@ -145,7 +145,7 @@ def filled(
             prefix_there, grid_from = prefix_and_grid(state)
             if prefix_there != prefix:
                 raise ValueError(f"positions for {prefix_there} prefix tokens, the architecture has {prefix}")
-        resized = told(grid_from, grid_to)
+        resized = resizing(grid_from, grid_to)
         if resized is not None:
             state["pos_embed"] = resized_positions(state["pos_embed"], prefix, grid_from, grid_to)
     try:
@@ -196,7 +196,7 @@ def check_image_size(architecture: Architecture, image_size: int | None) -> None
         raise ValueError(f"image_size={image_size}: patches have {down} x {across} pixels, take {close}")
 
 
-def told(grid_from: Grid, grid_to: Grid) -> str | None:
+def resizing(grid_from: Grid, grid_to: Grid) -> str | None:
     """How positions came from one grid to another, in words; None where the grids are the same."""
     if tuple(grid_from) == tuple(grid_to):
         return None

@@ -132,7 +132,7 @@ def _from_timm(name: str, image_size: int | None) -> Teacher:
         "timm's published weights",
         used=len(state),
         unused=sorted(before - set(state)),
-        resized=build.told(grid, vit.patch_embed.grid_size) if vit.pos_embed is not None else None,
+        resized=build.resizing(grid, vit.patch_embed.grid_size) if vit.pos_embed is not None else None,
         normalised="as timm says of it",
     )
 
@@ -148,7 +148,7 @@ def _from_file(path: Path, image_size: int | None, heads: int | None, architectu
         if architecture is not None:
             native = Architecture(architecture)
         elif heads is None:
-            native = build.architecture_said(weights, path)
+            native = build.architecture_in_file(weights, path)
             if native is None and (name := dinov3(weights.tensors)) is not None:
                 native = Architecture(name)
         encoder = find_encoder(weights) if native is None else build.encoder_for(weights, native)

@@ -215,7 +215,7 @@ def read_folder(path: Path) -> tuple[Architecture, Encoder, Sequence[str]]:
     tensors = {name: value for file in files for name, value in read_tensors(file)[0].items()}
     try:
         state, unused = of_transformers(tensors, kind)
-        architecture, assumed = _said_by_config(kind, config.get("vision_config") or config, state)
+        architecture, assumed = _architecture_from_config(kind, config.get("vision_config") or config, state)
         # what comes after the blocks may be missing
         architecture.require_numbers(count(tensors) + 2 * architecture.overrides["embed_dim"])
     except (LookupError, StopIteration, TypeError, AttributeError, ValueError, ArithmeticError) as error:
@@ -257,7 +257,7 @@ def of_transformers(tensors: Mapping[str, Tensor], kind: str) -> tuple[dict[str,
     return state, unused
 
 
-def _said_by_config(
+def _architecture_from_config(
     kind: str, config: Mapping[str, Any], state: Mapping[str, Tensor]
 ) -> tuple[Architecture, tuple[str, ...]]:
     """The timm architecture of a folder's weights, every size said, and what it has otherwise."""
