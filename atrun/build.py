@@ -319,8 +319,7 @@ def with_weights(config: RunConfig, student: VisionTransformer | Eva) -> VisionT
     if weights.blocks[0].attn.num_heads != student.blocks[0].attn.num_heads:
         differ.add("heads")
     if differ:
-        names = ", ".join(sorted(differ))
-        raise ValueError(f"the student cannot start from {config.student_weights}: their {names} differ")
+        raise ValueError(f"the student differs from {config.student_weights} in {', '.join(sorted(differ))}")
     return start_from(student, weights)
 
 

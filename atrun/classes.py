@@ -57,8 +57,7 @@ def labels_by_name(
     counted = [tuple(several) == tuple(map(str, range(len(several)))) for several in (data, classes or ())]
     if classes is None or counted[0] != counted[1] and some_are_names:
         if outputs is not None and len(data) != outputs:
-            its_classes = "" if classes is None else f", {_some(classes)}"
-            raise ValueError(f"{name} has {len(data)} classes, {_some(data)}, {path} {outputs}{its_classes}")
+            raise ValueError(f"{name} has {len(data)} classes, {_some(data)}, {path} has {outputs}")
         known = "the file does not name its classes" if classes is None else "classes are numbers there"
         return images.targets, f"\nclass k of the data was taken for output k: {known}"
     if not some_are_names:  # 01 is 1

@@ -208,8 +208,7 @@ class RunConfig:
         object.__setattr__(self, "method", method_of_run(self.method))
         object.__setattr__(self, "feature_layers", Plan(layers=self.feature_layers).layers)
         if self.detects != (self.detector is not None):
-            given = f"data {self.data!r}, detector {self.detector!r}"
-            raise ValueError(f"{given}: a detector, and nothing else, learns from {COCO!r}")
+            raise ValueError(f"detector {self.detector!r}, data {self.data!r}: it takes {COCO!r}, alone")
         changed = [field.name for field in fields(self) if getattr(self, field.name) != field.default]
         require_use(changed, self.method, self.data)
         if self.method.needs_teacher != (self.teacher is not None):
@@ -237,9 +236,8 @@ class RunConfig:
                 raise ValueError(f"fine-tune with --teacher {UNTRAINED} is training from scratch")
             if self.method.pretrains:  # both files would be the folder's teacher.safetensors
                 raise ValueError(f"{self.method} makes a teacher: it cannot have --teacher {UNTRAINED}")
-            for name in ("teacher_heads", "teacher_architecture"):
-                if getattr(self, name) is not None:
-                    raise ValueError(f"{name}={getattr(self, name)!r}: {UNTRAINED}, it is the student's")
+            if (self.teacher_heads, self.teacher_architecture) != (None, None):
+                raise ValueError(f"teacher_heads, teacher_architecture: {UNTRAINED}, they are the student's")
         if self.method.pretrains and (self.recipe.mixup or self.recipe.cutmix):
             raise ValueError(f"mixup and cutmix mix classes, and {self.method} has none: set them to 0")
         for name in OF_CLASSIFYING if self.detects else ():
@@ -284,16 +282,14 @@ class RunConfig:
                 with without_weights():
                     self.pretext(model, self.skeleton(0) if self.method.needs_teacher else None)
             except AssertionError as error:  # timm's blocks refuse a width that their heads do not divide
-                width, heads = self.decoder_width, self.decoder_heads
-                raise ValueError(f"decoder_width={width} is no multiple of decoder_heads={heads}") from error
+                raise ValueError(f"decoder_width is no multiple of {self.decoder_heads=}") from error
         if self.plan is not None:
             self.plan.layers_of(len(model.blocks))
         if self.feature_layers is not None:
             Plan(layers=self.feature_layers).layers_of(len(model.blocks))
         size = built_for(model)
         if None not in (size, self.augmentation) and size != (self.augmentation.image_size,) * 2:
-            wanted = self.augmentation.image_size
-            raise ValueError(f"{name!r} takes images of {size} pixels, augmentation.image_size is {wanted}")
+            raise ValueError(f"{name!r} takes images of {size} pixels: set augmentation.image_size")
 
     def pretext(
         self,

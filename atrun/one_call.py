@@ -208,8 +208,7 @@ def _written(
         said = {} if known is None else {f"teacher_{part}": json.dumps(v) for part, v in vars(known).items()}
         return str(beside), {"teacher_heads": str(sizes.heads), **said, **settings}
     if not config_of(teacher):
-        ways = "give one of timm, transformers or torchvision; others teach by AttentionTransfer"
-        raise ValueError(f"a {type(teacher).__name__} cannot be written as a file: {ways}")
+        raise ValueError(f"a {type(teacher).__name__} cannot be written as a file: use AttentionTransfer")
     name, arguments = built_with(teacher)
     arguments = {"num_classes": teacher.num_classes, **arguments}
     path = beside.with_suffix(".safetensors")

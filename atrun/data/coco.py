@@ -67,8 +67,7 @@ class CocoObjects:
         self._number = {category["id"]: number for number, category in enumerate(categories)}
         names = [entry["file_name"] for entry in self.entries]
         if absent := [name for name in names if not (self.folder / name).is_file()]:
-            first = f"{len(absent)} of {len(names)} images, the first {absent[0]}"
-            raise FileNotFoundError(f"{first}: in {self.file}, not in {self.folder}")
+            raise FileNotFoundError(f"{len(absent)} images of {self.file} are not there: {absent[0]} ...")
 
     def __len__(self) -> int:
         return len(self.entries)

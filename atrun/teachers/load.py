@@ -43,8 +43,7 @@ def load_teacher(
         attach(teacher.vit, normalisation)
         teacher = teacher._replace(normalised="as was said")
     if bad := build.not_finite(teacher.vit):
-        many = f"{len(bad)} weights are NaN or infinite, first {bad[0]}"
-        raise ValueError(f"{teacher.name}: {many}: take another checkpoint")
+        raise ValueError(f"{teacher.name}: NaN or infinity in {', '.join(bad[:5])}: take another checkpoint")
     sizes_of(teacher.vit)
     if not quiet and int(os.environ.get("RANK", 0)) == 0:
         says = f"teacher {teacher.name}: {teacher.view()}"

@@ -118,8 +118,8 @@ def find_encoder(weights: Weights, names: Sequence[tuple[str, str]] = TO_TIMM) -
         raise ValueError("CLIP: name it, architecture='vit_base_patch16_clip_quickgelu_224.openai'")
     matches = [match for name in tensors if (match := PATCHES.match(name))]
     if len(matches) != 1:
-        which = ", ".join(match[0] for match in matches) or f"no patch_embed.proj among {[*tensors][:6]}"
-        raise ValueError(f"{len(matches)} ViTs, {which}: save one alone")
+        where = [match[0] for match in matches] or f"no patch_embed.proj among {[*tensors][:6]}"
+        raise ValueError(f"{len(matches)} ViTs, {where}: save one alone")
     prefix = matches[0][1] or ""
     if "embeddings" in matches[0][2]:
         raise ValueError("weights of transformers: put their config.json beside them")
@@ -341,8 +341,7 @@ def prefix_and_grid(state: Mapping[str, Tensor]) -> tuple[int, Grid]:
     sides = {count: math.isqrt(max(tokens - count, 0)) for count in (prefix, 0)}
     fits = [(count, (side, side)) for count, side in sides.items() if side**2 == tokens - count > 0]
     if len(fits) != 1:
-        ways = "two square grids" if fits else "no square grid"
-        raise ValueError(f"{tokens} positions are {ways} with {prefix} or 0 for prefix tokens: architecture=")
+        raise ValueError(f"{tokens} positions, {prefix} or 0 of prefix tokens: no one grid: architecture=")
     return fits[0]
 
 
