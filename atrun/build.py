@@ -26,7 +26,7 @@ from atlib.mae import mae_loss
 from atlib.objectives import Loss, student_loss, unlabelled_loss
 from atlib.pair import IMAGENET, Normalisation, Pair, attach, student_of
 from atlib.plan import Plan
-from atlib.student import differences
+from atlib.student import differences, unlike
 from atlib.vit import Architecture, without_weights
 from atrun.config import COCO, UNTRAINED, RunConfig, built_for, is_run, read_config
 from atrun.data.catalogue import CATALOGUE
@@ -37,6 +37,7 @@ from atrun.method import Method
 from atrun.teachers.build import Teacher, check_image_size, headless, on_meta
 from atrun.teachers.load import is_file, load_teacher
 
+AFTER_THE_MAPS = ("head.", "norm.", "fc_norm.")  # weights that a student need not share to start from others
 SMALL_SCALE = (0.2, 1.0)  # of the crops of generated images, which have no augmentation to say it
 COCO_KNOWN = (118_287, 80)  # images of train2017, 1,021 of them without objects, and classes
 # What pre-texts are trained on.
@@ -315,10 +316,7 @@ def reference_images(config: RunConfig) -> Iterator[torch.Tensor]:
 def with_weights(config: RunConfig, student: VisionTransformer | Eva) -> VisionTransformer | Eva:
     """The student with the run's `student_weights` in it, except for its new class head."""
     weights = load_teacher(config.student_weights, image_size=image_size(config), quiet=True).vit
-    differ = set(differences(weights, student)) - {"pooling"}
-    if weights.blocks[0].attn.num_heads != student.blocks[0].attn.num_heads:
-        differ.add("heads")
-    if differ:
+    if differ := set(unlike(weights, student, AFTER_THE_MAPS)) - {"pooling"}:
         raise ValueError(f"the student differs from {config.student_weights} in {', '.join(sorted(differ))}")
     return start_from(student, weights)
 
@@ -386,11 +384,10 @@ def start_from(student: VisionTransformer | Eva, teacher: VisionTransformer | Ev
     """Give `student` the teacher's weights, but for its new head and, where it pools otherwise, its norm."""
     weights = {name: value for name, value in teacher.state_dict().items() if not name.startswith("head.")}
     try:
-        apart = student.load_state_dict(weights, strict=False)
+        missing, unexpected = student.load_state_dict(weights, strict=False)
     except RuntimeError as error:  # torch names every shape that differs
         raise ValueError(f"the student cannot start from these weights: {error}") from error
-    names = [*apart.missing_keys, *apart.unexpected_keys]
-    if wrong := [name for name in names if name.split(".")[0] not in ("head", "norm", "fc_norm")]:
+    if wrong := [name for name in (*missing, *unexpected) if not name.startswith(AFTER_THE_MAPS)]:
         raise ValueError(f"the student cannot start from these weights: {', '.join(wrong)} differ")
     return student
 

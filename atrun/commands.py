@@ -98,8 +98,7 @@ def train_command(arguments: argparse.Namespace) -> int:
         require_known("task of pre-training", recipe, TASKS)
     elif recipe in TASKS:
         raise ValueError(f"the recipe {recipe!r} learns without labels: `python -m atlib pretrain {recipe}`")
-    changes = SPEEDS.get(arguments.speed, {}) | pairs(arguments.settings)
-    again = getattr(arguments, "config", None)
+    changes, again = settings_of(arguments), getattr(arguments, "config", None)
     if again is not None:
         asked = arguments.data, arguments.teacher, changes, arguments.seed
         config = configure_again(again, *asked, arguments.trust_data)
@@ -125,6 +124,11 @@ def train_command(arguments: argparse.Namespace) -> int:
     if changed := config_diff(config, len(images)):
         runner.note(f"changed against the published recipe {config.recipe_name}: {'; '.join(changed)}")
     return _in_folder(out, lambda: runner.start(config, out, images))
+
+
+def settings_of(arguments: argparse.Namespace) -> dict[str, str]:
+    """The further options of a command that trains."""
+    return SPEEDS.get(arguments.speed, {}) | pairs(arguments.settings)
 
 
 def resume_command(arguments: argparse.Namespace) -> int:
