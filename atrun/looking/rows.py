@@ -181,19 +181,19 @@ def read_rows(
             of_all = [means[layer][0, 0], rolled[0]]
             of_all += [cosines(stream[layer])] if "similarity" in beside else []
             keep(layer, torch.stack(of_all))
-    (levels, largest), *coarse = (
-        [torch.cat([part[i].flatten(0, 1) for layer in chosen for part in of[layer]]) for i in (0, 1)]
-        for of in (of_layer, of_blocks)
-        if of
-    )
+
+    def joined(parts: dict[int, list]) -> list[Tensor]:
+        both = zip(*(part for layer in chosen for part in parts[layer]))  # levels, and the largest shares
+        return [torch.cat([part.flatten(0, 1) for part in of_layers]) for of_layers in both]
+
     gained = gradients(vit, _images(vit, pixels), seen, chosen)
     gradient = torch.stack([gained[layer][first:].float() for layer in chosen])
     panels = Panels(None, None, gradient)
     if "similarity" in beside:
         norms = torch.stack([stream[layer].norm(dim=-1) for layer in chosen])
         panels = Panels(norms, torch.stack([components(stream[layer][first:]) for layer in chosen]), gradient)
-    of_others = Coarse(side, *coarse[0]) if coarse else None
-    return Rows(tokens, counts, kept, down, across, levels, largest, beside, panels, of_others)
+    coarse = Coarse(side, *joined(of_blocks)) if of_blocks else None
+    return Rows(tokens, counts, kept, down, across, *joined(of_layer), beside, panels, coarse)
 
 
 def tokens_of(vit: nn.Module, pixels: Tensor) -> Tokens:

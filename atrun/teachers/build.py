@@ -132,9 +132,10 @@ def filled(
     encoder: Encoder,
     image_size: int | None,
     normalisation: tuple[Normalisation | None, str],
-    **more,
+    assumed: Sequence[str],
+    guessed: str = "",
 ) -> Teacher:
-    """The ViT with the encoder's weights in it, positions resized. more: fields of `Teacher`."""
+    """The ViT with the encoder's weights in it, positions resized; assumed, guessed: as in `Teacher`."""
     check_image_size(native, image_size)
     vit, state, resized = headless(native, image_size).build(), dict(encoder.state), None
     if "pos_embed" in state and getattr(vit, "pos_embed", None) is not None:
@@ -158,11 +159,18 @@ def filled(
         listed = f"{'; '.join(wrong[:4])}; {len(wrong)} in all"
         raise ValueError(f"{encoder.source}: {listed}: name another model with architecture=")
     attach(vit, normalisation[0])
-    unused = [*encoder.unused, *left]
-    how = {"used": len(state) - len(left), "unused": unused, "resized": resized, "missing": missing}
-    architecture = headless(native, image_size)
     return Teacher(
-        vit.eval(), str(path), architecture, encoder.source, **how, normalised=normalisation[1], **more
+        vit.eval(),
+        str(path),
+        headless(native, image_size),
+        encoder.source,
+        used=len(state) - len(left),
+        unused=[*encoder.unused, *left],
+        resized=resized,
+        missing=missing,
+        assumed=assumed,
+        normalised=normalisation[1],
+        guessed=guessed,
     )
 
 

@@ -91,8 +91,7 @@ def _read(
         folder = path if path.is_dir() else path.parent
         if config_says(folder, "model_type") and (path == folder or path.name.startswith("model")):
             native, encoder, assumed = read_folder(folder)
-            said_beside = normalisation_beside(folder)
-            return build.filled(folder, native, encoder, image_size, said_beside, assumed=assumed)
+            return build.filled(folder, native, encoder, image_size, normalisation_beside(folder), assumed)
         return _from_file(path, image_size, heads, architecture)
     if heads is not None or architecture is not None:
         raise ValueError(f"{name!r} is no file here, and heads= and architecture= are for files")
@@ -147,17 +146,13 @@ def _from_file(path: Path, image_size: int | None, heads: int | None, architectu
         if architecture is not None:
             native = Architecture(architecture)
         elif heads is None:
-            native = build.architecture_in_file(weights, path)
-            if native is None and (name := dinov3(weights.tensors)) is not None:
-                native = Architecture(name)
+            native = build.architecture_in_file(weights, path) or dinov3(weights.tensors)
         encoder = find_encoder(weights) if native is None else build.encoder_for(weights, native)
         if native is None:
             native, assumed = infer_architecture(encoder, heads)
             guessed = assumed[0] if heads is None else ""
         normalisation = build.normalisation_of(architecture, weights, encoder, path)
-        teacher = build.filled(
-            path, native, encoder, image_size, normalisation, assumed=assumed, guessed=guessed
-        )
+        teacher = build.filled(path, native, encoder, image_size, normalisation, assumed, guessed)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     inside = f", in its entry {weights.container!r}" if weights.container else ""

@@ -157,8 +157,8 @@ def without_register_positions(state: dict[str, Tensor]) -> None:
         state["pos_embed"] = state["pos_embed"][:, 1:]
 
 
-def dinov3(tensors: Mapping[str, Tensor]) -> str | None:
-    """The timm name of the DINOv3 that Meta's own checkpoint holds; None for other files."""
+def dinov3(tensors: Mapping[str, Tensor]) -> Architecture | None:
+    """The DINOv3 that Meta's own checkpoint holds; None for other files."""
     if not {"storage_tokens", "cls_token"} <= tensors.keys():
         return None
     width = tensors["cls_token"].shape[-1]
@@ -168,7 +168,7 @@ def dinov3(tensors: Mapping[str, Tensor]) -> str | None:
     # of the distilled models the biases of q and v are all 0, and timm has a model without them
     biases = [value.chunk(3) for name, value in tensors.items() if name.endswith("attn.qkv.bias")]
     biased = "_qkvb" if any(of_q.any() or of_v.any() for of_q, _, of_v in biases) else ""
-    return f"vit_{DINOV3[width]}{plus}_patch16_dinov3{biased}"
+    return Architecture(f"vit_{DINOV3[width]}{plus}_patch16_dinov3{biased}")
 
 
 def infer_architecture(encoder: Encoder, heads: int | None = None) -> tuple[Architecture, list[str]]:
@@ -190,8 +190,9 @@ def infer_architecture(encoder: Encoder, heads: int | None = None) -> tuple[Arch
     config = _sizes(state, size, len(blocks), chosen) | _parts(state, prefix)
     why = f"usual at width {width}" if heads is None else "as given"
     taken = [f"{chosen} heads, {why}", "LayerNorm with ε 1e-06", "GELU", "a square grid of patches"]
-    distilled = "dist_token" in state
-    return Architecture(*(["deit_tiny_distilled_patch16_224"] if distilled else []), config), taken
+    if "dist_token" in state:
+        return Architecture("deit_tiny_distilled_patch16_224", config), taken
+    return Architecture(config), taken
 
 
 def config_says(path: Path, name: str) -> bool:
