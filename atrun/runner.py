@@ -101,10 +101,7 @@ def is_finished(folder: Path, config: RunConfig) -> bool:
     """Whether a run's record and weights are there. Raises `OSError` for a record that cannot be read."""
     if not (folder / "record.json").exists():
         return False
-    try:
-        read_record(folder / "record.json")
-    except OSError as error:
-        raise OSError(f"{error}. Move it away: `python -m atlib resume {folder}` writes it again") from error
+    read_record(folder / "record.json")
     return not missing_results(folder, config)
 
 
