@@ -86,13 +86,13 @@ def training_images(config: RunConfig):
 
         return open_stream(data, count=size, **_photographs(config))
     if config.detects:
-        how = {"jitter": config.jitter, "masks": config.detector == "mask-rcnn"}
-        images, drawn_as = coco_images(config.data_path, split, image_size(config), **how), f"{COCO} {split}"
+        options = {"jitter": config.jitter, "masks": config.detector == "mask-rcnn"}
+        images, name = coco_images(config.data_path, split, image_size(config), **options), f"{COCO} {split}"
     else:
         from atrun.data.photos import open_photos
 
-        images, drawn_as = open_photos(data, train=True, **_photographs(config)), f"{data} train"
-    return images if size is None else images.select(draw(len(images), size, config.seed, drawn_as))
+        images, name = open_photos(data, train=True, **_photographs(config)), f"{data} train"
+    return images if size is None else images.select(draw(len(images), size, config.seed, name))
 
 
 def _photographs(config: RunConfig) -> dict[str, Any]:
@@ -102,9 +102,9 @@ def _photographs(config: RunConfig) -> dict[str, Any]:
         if augmentation is None:
             raise ValueError(f"{config.method} compares views: give it an augmentation")
         augmentation = Views(augmentation, looks_of(config, augmentation.scale))
-    how = {name: getattr(config, name) for name in ("on_corrupt", "image_column", "label_column")}
-    how |= {"path": config.data_path, "split": config.training_split, "augmentation": augmentation}
-    return how | {"labelled": not config.method.pretrains}
+    options = {name: getattr(config, name) for name in ("on_corrupt", "image_column", "label_column")}
+    options |= {"path": config.data_path, "split": config.training_split, "augmentation": augmentation}
+    return options | {"labelled": not config.method.pretrains}
 
 
 def looks_of(config: RunConfig, scale: tuple[float, float] = SMALL_SCALE) -> tuple[Look, ...]:
@@ -128,9 +128,9 @@ def held_out_images(
     # Imported here: `datasets` takes seconds, and generated data do not need it.
     from atrun.data.photos import open_photos
 
-    how = {"data_path": None, "on_corrupt": "skip", **reading}
-    path = how.pop("data_path")
-    return open_photos(data, path=path, split=split, augmentation=augmentation, train=False, **how)
+    options = {"data_path": None, "on_corrupt": "skip", **reading}
+    path = options.pop("data_path")
+    return open_photos(data, path=path, split=split, augmentation=augmentation, train=False, **options)
 
 
 def held_out(config: RunConfig, split: str | None = None):
@@ -210,7 +210,7 @@ def build(
 ) -> Built:
     """The untrained model of a run; the seed decides its first weights, or `student_weights`. images: how
     those that it trains on are normalised, None: as the run says; folder: may hold its untrained teacher."""
-    teacher, of = None, None
+    teacher, teacher_model = None, None
     if config.teacher == UNTRAINED:
         teacher = untrained_teacher(config, folder)
     elif config.teacher is not None:
@@ -224,13 +224,13 @@ def build(
     if config.student_weights is not None:
         model = with_weights(config, model)
     if config.method.reads_logits:
-        attach(of := load_vit(config.teacher), teacher.normalisation)
+        attach(teacher_model := load_vit(config.teacher), teacher.normalisation)
     elif teacher is not None:
-        of = teacher.vit
+        teacher_model = teacher.vit
     if config.method is Method.MEAN_MAPS:
-        model = MeanMapCopy(of, model, reference_images(config), normalisation=images)
+        model = MeanMapCopy(teacher_model, model, reference_images(config), normalisation=images)
     else:
-        model = joined(config, model, of, images)
+        model = joined(config, model, teacher_model, images)
     view, paired = None, isinstance(model, Pair)
     if paired:
         view = model.teacher_view() if model.teachers else f"its stored maps are of {teacher.name}"
@@ -242,7 +242,7 @@ def build(
         taken = f"{teacher.guessed}: weights do not show it, --teacher_heads says another"
         view = taken if view is None else f"{view}; {taken}"
     model = with_detector(config, model, outputs)
-    untrained = of if config.teacher == UNTRAINED else None
+    untrained = teacher_model if config.teacher == UNTRAINED else None
     return Built(model, architecture, teacher.architecture if paired else None, view, untrained)
 
 
@@ -370,8 +370,8 @@ def check_fits(config: RunConfig) -> None:
 
 def teacher_size(config: RunConfig) -> int | None:
     """Pixels a side of the teacher's images; None: of images that come as they are, its own."""
-    known = config.augmentation is not None or config.detects
-    return config.teacher_image_size or (image_size(config) if known else None)
+    sized = config.augmentation is not None or config.detects
+    return config.teacher_image_size or (image_size(config) if sized else None)
 
 
 def says_classes(teacher: str) -> bool:

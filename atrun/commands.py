@@ -138,8 +138,8 @@ def resume_command(arguments: argparse.Namespace) -> int:
     if (folder / "record.json").exists():
         missing = ", ".join(map(str, runner.missing_results(folder, config)))
         runner.note(f"missing: {missing}; the run makes it again")
-    asked = {name: getattr(arguments, name) for name in ("on_corrupt", "trust_data", "allow_other_processes")}
-    return _in_folder(folder, lambda: runner.resume(folder, **asked))
+    options = {"trust_data": arguments.trust_data, "allow_other_processes": arguments.allow_other_processes}
+    return _in_folder(folder, lambda: runner.resume(folder, arguments.on_corrupt, **options))
 
 
 def dry_run(config: RunConfig, processes: int | None = None) -> int:

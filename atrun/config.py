@@ -118,8 +118,8 @@ def require_use(names: Iterable[str], method: Method, data: str) -> None:
     without_use = unused(method, data)
     for name in names:
         if name in without_use:
-            of = without_use[name]
-            raise ValueError(f"{name} would change nothing of {method} on {data!r}: {of} has it")
+            title = without_use[name]
+            raise ValueError(f"{name} would change nothing of {method} on {data!r}: {title} has it")
 
 
 @dataclass(frozen=True)
@@ -343,8 +343,8 @@ class RunConfig:
             with without_weights():
                 return model.build_classifier()
         except Exception as error:  # whatever timm meets first
-            given = dict(self.model.overrides)
-            raise ValueError(f"{self.model.name!r} cannot be built with {given}: {error}") from error
+            overrides = dict(self.model.overrides)
+            raise ValueError(f"{self.model.name!r} cannot be built with {overrides}: {error}") from error
 
     def describe(self) -> dict:
         """The flat fields as plain JSON values, for a record and for config.json."""
@@ -373,8 +373,8 @@ def settings() -> dict[str, dict[str, Setting]]:
         title: {name: of_run.pop(name) for name in names.split() if name in of_run and name not in VALUES}
         for title, (names, *_) in PARTS.items()
     }
-    apart = ("recipe", "plan", "augmentation", *NO_SETTINGS)
-    sections["Of the run"] = {name: one for name, one in of_run.items() if name not in apart}
+    elsewhere = ("recipe", "plan", "augmentation", *NO_SETTINGS)
+    sections["Of the run"] = {name: one for name, one in of_run.items() if name not in elsewhere}
     sections["Of the recipe"] = fields_of(Recipe)
     for part in ("plan", "augmentation"):
         sections[f"Of the {part}"] = {f"{part}.{name}": one for name, one in fields_of(VALUES[part]).items()}
@@ -390,8 +390,8 @@ def read_settings(texts: Mapping[str, str], names: Iterable[str] | None = None) 
 def with_settings(values: Mapping[str, Any], changes: Mapping[str, str]) -> RunConfig:
     """The run of these fields with some `settings`, as texts, in place of theirs. Nothing is checked before
     all are applied: a model and an image size may be wrong one by one and right together."""
-    asked = read_settings(changes)
-    method, data = method_of_run(asked.get("method", values["method"])), values["data"]
+    changed = read_settings(changes)
+    method, data = method_of_run(changed.get("method", values["method"])), values["data"]
     require_use(changes, method, data)
     # a recipe of detection on other data is an error, not a recipe of classifying
     without_use = unused(method, data).keys() - {"detector"}
@@ -399,7 +399,7 @@ def with_settings(values: Mapping[str, Any], changes: Mapping[str, str]) -> RunC
     if not method.transfers:
         values["plan"] = None  # of a recipe that transfers, by another method
     inner: dict[str, dict[str, Any]] = {part: {} for part in VALUES}
-    for name, value in asked.items():
+    for name, value in changed.items():
         part, dot, field = name.partition(".")
         if dot:
             inner[part][field] = value

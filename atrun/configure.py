@@ -99,10 +99,10 @@ def config_diff(config: RunConfig, images: int) -> list[str]:
 
 
 def _as_published(source: Published) -> dict[str, Any]:
-    """The fields of a run that a published recipe says, but for its teacher."""
-    same = {name: getattr(source, name) for name in ("method", "recipe", "plan", "drop_path", "augmentation")}
+    """The base of a run that a published recipe says, but for its teacher."""
+    base = {name: getattr(source, name) for name in ("method", "recipe", "plan", "drop_path", "augmentation")}
     model = Architecture(source.model, dict(source.options))
-    return {"model": model, **same, **source.pretext, **source.detection}
+    return {"model": model, **base, **source.pretext, **source.detection}
 
 
 def data_name(name_or_path: str, path: str | None = None) -> str:

@@ -263,9 +263,9 @@ def flops_of_detector(config: RunConfig, outputs: int) -> int:
     """FLOPs of a training step of one image with made-up objects, as PyTorch counts them."""
     model, objects = assembled(config, outputs).train(), made_up(config, outputs, 1)
     # PyTorch does not count the in-place form of baddbmm, which the map-free loss uses
-    also = {torch.ops.aten.baddbmm_: lambda onto, left, right, **_: 2 * math.prod(left) * right[2]}
+    mapping = {torch.ops.aten.baddbmm_: lambda onto, left, right, **_: 2 * math.prod(left) * right[2]}
     # unfused: PyTorch 2.6 does not count the CPU's fused attention, and later ones count its scores twice
-    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False, custom_mapping=also) as counter:
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False, custom_mapping=mapping) as counter:
         images = torch.randn(1, 3, *_size(config, outputs))
         loss_of(config)(model, images, objects, config.recipe).backward()
     return counter.get_total_flops()

@@ -142,15 +142,15 @@ class _Logits(nn.Sequential):
 def _preparation(path: Path, model: nn.Module, normalisation: Normalisation | None) -> dict[str, Any]:
     """How images are prepared for a file's model, as it says, or as its run's folder does."""
     _, augmentation = preparation_of(path)
-    known = normalisation_said(read_header(path))
-    if known is None:
-        known = model.normalisation if isinstance(model, Pair) else Normalisation.of(model)
-    if known is None and augmentation is not None:
-        known = augmentation.normalisation
-    if known is not None and normalisation not in (None, known):
-        raise ValueError(f"{path} says that its images have {known}: leave --mean and --std out")
-    known = known or normalisation
-    if known is None:
+    stated = normalisation_said(read_header(path))
+    if stated is None:
+        stated = model.normalisation if isinstance(model, Pair) else Normalisation.of(model)
+    if stated is None and augmentation is not None:
+        stated = augmentation.normalisation
+    if stated is not None and normalisation not in (None, stated):
+        raise ValueError(f"{path} says that its images have {stated}: leave --mean and --std out")
+    stated = stated or normalisation
+    if stated is None:
         raise ValueError(f"{path} does not say how its images are normalised: --mean and --std say it")
     size = getattr(getattr(student_of(model), "patch_embed", None), "img_size", None)
     if size is None:
@@ -159,8 +159,8 @@ def _preparation(path: Path, model: nn.Module, normalisation: Normalisation | No
         size = [augmentation.image_size] * 2
     return {
         "input_size": [3, *size],
-        "mean": list(known.mean),
-        "std": list(known.std),
+        "mean": list(stated.mean),
+        "std": list(stated.std),
         "interpolation": "bicubic" if augmentation is None else augmentation.interpolation,
         "crop_pct": 1.0 if augmentation is None else augmentation.crop_pct,
         "crop_mode": "center",

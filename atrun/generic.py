@@ -203,8 +203,8 @@ def _material(data: str, settings: Mapping[str, Any], seed: int, labelled=True) 
     from atrun.data.decoding import CorruptImage, decode
     from atrun.data.photos import open_photos  # imported here: `datasets` takes seconds
 
-    how = {name: settings.get(name) for name in ("image_column", "label_column")} | {"labelled": labelled}
-    photos = open_photos(data, path=settings.get("data_path"), split=split, train=True, **how)
+    options = {name: settings.get(name) for name in ("image_column", "label_column")} | {"labelled": labelled}
+    photos = open_photos(data, path=settings.get("data_path"), split=split, train=True, **options)
     some = range(0, len(photos), max(1, len(photos) // LOOKED_AT))
     sides = []
     for index in some:
@@ -216,7 +216,7 @@ def _material(data: str, settings: Mapping[str, Any], seed: int, labelled=True) 
 
 
 def _model(teacher: str | None, settings: Mapping[str, Any], name: str) -> Model:
-    asked = {key.removeprefix("model."): value for key, value in settings.items() if key.startswith("model.")}
+    extra = {key.removeprefix("model."): value for key, value in settings.items() if key.startswith("model.")}
     named, taught = settings.get("model"), teacher not in (None, UNTRAINED)
     if teacher is None and Method(name).needs_teacher:
         raise ValueError(f"the recipe {name!r} needs a teacher: --teacher, a timm name or a file of weights")
@@ -236,15 +236,15 @@ def _model(teacher: str | None, settings: Mapping[str, Any], name: str) -> Model
     built = of_teacher if named is None else Architecture(named)
     plain = _without(built.overrides, "num_classes", "img_size")
     if name == Method.DISTILLATION_TOKEN and "distilled" not in str(built.name):
-        asked, plain = {"distilled": True} | asked, plain | {"distilled": True}
+        extra, plain = {"distilled": True} | extra, plain | {"distilled": True}
     with without_weights():
         create = create_classifier if name == Method.SCRATCH else create_vit
         try:
-            vit = create(built.name, **{**built.overrides, "num_classes": 0, **asked})
+            vit = create(built.name, **{**built.overrides, "num_classes": 0, **extra})
         except (TypeError, AssertionError, ZeroDivisionError) as error:
-            if not asked:
+            if not extra:
                 raise
-            options = " ".join(f"--model.{setting} {value}" for setting, value in asked.items())
+            options = " ".join(f"--model.{setting} {value}" for setting, value in extra.items())
             raise ValueError(f"{options}: {built.name} cannot be built so ({error})") from error
         paired = isinstance(vit, VITS) and taught
         vit_of_teacher = create_vit(of_teacher.name, **of_teacher.overrides) if paired else None

@@ -141,12 +141,12 @@ def _test_of(
 def tested_anew(path: Path, config: RunConfig, split: str, images) -> str:
     """What is to be said where a split holds other images than when the run was tested on it; else ""."""
     before = read_header(path).get("tested_on")
-    now = tested_as(replace(config, evaluation_split=split), images)["tested_on"]
-    if before is None or before["split"] != split or before == {name: now.get(name) for name in before}:
+    current = tested_as(replace(config, evaluation_split=split), images)["tested_on"]
+    if before is None or before["split"] != split or before == {name: current.get(name) for name in before}:
         return ""
     return (
         f"\n{config.data}, {split}: other images than when the run ended ({before['images']:,} then,"
-        f" {now['images']:,} now); the model may have learned from some"
+        f" {current['images']:,} now); the model may have learned from some"
     )
 
 
@@ -194,8 +194,8 @@ def shifted_test(
 
     if columns := reading.keys() & {"image_column", "label_column"}:
         raise ValueError(f"--{min(columns)} would change nothing: {name} has columns of its own")
-    how = {"augmentation": augmentation, **reading}
-    opened = open_shifted(name, how.pop("data_path", None), **how)
+    options = {"augmentation": augmentation, **reading}
+    opened = open_shifted(name, options.pop("data_path", None), **options)
     require_size(model, opened.images, name)
     of_all, classes = len(SHIFTED[name].space.names), opened.classes
     first = opened.images.take([0])[0]
@@ -203,9 +203,9 @@ def shifted_test(
     if outputs != of_all:
         raise ValueError(f"{path} has {outputs} outputs; {name} tests models of {of_all} classes")
     spelled = SHIFTED[name].space._replace(classes=None).spelled()
-    names = [one.replace("_", " ") for one in classes_of(path) or ()]
-    right = {one for output, one in enumerate(names) if output in spelled.get(one, ())}
-    if moved := [one for one in names if one in spelled and one not in right]:
+    names = [class_name.replace("_", " ") for class_name in classes_of(path) or ()]
+    right = {class_name for output, class_name in enumerate(names) if output in spelled.get(class_name, ())}
+    if moved := [class_name for class_name in names if class_name in spelled and class_name not in right]:
         raise ValueError(f"{path} has classes in another order than {name}: {', '.join(moved[:5])}")
     if names and not right:
         note += f"\nclass k of {name} was taken for output k: the model's are called otherwise"

@@ -76,7 +76,7 @@ class Table(NamedTuple):
         base = next(iter(self.rows))
         lines = [f"accuracy on the same {self.images:,} images; difference to {base}, 95 % interval"]
         for name, row in self.rows.items():
-            of_seeds = " ".join(f"{100 * each:.2f}" for each in row["accuracies"])
+            of_seeds = " ".join(f"{100 * accuracy:.2f}" for accuracy in row["accuracies"])
             mean = 100 * sum(row["accuracies"]) / len(row["accuracies"])
             line = f"{name:12} {mean:6.2f} %  ({of_seeds})"
             if name != base:
@@ -138,8 +138,8 @@ def compare_methods(
         tuned = given
     runs = {}  # all are configured before the first is carried out
     for method, seed in product(methods, range(seeds)):
-        of = str(tuned if method.reads_logits else given)
-        runs[str(method), seed] = _configured(of, str(data), student, method, settings, seed)
+        method_teacher = str(tuned if method.reads_logits else given)
+        runs[str(method), seed] = _configured(method_teacher, str(data), student, method, settings, seed)
     note("\n".join(dict.fromkeys(rules for _, rules, _ in runs.values())))
     names = list(map(str, methods))
     rows: dict[str, dict[str, list]] = {n: {"accuracies": [], "seconds": [], "folders": []} for n in names}
@@ -178,12 +178,12 @@ def is_flat(data: str | Path) -> bool:
 
 def _method_on(method: str, data: str | Path) -> Method:
     """The method, on a flat folder its form without labels."""
-    asked = method_of_run(method)
-    if not is_flat(data) or asked.pretrains:
-        return asked
-    if asked not in (Method.DISTILL, Method.FEATURES):
+    chosen = method_of_run(method)
+    if not is_flat(data) or chosen.pretrains:
+        return chosen
+    if chosen not in (Method.DISTILL, Method.FEATURES):
         raise ValueError(f"{method} needs labels, a folder for each class; distill and features need none")
-    return Method(f"{asked}-unlabelled")
+    return Method(f"{chosen}-unlabelled")
 
 
 def _written(
@@ -193,25 +193,26 @@ def _written(
     if isinstance(teacher, (str, Path)):
         return str(teacher), settings
     sizes = sizes_of(teacher)
-    beside, library = out.with_name(f"{out.name}-teacher"), type(teacher).__module__.partition(".")[0]
-    beside.parent.mkdir(parents=True, exist_ok=True)
-    known = Normalisation.of(teacher)
+    path, library = out.with_name(f"{out.name}-teacher"), type(teacher).__module__.partition(".")[0]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    normalisation = Normalisation.of(teacher)
     if library == "transformers":
-        teacher.save_pretrained(beside)
-        if known is not None:
-            said = {"image_mean": known.mean, "image_std": known.std}
-            (beside / "preprocessor_config.json").write_text(json.dumps(said))
-        return str(beside), settings
+        teacher.save_pretrained(path)
+        if normalisation is not None:
+            stated = {"image_mean": normalisation.mean, "image_std": normalisation.std}
+            (path / "preprocessor_config.json").write_text(json.dumps(stated))
+        return str(path), settings
     if library == "torchvision":
-        beside = beside.with_suffix(".pth")
-        torch.save(teacher.state_dict(), beside)
-        said = {} if known is None else {f"teacher_{part}": json.dumps(v) for part, v in vars(known).items()}
-        return str(beside), {"teacher_heads": str(sizes.heads), **said, **settings}
+        path = path.with_suffix(".pth")
+        torch.save(teacher.state_dict(), path)
+        parts = {} if normalisation is None else vars(normalisation)
+        stated = {f"teacher_{name}": json.dumps(value) for name, value in parts.items()}
+        return str(path), {"teacher_heads": str(sizes.heads), **stated, **settings}
     if not config_of(teacher):
         raise ValueError(f"a {type(teacher).__name__} cannot be written as a file: use AttentionTransfer")
     name, arguments = built_with(teacher)
     arguments = {"num_classes": teacher.num_classes, **arguments}
-    path = beside.with_suffix(".safetensors")
+    path = path.with_suffix(".safetensors")
     return str(save_vit(path, teacher, Architecture(name, arguments))), settings
 
 
@@ -253,10 +254,10 @@ def _carried_out(config: RunConfig, rules: str, words: Sequence[str], folder: Pa
             if len(answers) < len(tested_on):  # some cannot be decoded
                 tested_on = tested_on.select(readable(tested_on))
             right = answers == tested_on.targets
-        beside = None  # a teacher that the student does not keep, and does not start from
+        teacher = None  # a teacher that the student does not keep, and does not start from
         if config.teacher not in (None, UNTRAINED) and config.method not in (Method.COPY, Method.FINE_TUNE):
-            beside = teacher_of(config).vit
-        page = run_report(folder, words, rules, student.cpu(), record, tested_on, right, beside)
+            teacher = teacher_of(config).vit
+        page = run_report(folder, words, rules, student.cpu(), record, tested_on, right, teacher)
         text = f"{summary(folder, record)}\nreport: {page}"
     return Trained(student, record, text, folder, right)
 
@@ -280,8 +281,8 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
     student = "tiny, small, half, a timm name, or teacher, for its size (default: small)"
     parser.add_argument("--student", metavar="SIZE|NAME", default="small", help=student)
     methods = f"one, or several for a table: {', '.join(METHODS)} (default: distill)"
-    several = {"nargs": "+", "choices": METHODS, "default": ["distill"], "metavar": "METHOD"}
-    parser.add_argument("--methods", **several, help=methods)
+    methods_options = {"nargs": "+", "choices": METHODS, "default": ["distill"], "metavar": "METHOD"}
+    parser.add_argument("--methods", **methods_options, help=methods)
     parser.add_argument("--seeds", type=int, default=1, help="runs of each method (default: 1)")
     out = "the run's folder; of several runs, which are OUT/METHOD-SEED, that of their table"
     parser.add_argument("--out", type=Path, metavar="DIR", help=out)
@@ -299,13 +300,13 @@ def transfer_command(arguments: argparse.Namespace) -> int:
         return _dry_run(arguments, student)
     if arguments.out is None:
         raise ValueError("--out DIR is missing: where shall the files go? (--dry-run needs none)")
-    asked = {"out": arguments.out, "settings": pairs(arguments.settings)}
+    options = {"out": arguments.out, "settings": pairs(arguments.settings)}
     of = arguments.teacher, arguments.data
 
     def run() -> str:
         if len(arguments.methods) == arguments.seeds == 1:
-            return transfer(*of, student, arguments.methods[0], **asked).report
-        table = compare_methods(*of, arguments.methods, student, seeds=arguments.seeds, **asked).text()
+            return transfer(*of, student, arguments.methods[0], **options).report
+        table = compare_methods(*of, arguments.methods, student, seeds=arguments.seeds, **options).text()
         return f"{table}\ntable: {arguments.out / 'table.json'}\nreport: {arguments.out / 'report.html'}"
 
     return until_stopped(run, "the same command goes on")

@@ -88,17 +88,17 @@ def as_csv(predicted: Sequence[Prediction], names: Sequence[str]) -> str:
     if clash := {*first} & {*names}:
         raise ValueError(f"a column and a class are both called {min(clash)!r}: take --out FILE.json")
     writer.writerow([*first, *names])
-    for one in predicted:
-        shares = [f"{share:.6f}" for share in one.probabilities]
-        writer.writerow([one.file, one.name, f"{max(one.probabilities):.6f}", *shares])
+    for row in predicted:
+        shares = [f"{share:.6f}" for share in row.probabilities]
+        writer.writerow([row.file, row.name, f"{max(row.probabilities):.6f}", *shares])
     return text.getvalue()
 
 
 def as_json(predicted: Sequence[Prediction], names: Sequence[str]) -> str:
     """A list with {"file", "class", "probabilities": {name: share}} for each image."""
     entries = [
-        {"file": one.file, "class": one.name, "probabilities": dict(zip(names, one.probabilities))}
-        for one in predicted
+        {"file": row.file, "class": row.name, "probabilities": dict(zip(names, row.probabilities))}
+        for row in predicted
     ]
     return json.dumps(entries, indent=1, allow_nan=False) + "\n"
 

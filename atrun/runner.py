@@ -175,9 +175,9 @@ def _make_ready(config: RunConfig, images, folder: Path) -> tuple[Any | None, Bu
 def _check_classes(config: RunConfig, images, tested_on, outputs: int) -> None:
     """Raise `ValueError` for classes of the evaluation that the training images or the model lack."""
     trained_on, what = config.training_split, f"{config.data} {config.evaluation_split}"
-    known, asked = tuple(images.classes), tuple(tested_on.classes)
-    if known and asked and known != asked:
-        unknown = sorted({*known} ^ {*asked})[:5]
+    train_classes, test_classes = tuple(images.classes), tuple(tested_on.classes)
+    if train_classes and test_classes and train_classes != test_classes:
+        unknown = sorted({*train_classes} ^ {*test_classes})[:5]
         raise ValueError(f"{what} has other classes than {trained_on}: {unknown or 'in another order'}")
     if config.detects:
         return
@@ -187,7 +187,7 @@ def _check_classes(config: RunConfig, images, tested_on, outputs: int) -> None:
     if labels is None or config.data_size is not None or labels.ndim != 1:
         return
     if lacking := sorted(set(tested_on.targets.tolist()) - set(labels.tolist())):
-        names = [known[label] if known else label for label in lacking[:5]]
+        names = [train_classes[label] if train_classes else label for label in lacking[:5]]
         raise ValueError(f"{what} has classes without an image in {trained_on}: {names}")
 
 

@@ -83,22 +83,22 @@ class CocoObjects:
         entry = self.entries[number]
         height, width = entry["height"], entry["width"]
         annotated = self._annotations[entry["id"]]
-        boxes = torch.tensor([one["bbox"] for one in annotated], dtype=torch.float32).reshape(-1, 4)
+        boxes = torch.tensor([item["bbox"] for item in annotated], dtype=torch.float32).reshape(-1, 4)
         boxes = clip_boxes_to_image(box_convert(boxes, "xywh", "xyxy"), (height, width))
-        labels = torch.tensor([self._number[one["category_id"]] for one in annotated], dtype=torch.long)
-        crowd = torch.tensor([bool(one.get("iscrowd", 0)) for one in annotated], dtype=torch.bool)
+        labels = torch.tensor([self._number[item["category_id"]] for item in annotated], dtype=torch.long)
+        crowd = torch.tensor([bool(item.get("iscrowd", 0)) for item in annotated], dtype=torch.bool)
         masks = None
         if self.masks:
             masks = torch.zeros(len(annotated), height, width, dtype=torch.bool)
-            for mask, one in zip(masks, annotated):
-                mask[:] = self._pixels(one, height, width)
+            for mask, item in zip(masks, annotated):
+                mask[:] = self._pixels(item, height, width)
         name = f"{self.file}, image {entry['id']}"
         return check_objects(Objects(boxes, labels, masks, crowd), height, width, name)
 
     def areas(self, number: int) -> list[dict[str, float]]:
         """{"area": of its mask, in squared pixels} for each object of an image; {} where not said."""
         objects = self._annotations[self.entries[number]["id"]]
-        return [{"area": float(one["area"])} if one.get("area") else {} for one in objects]
+        return [{"area": float(item["area"])} if item.get("area") else {} for item in objects]
 
     def placed(self, number: int, seed: int | None) -> Placed:
         """Where an image lies in its square; seed None: as for evaluation."""
@@ -262,10 +262,10 @@ def _read(file: Path, masks: bool) -> tuple[list[dict], dict[int, list[dict]], l
         sizes = {image["id"]: (image["width"], image["height"]) for image in images if image["file_name"]}
         by_image: dict[int, list[dict]] = {image["id"]: [] for image in images}
         category_ids = set(map(by_id, categories))
-        for one in annotations:
-            if one["category_id"] not in category_ids or not _usable(one, *sizes[one["image_id"]], masks):
-                raise ValueError(f"annotation {one['id']}: its category, its box or its mask does not fit")
-            by_image[one["image_id"]].append(one)
+        for item in annotations:
+            if item["category_id"] not in category_ids or not _usable(item, *sizes[item["image_id"]], masks):
+                raise ValueError(f"annotation {item['id']}: its category, its box or its mask does not fit")
+            by_image[item["image_id"]].append(item)
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{file} is not in COCO's form: {type(error).__name__}, {error}") from error
     return images, by_image, categories

@@ -44,8 +44,8 @@ def open_rows_of(
     else:
         splits = _from_hub(name) if place is None else _from_files(name, place, labelled)
         parts, held_out = _parts(splits, split, name)
-        several = [splits[part] for part in parts]
-        rows = several[0] if len(several) == 1 else datasets.concatenate_datasets(several)
+        published = [splits[part] for part in parts]
+        rows = published[0] if len(published) == 1 else datasets.concatenate_datasets(published)
         if held_out:
             order, count = fixed_order(len(rows)), round(VALIDATION_SHARE * len(rows))
             rows = rows.select(order[:count] if split == "validation" else order[count:])
@@ -139,9 +139,9 @@ def _files_of(path: Path, suffix: str) -> dict[str, list[str]]:
             whole = [file for file in files if file.stem in (short, split)]
             if sum(map(bool, places)) > 1 or len(whole) + bool(shards) > 1:  # all would be there twice
                 raise ValueError(f"{split} is there more than once, as {files[0]} and {files[-1]}: keep one")
-            of = {int(name.rpartition("-of-")[2].partition(".")[0]) for name in shards}
-            if len(shards) < sum(of):
-                warnings.warn(f"{path}: of {split} {len(shards)} of {sum(of)} files are there", stacklevel=2)
+            total = sum({int(name.rpartition("-of-")[2].partition(".")[0]) for name in shards})
+            if len(shards) < total:
+                warnings.warn(f"{path}: of {split} {len(shards)} of {total} files are there", stacklevel=2)
     return splits
 
 
@@ -183,8 +183,8 @@ def _parts(splits, split: str, name: str) -> tuple[list[str], bool]:
     """The published splits that a split is made of, and whether it is a part of them, a tenth or the rest."""
     published = "validation" in splits or "train" not in splits
     # Beside a test split, a validation split is training data for those who report the first.
-    both = ("train+validation",) if not published or {"train", "validation", "test"} <= set(splits) else ()
-    require_known(f"split of {name}", split, (*splits, *(() if published else ("validation",)), *both))
+    whole = ("train+validation",) if not published or {"train", "validation", "test"} <= set(splits) else ()
+    require_known(f"split of {name}", split, (*splits, *(() if published else ("validation",)), *whole))
     if published:
         return split.split("+"), False
     made_of_train = split in ("train", "validation", "train+validation")

@@ -114,8 +114,8 @@ def open_shifted(
         positions = range(len(rows))
         targets = torch.tensor(shifted.space.indices(rows[label][:], names), dtype=torch.long)
     numbers = torch.arange(len(positions))
-    how = {"augmentation": augmentation, "on_corrupt": on_corrupt, "workers": workers}
-    images = Photos(pictures.select(positions), column, numbers, shifted.space.names, **how)
+    options = {"augmentation": augmentation, "on_corrupt": on_corrupt, "workers": workers}
+    images = Photos(pictures.select(positions), column, numbers, shifted.space.names, **options)
     return OpenedShift(images, targets, shifted.space.classes)
 
 

@@ -263,8 +263,8 @@ def open_photos(
     if known is not None and known.images.get(split) != len(rows):
         counts = f"{len(rows):,} images here, {known.images.get(split, 0):,} were published"
         warnings.warn(f"{name_or_path} {split} has {counts}: results will not compare", stacklevel=2)
-    how = {"augmentation": augmentation, "train": train, "on_corrupt": on_corrupt, "workers": workers}
-    return Photos(pictures, image_column, torch.tensor(labels), names, **how)
+    options = {"augmentation": augmentation, "train": train, "on_corrupt": on_corrupt, "workers": workers}
+    return Photos(pictures, image_column, torch.tensor(labels), names, **options)
 
 
 def checked_label(label: int, names: Sequence[str], index: int) -> int:

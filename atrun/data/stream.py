@@ -112,8 +112,8 @@ def open_stream(
     count = count if whole is None else whole
     if not count:  # steps and schedule hang on it
         raise ValueError(f"{name_or_path} {split} has no images, or does not say how many: data_size=")
-    how = {"augmentation": augmentation, "train": train, "on_corrupt": on_corrupt, "buffer": buffer}
-    return PhotoStream(pictures, count, image_column, label_column, classes, **how)
+    options = {"augmentation": augmentation, "train": train, "on_corrupt": on_corrupt, "buffer": buffer}
+    return PhotoStream(pictures, count, image_column, label_column, classes, **options)
 
 
 def _rows_in(file: str) -> int:

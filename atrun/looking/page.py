@@ -167,18 +167,18 @@ def look(
     for name, model in named.items():
         vit = student_of(model)
         sizes_of(vit)  # refuses what cannot be walked
-        how = preparation[name] if isinstance(preparation, Mapping) else preparation
-        if how is None:
+        chosen = preparation[name] if isinstance(preparation, Mapping) else preparation
+        if chosen is None:
             of_pair = model.normalisation if isinstance(model, Pair) and not model.assumed else None
             told = {**vars(of_pair), "source": "as the pair was told"} if of_pair is not None else {}
-            how = preparation_of(vit, **told)
-        check_images(vit, torch.empty(1, 3, *how.size))
+            chosen = preparation_of(vit, **told)
+        check_images(vit, torch.empty(1, 3, *chosen.size))
         for picture, image in pictures.items():
-            prepared = prepare(image, how)
+            prepared = prepare(image, chosen)
             rows = read_rows(model, prepared.pixels, room, layers, heads)
             shown[picture][name] = rows, prepared
-        of = f"{name}: " if len(named) > 1 else ""
-        notes += [of + sentence for sentence in (how.describe(), *_kept(rows))]
+        prefix = f"{name}: " if len(named) > 1 else ""
+        notes += [prefix + sentence for sentence in (chosen.describe(), *_kept(rows))]
     return Look(shown, [*notes, *ALWAYS])
 
 
@@ -240,11 +240,11 @@ def _by_name(given, kinds, name_of: Callable) -> dict[str, Any]:
     if isinstance(given, Mapping):
         named = dict(given)
     else:
-        several = [given] if isinstance(given, kinds) else list(given)
-        names = list(map(name_of, several))
+        items = [given] if isinstance(given, kinds) else list(given)
+        names = list(map(name_of, items))
         if len(set(names)) < len(names):
             names = [f"{name} ({index})" for index, name in enumerate(names)]
-        named = dict(zip(names, several))
+        named = dict(zip(names, items))
     return named
 
 

@@ -215,8 +215,8 @@ def tokens_of(vit: nn.Module, pixels: Tensor) -> Tokens:
 
 
 def _images(model: nn.Module, pixels: Tensor) -> Tensor:
-    like = next(model.parameters())
-    return pixels.to(like.device, like.dtype)
+    weight = next(model.parameters())
+    return pixels.to(weight.device, weight.dtype)
 
 
 def _tokens_at(tokens: Tokens, down: Sequence[int], across: Sequence[int]) -> Tensor:
@@ -240,9 +240,9 @@ def _blocks(tokens: Tokens, rows: int, room: int) -> tuple[int | None, int]:
     (down, across), first = tokens.grid, len(tokens.prefix)
     for side in range(2, max(tokens.grid) // 2 + 1):
         blocks = ceil(down / side) * ceil(across / side)
-        left = room - rows * down * across * (first + blocks + 4)
-        if left >= room // 2 and left >= (first + 1) * rows * (first + down * across + 4):
-            return side, left
+        remaining = room - rows * down * across * (first + blocks + 4)
+        if remaining >= room // 2 and remaining >= (first + 1) * rows * (first + down * across + 4):
+            return side, remaining
     return None, room
 
 

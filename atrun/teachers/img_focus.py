@@ -50,7 +50,7 @@ def read_encoder(graph: str | Path) -> dict[str, Tensor]:
     import onnx
 
     graph = onnx.load(graph, load_external_data=False).graph
-    arrays = {one.name: onnx.numpy_helper.to_array(one).copy() for one in graph.initializer}
+    arrays = {tensor.name: onnx.numpy_helper.to_array(tensor).copy() for tensor in graph.initializer}
     values = {name: torch.from_numpy(array).float() for name, array in arrays.items()}
     named = {name: value for name, value in values.items() if not name.startswith("onnx::")}
     for node in graph.node:

@@ -295,8 +295,8 @@ def _architecture_from_config(
             name = name.replace("base", "giant")
     if "act_layer" not in options and not kind.startswith("dinov2"):  # timm's EVA and BEiT take no other
         built = "silu" if "blocks.0.mlp.fc1_g.weight" in state else "gelu"
-        if (asked := config.get("hidden_act", activation)) != built:
-            raise ValueError(f"its activation is {asked}, timm's {built}")
+        if (activation_asked := config.get("hidden_act", activation)) != built:
+            raise ValueError(f"its activation is {activation_asked}, timm's {built}")
     of_file, assumed = config.get("layer_norm_eps", eps), ()
     if of_file > 1e-4:
         raise ValueError(f"its LayerNorms have ε {of_file:g}, timm's {eps:g}: maps would differ")
@@ -348,8 +348,8 @@ def prefix_and_grid(state: Mapping[str, Tensor]) -> tuple[int, Grid]:
 
 def _heads(encoder: Encoder, width: int, prefix: int) -> int:
     small = SMALL if encoder.writer not in ("", MAE, TORCHVISION) else {}
-    if (known := small.get(width, HEADS.get(width))) is not None:
-        return known
+    if (heads := small.get(width, HEADS.get(width))) is not None:
+        return heads
     # DeiT's and DINO's ViT-S under timm's names: positions are learned, so that the class token has one, too
     learned = prefix > 0 and encoder.state["pos_embed"][:, 0].any()
     if width == 384 and learned and not any("decoder" in name for name in encoder.unused):
