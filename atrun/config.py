@@ -237,7 +237,8 @@ class RunConfig:
             if self.method.pretrains:  # both files would be the folder's teacher.safetensors
                 raise ValueError(f"{self.method} makes a teacher: it cannot have --teacher {UNTRAINED}")
             if (self.teacher_heads, self.teacher_architecture) != (None, None):
-                raise ValueError(f"teacher_heads, teacher_architecture: {UNTRAINED}, they are the student's")
+                told = f"teacher_heads={self.teacher_heads}, teacher_architecture={self.teacher_architecture}"
+                raise ValueError(f"{told}: {UNTRAINED}, it is the student's")
         if self.method.pretrains and (self.recipe.mixup or self.recipe.cutmix):
             raise ValueError(f"mixup and cutmix mix classes, and {self.method} has none: set them to 0")
         for name in OF_CLASSIFYING if self.detects else ():
