@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 import torch
+from accelerate.utils import get_int_from_env
 from torch import nn
 
 from atfamily.stored_maps import load_stored_maps, save_stored_maps
@@ -139,8 +140,7 @@ def weights_of(run_or_file: Path, averaged: bool = False) -> Path:
 
 def is_main_process() -> bool:
     """Whether this process writes; not asked of Accelerate, which would open the process group for it."""
-    ranks = ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK")  # in Accelerate's order
-    return int(next((os.environ[name] for name in ranks if name in os.environ), 0)) == 0
+    return get_int_from_env(("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK"), 0) == 0
 
 
 def note(text: str) -> None:
