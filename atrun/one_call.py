@@ -141,21 +141,20 @@ def compare_methods(
         method_teacher = str(tuned if method.reads_logits else given)
         runs[str(method), seed] = _configured(method_teacher, str(data), student, method, settings, seed)
     note("\n".join(dict.fromkeys(rules for _, rules, _ in runs.values())))
-    names = list(map(str, methods))
-    rows: dict[str, dict[str, list]] = {n: {"accuracies": [], "seconds": [], "folders": []} for n in names}
-    right: dict[str, list[Tensor]] = {name: [] for name in names}
-    for (name, seed), run in runs.items():
-        trained = _carried_out(*run, out / f"{name}-{seed}")
-        right[name].append(trained.right)
-        rows[name]["accuracies"].append(trained.right.double().mean().item())
-        rows[name]["seconds"].append(trained.record.seconds)
-        rows[name]["folders"].append(str(trained.folder))
-    answers = {name: torch.stack(of_seeds) for name, of_seeds in right.items()}
+    rows, right = {}, {}
+    for name in map(str, methods):
+        trained = [_carried_out(*runs[name, seed], out / f"{name}-{seed}") for seed in range(seeds)]
+        right[name] = torch.stack([of_seed.right for of_seed in trained])
+        rows[name] = {
+            "accuracies": right[name].double().mean(1).tolist(),
+            "seconds": [of_seed.record.seconds for of_seed in trained],
+            "folders": [str(of_seed.folder) for of_seed in trained],
+        }
     differences = {
-        (second, first): paired_bootstrap(answers[second], answers[first])
-        for first, second in combinations(answers, 2)
+        (second, first): paired_bootstrap(right[second], right[first])
+        for first, second in combinations(right, 2)
     }
-    table = Table(rows, differences, next(iter(answers.values())).shape[1])
+    table = Table(rows, differences, next(iter(right.values())).shape[1])
     write_atomically(out / "table.json", (json.dumps(table.describe(), indent=1) + "\n").encode())
     config, *_ = next(iter(runs.values()))
     words = ["transfer", "--teacher", teacher_name(str(given)), "--data", config.data]
@@ -234,18 +233,16 @@ def _as_words(settings: Mapping[str, str]) -> list[str]:
 
 def _carried_out(config: RunConfig, rules: str, words: Sequence[str], folder: Path) -> Trained:
     """The run in its folder, begun, gone on with, or only read, where it is finished; and its page."""
-    images, finished = training_images(config), False
+    images, finished = training_images(config), is_finished(folder, config)
     if not (folder / "config.json").exists():
         record = start(config, folder, images)
     elif read_config(folder, trust_data=True).fingerprint() != config.on(len(images)).fingerprint():
         raise ValueError(f"{folder} holds another run: choose another --out")
     else:
-        finished = is_finished(folder, config)
         record = resume(folder, trust_data=True)
-    student, text, tested_on, right = load_result(weights_of(folder)), "", None, None
+    student, text, right = load_result(weights_of(folder)), "", None
     if record is not None:
-        if not config.method.pretrains:
-            tested_on = held_out(read_config(folder, trust_data=True))
+        tested_on = None if config.method.pretrains else held_out(read_config(folder, trust_data=True))
         if finished:
             _require_unchanged(folder, config, tested_on)
         if tested_on is not None:
