@@ -23,7 +23,7 @@ COMMANDS = {
     "compare": ("atrun.compare", "two runs on the same images: difference, interval, McNemar's test"),
     "controls": ("atrun.controls", "does a student follow its teacher's maps, or read them? a table"),
     "plot": ("atrun.plot", "losses and accuracies of runs as curves"),
-    "teacher": ("atrun.teacher_command", "what a teacher is, and what of it can be transferred"),
+    "teacher": ("atrun.teachers.load", "what a teacher is, and what of it can be transferred"),
     "look": ("atrun.looking.commands", "a page of where every token of a model looks on a picture"),
 }
 
@@ -33,19 +33,19 @@ def main(arguments: list[str] | None = None) -> int:
     return dispatch("atlib", __doc__, COMMANDS, arguments)
 
 
-def dispatch(package: str, says: str, known: Mapping, arguments: list[str] | None = None) -> int:
+def dispatch(package: str, description: str, commands: Mapping, arguments: list[str] | None = None) -> int:
     """Run the command of a package that the arguments (None: those of this process) ask for.
 
-    known: {command: (the module that has `add_arguments(parser, command)`, which sets what is called as
-    `run`, its line of help)}. Returns what that does, 2 for a wrong request, 1 for a training that failed, 75
-    for one that was stopped, 130 for one that was interrupted."""
+    commands: {name: (the module that has `add_arguments(parser, name)`, which sets what is called as `run`,
+    its line of help)}. Returns what that does, 2 for a wrong request, 1 for a training that failed, 75 for
+    one that was stopped, 130 for one that was interrupted."""
     arguments = sys.argv[1:] if arguments is None else arguments
     program = f"python -m {package}"
-    parser = argparse.ArgumentParser(prog=program, description=says)
+    parser = argparse.ArgumentParser(prog=program, description=description)
     parser.add_argument("--version", action="version", version=f"{program} {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True)
-    for name, (module, help_line) in known.items():
-        command = commands.add_parser(
+    subparsers = parser.add_subparsers(dest="command", required=True)
+    for name, (module, help_line) in commands.items():
+        command = subparsers.add_parser(
             name, help=help_line, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter
         )
         if arguments[:1] == [name]:

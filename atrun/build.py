@@ -26,7 +26,7 @@ from atlib.mae import mae_loss
 from atlib.objectives import Loss, student_loss, unlabelled_loss
 from atlib.pair import IMAGENET, Normalisation, Pair, attach, student_of
 from atlib.plan import Plan
-from atlib.student import differences
+from atlib.student import differences, unlike
 from atlib.vit import Architecture, without_weights
 from atrun.config import COCO, UNTRAINED, RunConfig, built_for, is_run, read_config
 from atrun.data.catalogue import CATALOGUE
@@ -37,6 +37,7 @@ from atrun.method import Method
 from atrun.teachers.build import Teacher, check_image_size, headless, on_meta
 from atrun.teachers.load import is_file, load_teacher
 
+AFTER_THE_MAPS = ("head.", "norm.", "fc_norm.")  # weights that a student need not share to start from others
 SMALL_SCALE = (0.2, 1.0)  # of the crops of generated images, which have no augmentation to say it
 COCO_KNOWN = (118_287, 80)  # images of train2017, 1,021 of them without objects, and classes
 # What pre-texts are trained on.
@@ -80,15 +81,30 @@ def training_images(config: RunConfig):
         if config.method.contrasts:
             return images.with_augment(small_views(looks_of(config)))
         return images
+    if config.streaming:
+        from atrun.data.stream import open_stream
+
+        return open_stream(data, count=size, **_photographs(config))
     if config.detects:
-        how = {"jitter": config.jitter, "masks": config.detector == "mask-rcnn"}
-        images = coco_images(config.data_path, split, image_size(config), **how)
+        options = {"jitter": config.jitter, "masks": config.detector == "mask-rcnn"}
+        images, name = coco_images(config.data_path, split, image_size(config), **options), f"{COCO} {split}"
     else:
-        images = _photographs(config)
-    if size is None or config.streaming:
-        return images
-    name = f"{COCO} {split}" if config.detects else f"{data} train"
-    return images.select(draw(len(images), size, config.seed, name))
+        from atrun.data.photos import open_photos
+
+        images, name = open_photos(data, train=True, **_photographs(config)), f"{data} train"
+    return images if size is None else images.select(draw(len(images), size, config.seed, name))
+
+
+def _photographs(config: RunConfig) -> dict[str, Any]:
+    """How photographs to train on are opened."""
+    augmentation: Augmentation | Views | None = config.augmentation
+    if config.method.contrasts:
+        if augmentation is None:
+            raise ValueError(f"{config.method} compares views: give it an augmentation")
+        augmentation = Views(augmentation, looks_of(config, augmentation.scale))
+    options = {name: getattr(config, name) for name in ("on_corrupt", "image_column", "label_column")}
+    options |= {"path": config.data_path, "split": config.training_split, "augmentation": augmentation}
+    return options | {"labelled": not config.method.pretrains}
 
 
 def looks_of(config: RunConfig, scale: tuple[float, float] = SMALL_SCALE) -> tuple[Look, ...]:
@@ -100,8 +116,7 @@ def require_size(model: nn.Module, images, name: str) -> None:
     """Raise `ValueError` for images of another size than the model takes: some are taken as they are."""
     taken = built_for(student_of(model))
     if taken is not None and taken != (offered := tuple(images.take([0])[0].shape[-2:])):
-        sizes = [f"{down} x {across}" for down, across in (offered, taken)]
-        raise ValueError(f"the images of {name} come as {sizes[0]} pixels, the model takes {sizes[1]}")
+        raise ValueError(f"the images of {name} come as {offered} pixels, the model takes {taken}")
 
 
 def held_out_images(
@@ -113,9 +128,9 @@ def held_out_images(
     # Imported here: `datasets` takes seconds, and generated data do not need it.
     from atrun.data.photos import open_photos
 
-    how = {"data_path": None, "on_corrupt": "skip", **reading}
-    path = how.pop("data_path")
-    return open_photos(data, path=path, split=split, augmentation=augmentation, train=False, **how)
+    options = {"data_path": None, "on_corrupt": "skip", **reading}
+    path = options.pop("data_path")
+    return open_photos(data, path=path, split=split, augmentation=augmentation, train=False, **options)
 
 
 def held_out(config: RunConfig, split: str | None = None):
@@ -172,32 +187,13 @@ def preparation_of(path: Path) -> tuple[bool, Augmentation | None]:
 
 def known_size(config: RunConfig) -> tuple[int, int] | None:
     """(training images, outputs of the model) of a run, None where the data must be opened to know."""
-    split, size = config.training_split, config.data_size
-    if config.data == COCO:
-        published = config.data_path is None and split == "train2017"
-        return (size or COCO_KNOWN[0], COCO_KNOWN[1]) if published else None
-    known, parts = CATALOGUE.get(config.data), split.split("+")
-    if known is None or not set(parts) <= set(known.images):
-        return None
-    return size or sum(known.images[part] for part in parts), known.classes
-
-
-def _photographs(config: RunConfig):
-    augmentation: Augmentation | Views | None = config.augmentation
-    if config.method.contrasts:
-        if augmentation is None:
-            raise ValueError(f"{config.method} compares views: give it an augmentation")
-        augmentation = Views(augmentation, looks_of(config, augmentation.scale))
-    chosen = {name: getattr(config, name) for name in ("on_corrupt", "image_column", "label_column")}
-    chosen |= {"path": config.data_path, "split": config.training_split, "augmentation": augmentation}
-    chosen["labelled"] = not config.method.pretrains
-    if config.streaming:
-        from atrun.data.stream import open_stream
-
-        return open_stream(config.data, count=config.data_size, **chosen)
-    from atrun.data.photos import open_photos
-
-    return open_photos(config.data, train=True, **chosen)
+    count, classes = None, None
+    if config.data == COCO and config.data_path is None and config.training_split == "train2017":
+        count, classes = COCO_KNOWN
+    elif config.data in CATALOGUE:
+        known = CATALOGUE[config.data]
+        count, classes = known.images_in(config.training_split), known.classes
+    return None if count is None else (config.data_size or count, classes)
 
 
 def outputs_for(config: RunConfig, images) -> int:
@@ -214,11 +210,11 @@ def build(
 ) -> Built:
     """The untrained model of a run; the seed decides its first weights, or `student_weights`. images: how
     those that it trains on are normalised, None: as the run says; folder: may hold its untrained teacher."""
-    teacher, of = None, None
+    teacher, teacher_model = None, None
     if config.teacher == UNTRAINED:
         teacher = untrained_teacher(config, folder)
     elif config.teacher is not None:
-        teacher = teacher_of(config, teacher_size(config))
+        teacher = teacher_of(config)
     if images is None and config.augmentation is not None:
         images = config.augmentation.normalisation
     architecture = config.architecture(outputs)
@@ -228,13 +224,13 @@ def build(
     if config.student_weights is not None:
         model = with_weights(config, model)
     if config.method.reads_logits:
-        attach(of := load_vit(config.teacher), teacher.normalisation)
+        attach(teacher_model := load_vit(config.teacher), teacher.normalisation)
     elif teacher is not None:
-        of = teacher.vit
+        teacher_model = teacher.vit
     if config.method is Method.MEAN_MAPS:
-        model = MeanMapCopy(of, model, reference_images(config), normalisation=images)
+        model = MeanMapCopy(teacher_model, model, reference_images(config), normalisation=images)
     else:
-        model = joined(config, model, of, images)
+        model = joined(config, model, teacher_model, images)
     view, paired = None, isinstance(model, Pair)
     if paired:
         view = model.teacher_view() if model.teachers else f"its stored maps are of {teacher.name}"
@@ -246,7 +242,7 @@ def build(
         taken = f"{teacher.guessed}: weights do not show it, --teacher_heads says another"
         view = taken if view is None else f"{view}; {taken}"
     model = with_detector(config, model, outputs)
-    untrained = of if config.teacher == UNTRAINED else None
+    untrained = teacher_model if config.teacher == UNTRAINED else None
     return Built(model, architecture, teacher.architecture if paired else None, view, untrained)
 
 
@@ -267,11 +263,16 @@ def untrained_teacher(config: RunConfig, folder: Path | None = None) -> Teacher:
     return Teacher(vit, UNTRAINED, architecture, "first weights", used=len(vit.state_dict()), unused=())
 
 
-def teacher_of(config: RunConfig, image_size: int | None) -> Teacher:
+def teacher_of(config: RunConfig) -> Teacher:
     """The teacher that a run names, read from the hub or a file."""
-    told = {"heads": config.teacher_heads, "architecture": config.teacher_architecture}
-    told |= {"image_size": image_size, "normalisation": config.teacher_normalisation}
-    return load_teacher(config.teacher, quiet=True, **told)
+    return load_teacher(
+        config.teacher,
+        image_size=teacher_size(config),
+        heads=config.teacher_heads,
+        architecture=config.teacher_architecture,
+        normalisation=config.teacher_normalisation,
+        quiet=True,
+    )
 
 
 def joined(
@@ -315,10 +316,8 @@ def reference_images(config: RunConfig) -> Iterator[torch.Tensor]:
 def with_weights(config: RunConfig, student: VisionTransformer | Eva) -> VisionTransformer | Eva:
     """The student with the run's `student_weights` in it, except for its new class head."""
     weights = load_teacher(config.student_weights, image_size=image_size(config), quiet=True).vit
-    heads = [vit.blocks[0].attn.num_heads for vit in (weights, student)]
-    what = f"heads ({heads[0]} and {heads[1]})" if heads[0] != heads[1] else ""
-    if what := what or ", ".join(sorted(set(differences(weights, student)) - {"pooling"})):
-        raise ValueError(f"the student cannot start from {config.student_weights}: their {what} differ")
+    if differ := set(unlike(weights, student, AFTER_THE_MAPS)) - {"pooling"}:
+        raise ValueError(f"the student differs from {config.student_weights} in {', '.join(sorted(differ))}")
     return start_from(student, weights)
 
 
@@ -345,10 +344,10 @@ def teacher_architecture(config: RunConfig) -> Architecture | None:
     if not is_file(config.teacher):
         return Architecture(config.teacher)
     path = Path(config.teacher)
-    said = read_header(path) if path.is_file() and path.suffix == ".safetensors" else {}
-    if "architecture" not in said or config.teacher_architecture is not None:
+    header = read_header(path) if path.is_file() and path.suffix == ".safetensors" else {}
+    if "architecture" not in header or config.teacher_architecture is not None:
         return None
-    return Architecture.read(said["architecture"])
+    return Architecture.read(header["architecture"])
 
 
 def check_fits(config: RunConfig) -> None:
@@ -371,8 +370,8 @@ def check_fits(config: RunConfig) -> None:
 
 def teacher_size(config: RunConfig) -> int | None:
     """Pixels a side of the teacher's images; None: of images that come as they are, its own."""
-    known = config.augmentation is not None or config.detects
-    return config.teacher_image_size or (image_size(config) if known else None)
+    sized = config.augmentation is not None or config.detects
+    return config.teacher_image_size or (image_size(config) if sized else None)
 
 
 def says_classes(teacher: str) -> bool:
@@ -385,11 +384,10 @@ def start_from(student: VisionTransformer | Eva, teacher: VisionTransformer | Ev
     """Give `student` the teacher's weights, but for its new head and, where it pools otherwise, its norm."""
     weights = {name: value for name, value in teacher.state_dict().items() if not name.startswith("head.")}
     try:
-        apart = student.load_state_dict(weights, strict=False)
+        missing, unexpected = student.load_state_dict(weights, strict=False)
     except RuntimeError as error:  # torch names every shape that differs
         raise ValueError(f"the student cannot start from these weights: {error}") from error
-    names = [*apart.missing_keys, *apart.unexpected_keys]
-    if wrong := [name for name in names if name.split(".")[0] not in ("head", "norm", "fc_norm")]:
+    if wrong := [name for name in (*missing, *unexpected) if not name.startswith(AFTER_THE_MAPS)]:
         raise ValueError(f"the student cannot start from these weights: {', '.join(wrong)} differ")
     return student
 

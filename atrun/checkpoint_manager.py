@@ -99,8 +99,8 @@ class CheckpointManager:
             _save_tensors(of_process, temporary / PROCESS.format(accelerator.process_index))
             if main:
                 _save_tensors(shared, temporary / "shared.safetensors")
-                beside = {"config": self.config, "processes": accelerator.num_processes}
-                write_atomically(temporary / FACTS, json.dumps(facts | beside).encode())
+                setting = {"config": self.config, "processes": accelerator.num_processes}
+                write_atomically(temporary / FACTS, json.dumps(facts | setting).encode())
             accelerator.wait_for_everyone()
             if main:
                 self._seal(temporary, path, metrics)
@@ -156,9 +156,12 @@ class CheckpointManager:
         return sorted(path for path in self.folder.glob("step-*") if re.fullmatch(r"step-\d{8,}", path.name))
 
     def _scores(self) -> dict[Path, float]:
-        manifests = {path: _manifest(path) for path in self._checkpoints()}
-        scores = {path: said["metrics"].get(self.best_by) for path, said in manifests.items() if said}
-        return {path: score for path, score in scores.items() if isinstance(score, (int, float))}
+        scores = {}
+        for path in self._checkpoints():
+            score = (_manifest(path) or {"metrics": {}})["metrics"].get(self.best_by)
+            if isinstance(score, (int, float)):
+                scores[path] = score
+        return scores
 
     def _clear(self) -> None:
         """Remove what a run that was killed while it wrote has left behind."""
@@ -246,11 +249,11 @@ def _name_of(loss: Callable) -> str:
     if not isinstance(loss, partial):
         return getattr(loss, "__qualname__", type(loss).__name__)
 
-    def told(value: object) -> str:
+    def shown(value: object) -> str:
         return repr(value) if isinstance(value, (int, float, str, type(None))) else type(value).__name__
 
-    given = [*map(told, loss.args), *(f"{name}={told(value)}" for name, value in loss.keywords.items())]
-    return f"{_name_of(loss.func)}({', '.join(given)})"
+    arguments = [*map(shown, loss.args), *(f"{name}={shown(value)}" for name, value in loss.keywords.items())]
+    return f"{_name_of(loss.func)}({', '.join(arguments)})"
 
 
 def damage_of(path: Path) -> str | None:
@@ -372,9 +375,9 @@ def _files_of(data: Any) -> Sequence[str]:
     """The files that data are read from, in their order: pictures, or tables of them."""
     samples = getattr(getattr(data, "dataset", None), "samples", None)  # torchvision's folders
     if isinstance(samples, list):
-        return [str(one[0]) for one in samples if isinstance(one, tuple) and isinstance(one[0], str)]
+        return [str(entry[0]) for entry in samples if isinstance(entry, tuple) and isinstance(entry[0], str)]
     if isinstance(entries := getattr(data, "entries", None), list):  # COCO's form
-        pictures = [str(Path(data.folder, one["file_name"])) for one in entries]
+        pictures = [str(Path(data.folder, entry["file_name"])) for entry in entries]
         return [*pictures, str(data.file)]
     rows = getattr(data, "rows", None)
     if not hasattr(rows, "cache_files") or len(rows) == 0:
@@ -385,7 +388,7 @@ def _files_of(data: Any) -> Sequence[str]:
             # tables: their copies in the cache are called after the sources' names, sizes and times
             return [file["filename"] for file in rows.cache_files]
     pictures = rows.with_format("arrow")[:][data.image_column].to_pylist()
-    return [one["path"] for one in pictures if isinstance(one, dict) and one.get("path")]
+    return [entry["path"] for entry in pictures if isinstance(entry, dict) and entry.get("path")]
 
 
 def _digest(parts: Iterable[object]) -> str:

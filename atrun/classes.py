@@ -17,8 +17,8 @@ SHOWN = 5  # names in a message
 
 def classes_of(path: str | Path) -> tuple[str, ...] | None:
     """The names of the classes of a file's model, in the order of its outputs; None where it does not say."""
-    said = read_header(path).get("classes")
-    return tuple(map(str, said)) if isinstance(said, list) and said else None
+    names = read_header(path).get("classes")
+    return tuple(map(str, names)) if isinstance(names, list) and names else None
 
 
 def require_classes(path: str | Path, images) -> None:
@@ -30,9 +30,9 @@ def require_classes(path: str | Path, images) -> None:
 
 def class_names(path: Path) -> tuple[str, ...]:
     """The names of the classes of a file of weights: as it says, else as its run's training images do."""
-    said = classes_of(path)
-    if said is not None:
-        return said
+    names = classes_of(path)
+    if names is not None:
+        return names
     if not is_run(path.parent):
         raise ValueError(f'{path} does not name its classes: save_vit(..., {{"classes": [...]}}) writes them')
     return tuple(training_images(read_config(path.parent)).classes)
@@ -54,21 +54,20 @@ def labels_by_name(
     if classes is None and numbers and numbers != tuple(range(len(data))):
         raise ValueError(f"{path} names no classes, and {name} has numbers in another order: {_some(data)}")
     some_are_names = None in (numbers, outputs_numbers)
-    counted = [tuple(several) == tuple(map(str, range(len(several)))) for several in (data, classes or ())]
+    counted = [tuple(names) == tuple(map(str, range(len(names)))) for names in (data, classes or ())]
     if classes is None or counted[0] != counted[1] and some_are_names:
         if outputs is not None and len(data) != outputs:
-            theirs = "" if classes is None else f", {_some(classes)}"
-            raise ValueError(f"{name} has {len(data)} classes, {_some(data)}, {path} {outputs}{theirs}")
-        known = "the file does not name its classes" if classes is None else "classes are numbers there"
-        return images.targets, f"\nclass k of the data was taken for output k: {known}"
+            raise ValueError(f"{name} has {len(data)} classes, {_some(data)}, {path} has {outputs}")
+        reason = "the file does not name its classes" if classes is None else "classes are numbers there"
+        return images.targets, f"\nclass k of the data was taken for output k: {reason}"
     if not some_are_names:  # 01 is 1
-        classes, data = (tuple(map(str, several)) for several in (outputs_numbers, numbers))
+        classes, data = (tuple(map(str, names)) for names in (outputs_numbers, numbers))
     counts = Counter(classes), Counter(data)
-    if unknown := [one for one in data if one not in counts[0]]:
+    if unknown := [class_name for class_name in data if class_name not in counts[0]]:
         raise ValueError(f"{name} has classes that {path} lacks, {_some(unknown)}; it has {_some(classes)}")
-    if twice := [one for one in data if any(count[one] > 1 for count in counts)]:
+    if twice := [class_name for class_name in data if any(count[class_name] > 1 for count in counts)]:
         raise ValueError(f"{_some(twice)}: two classes of this name in {name} or {path}")
-    place = torch.tensor([classes.index(one) for one in data])
+    place = torch.tensor([classes.index(class_name) for class_name in data])
     fewer = f", {len(data)} of the {len(classes)} that it tells apart" if len(data) < len(classes) else ""
     return place[images.targets], f"\nclasses were matched by their names{fewer}"
 

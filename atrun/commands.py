@@ -8,7 +8,7 @@ from pathlib import Path
 from atlib._util import INTERRUPTED, STOPPED, require_known
 from atlib.processes import processes_asked
 from atlib.train import Preempted
-from atrun import estimate, generic, recipes
+from atrun import generic, recipes, runner
 from atrun.build import known_size, outputs_for, training_images
 from atrun.config import COCO, TRUST_DATA, RunConfig, read_config, settings
 from atrun.configure import config_diff, configure_again, configured, teacher_name
@@ -17,17 +17,6 @@ from atrun.log import as_line
 from atrun.method import DERIVED, Method
 from atrun.overrides import help_text, pairs
 from atrun.record import Record
-from atrun.runner import (
-    check_folder,
-    is_finished,
-    is_main_process,
-    missing_results,
-    note,
-    result_path,
-    resume,
-    start,
-    weights_of,
-)
 
 SETTINGS = (
     "Settings are further options, `--NAME VALUE` after the others: a field of the run or its recipe (--lr"
@@ -122,38 +111,41 @@ def train_command(arguments: argparse.Namespace) -> int:
             teacher = None if arguments.teacher is None else teacher_name(arguments.teacher)
             changes = generic.with_student(student, teacher, changes)
         config, rules = configured(recipe, arguments.data, arguments.teacher, changes, arguments.seed or 0)
-        note(rules)  # after all that can be wrong, which would be hard to see below it
+        runner.note(rules)  # after all that can be wrong, which would be hard to see below it
     if arguments.dry_run:
         return dry_run(config, arguments.processes)
     if arguments.processes is not None:
         raise ValueError(f"--processes {arguments.processes}: of --dry-run; `accelerate launch` starts them")
     if out is None:
         raise ValueError("--out DIR is missing: where shall the run's files go? (--dry-run needs none)")
-    if is_main_process():
-        check_folder(out)
+    if runner.is_main_process():
+        runner.check_folder(out)
     images = training_images(config)
     if changed := config_diff(config, len(images)):
-        note(f"changed against the published recipe {config.recipe_name}: {'; '.join(changed)}")
-    return _in_folder(out, lambda: start(config, out, images))
+        runner.note(f"changed against the published recipe {config.recipe_name}: {'; '.join(changed)}")
+    return _in_folder(out, lambda: runner.start(config, out, images))
 
 
 def settings_of(arguments: argparse.Namespace) -> dict[str, str]:
     """The further options of a command that trains."""
-    return SPEEDS.get(getattr(arguments, "speed", None), {}) | pairs(arguments.settings)
+    return SPEEDS.get(arguments.speed, {}) | pairs(arguments.settings)
 
 
 def resume_command(arguments: argparse.Namespace) -> int:
     folder, config = arguments.folder, read_config(arguments.folder, arguments.trust_data)
-    if is_finished(folder, config):
-        return _say(f"{folder} is finished: {weights_of(folder)}, {folder / 'record.json'}")
+    if runner.is_finished(folder, config):
+        return _say(f"{folder} is finished: {runner.weights_of(folder)}, {folder / 'record.json'}")
     if (folder / "record.json").exists():
-        note(f"missing: {', '.join(map(str, missing_results(folder, config)))}; the run makes it again")
-    asked = {name: getattr(arguments, name) for name in ("on_corrupt", "trust_data", "allow_other_processes")}
-    return _in_folder(folder, lambda: resume(folder, **asked))
+        missing = ", ".join(map(str, runner.missing_results(folder, config)))
+        runner.note(f"missing: {missing}; the run makes it again")
+    options = {"trust_data": arguments.trust_data, "allow_other_processes": arguments.allow_other_processes}
+    return _in_folder(folder, lambda: runner.resume(folder, arguments.on_corrupt, **options))
 
 
 def dry_run(config: RunConfig, processes: int | None = None) -> int:
     """Print what a run would be and cost. processes: that share a step; None: as a launcher started."""
+    from atrun import estimate  # a run counts nothing
+
     processes = processes_asked() if processes is None else processes
     if not 1 <= processes <= config.recipe.batch_size:
         raise ValueError(f"--processes {processes}: from 1 to the batch, {config.recipe.batch_size}")
@@ -171,10 +163,10 @@ def until_stopped(run: Callable[[], str | None], go_on: str) -> int:
     try:
         text = run()
     except Preempted as stopped:
-        note(f"{stopped}\n{go_on}")
+        runner.note(f"{stopped}\n{go_on}")
         return STOPPED
     except KeyboardInterrupt:
-        note(f"interrupted; {go_on}")
+        runner.note(f"interrupted; {go_on}")
         return INTERRUPTED
     return 0 if text is None else _say(text)
 
@@ -189,13 +181,13 @@ def summary(folder: Path, record: Record | None) -> str | None:
         return None
     beside = {Method.COPY: "its teacher", Method.MEAN_MAPS: "the maps"}.get(record.method)
     needs = f", with {beside} in the same file, which it needs" if beside else ""
-    weights = f"weights: {result_path(folder, record.method)}{needs}"
+    weights = f"weights: {runner.result_path(folder, record.method)}{needs}"
     if (detector := folder / "detector.safetensors").exists():
         weights = f"detector: {detector}{needs}\n{weights}"
     return f"{as_line(record.results)}\n{weights}\nrecord: {folder / 'record.json'}"
 
 
 def _say(text: str) -> int:
-    if is_main_process():
+    if runner.is_main_process():
         print(text)
     return 0

@@ -14,7 +14,7 @@ from atlib.evaluate import predict, score
 from atrun.build import held_out
 from atrun.classes import require_classes
 from atrun.config import TRUST_DATA, read_config
-from atrun.measure import decoded, same_images, tested_anew
+from atrun.measure import readable, same_images, tested_anew
 from atrun.runner import load_result, weights_of
 
 
@@ -60,7 +60,7 @@ def compare_runs(
             warnings.warn(anew.strip(), stacklevel=2)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     logits = [predict(load_result(path).to(device), images) for path, images in zip(weights, sets)]
-    return compared(*logits, sets[0].targets[decoded(sets[0])])
+    return compared(*logits, sets[0].targets[readable(sets[0])])
 
 
 def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
@@ -73,14 +73,13 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
 
 
 def compare_command(arguments: argparse.Namespace) -> int:
-    asked = arguments.split, arguments.averaged, arguments.trust_data
-    found = compare_runs(arguments.first, arguments.second, *asked)
-    low, high = 100 * found.difference.low, 100 * found.difference.high
-    print(f"{arguments.first}: accuracy {100 * found.first:.2f} %")
-    print(f"{arguments.second}: accuracy {100 * found.second:.2f} %")
-    print(f"difference {100 * found.difference.mean:+.2f} points, 95 % interval {low:+.2f} to {high:+.2f}")
-    print(
-        f"only the first is right for {found.only_first} images, only the second for {found.only_second}:"
-        f" McNemar's exact p = {found.p:.2g}"
+    first, second, difference, only_first, only_second, p = compare_runs(
+        arguments.first, arguments.second, arguments.split, arguments.averaged, arguments.trust_data
     )
+    mean, low, high = (100 * points for points in difference)
+    print(f"{arguments.first}: accuracy {100 * first:.2f} %")
+    print(f"{arguments.second}: accuracy {100 * second:.2f} %")
+    print(f"difference {mean:+.2f} points, 95 % interval {low:+.2f} to {high:+.2f}")
+    only = f"only the first is right for {only_first} images, only the second for {only_second}"
+    print(f"{only}: McNemar's exact p = {p:.2g}")
     return 0

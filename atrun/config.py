@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from pathlib import Path
@@ -21,7 +21,7 @@ from atlib.vit import VITS, Architecture, without_weights
 from atrun.data.generated import is_generated, require_installed
 from atrun.data.transforms import Augmentation
 from atrun.method import Method, method_of_run
-from atrun.overrides import Setting, read, said_of
+from atrun.overrides import Setting, fields_of, read
 from atrun.teachers.names import config_says
 
 COCO = "coco"  # what detectors learn from, in COCO's form
@@ -88,32 +88,18 @@ USES = {
 }
 
 
-def _or_none(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: value is None or fits(value)
-
-
-_are_two = _or_none(lambda pair: len(tuple(pair)) == 2 and all(0 < one < math.inf for one in pair))
-# What fields of a run must be: their names, whether a value fits, and what is said of one that does not.
-RULES = (
-    ("seed", lambda seed: 0 <= seed < 2**32, "is from 0 to 2**32 - 1"),  # as NumPy's generators ask for
-    ("drop_path", lambda rate: 0 <= rate <= 0.99, "is from 0 to 0.99"),
-    (
-        "save_every keep reference_images teacher_image_size data_size decoder_width decoder_depth"
-        " decoder_heads mask_unit projector_layers hidden_width projection_width outputs bottleneck_width"
-        " local_size",
-        _or_none(lambda count: count >= 1),
-        "is 1 or more",
-    ),
-    (
-        "workers on_device evaluate_every maps_every local_views attention_weight",
-        lambda value: 0 <= value < math.inf,
-        "is 0 or more",
-    ),
-    ("momentum temperature_warmup frozen", lambda share: 0 <= share <= 1, "is from 0 to 1"),
-    ("attention_temperature contrast_temperature", lambda t: 0 < t < math.inf, "is above 0"),
-    ("teacher_temperature local_scale jitter", _are_two, "is two numbers above 0"),
-    ("jitter", _or_none(lambda scales: scales[0] <= scales[1]), "has the least and the largest scale"),
+# The least and the largest value of fields of a run, of each number in a pair.
+BOUNDS = (
+    (0, 2**32 - 1, "seed"),  # as NumPy's generators ask for
+    (0, 0.99, "drop_path"),
+    (0, 1, "momentum temperature_warmup frozen"),
+    (0, math.inf, "workers on_device evaluate_every maps_every local_views attention_weight"),
+    (1, math.inf, "save_every keep reference_images teacher_image_size data_size"),
+    (1, math.inf, "decoder_width decoder_depth decoder_heads mask_unit projector_layers"),
+    (1, math.inf, "hidden_width projection_width outputs bottleneck_width local_size"),
+    (1e-9, math.inf, "attention_temperature contrast_temperature teacher_temperature local_scale jitter"),
 )
+PAIRS = ("teacher_temperature", "local_scale", "jitter")
 
 
 def unused(method: Method, data: str, of: Mapping[str, tuple] = {**PARTS, **USES}) -> dict[str, str]:
@@ -132,8 +118,8 @@ def require_use(names: Iterable[str], method: Method, data: str) -> None:
     without_use = unused(method, data)
     for name in names:
         if name in without_use:
-            of = without_use[name]
-            raise ValueError(f"{name} would change nothing of {method} on {data!r}: {of} has it")
+            title = without_use[name]
+            raise ValueError(f"{name} would change nothing of {method} on {data!r}: {title} has it")
 
 
 @dataclass(frozen=True)
@@ -222,8 +208,7 @@ class RunConfig:
         object.__setattr__(self, "method", method_of_run(self.method))
         object.__setattr__(self, "feature_layers", Plan(layers=self.feature_layers).layers)
         if self.detects != (self.detector is not None):
-            given = f"data {self.data!r}, detector {self.detector!r}"
-            raise ValueError(f"{given}: a detector, and nothing else, learns from {COCO!r}")
+            raise ValueError(f"detector {self.detector!r}, data {self.data!r}: it takes {COCO!r}, alone")
         changed = [field.name for field in fields(self) if getattr(self, field.name) != field.default]
         require_use(changed, self.method, self.data)
         if self.method.needs_teacher != (self.teacher is not None):
@@ -232,10 +217,17 @@ class RunConfig:
         planned = None if self.plan is None else self.plan.how
         if planned != self.method.how:
             raise ValueError(f"method {self.method!r} and plan {planned!r} do not go together")
-        for names, fits, says in RULES:
+        for least, most, names in BOUNDS:
             for name in names.split():
-                if not fits(value := getattr(self, name)):
-                    raise ValueError(f"{name}={value!r}: {name} {says}")
+                value = getattr(self, name)
+                numbers = value if isinstance(value, (tuple, list)) else (value,)
+                if value is not None and not all(least <= number <= most for number in numbers):
+                    raise ValueError(f"{name}={value!r}: from {least} to {most}")
+        for name in PAIRS:
+            if (pair := getattr(self, name)) is not None and len(pair) != 2:
+                raise ValueError(f"{name}={pair!r}: two numbers")
+        if self.jitter is not None and self.jitter[0] > self.jitter[1]:
+            raise ValueError(f"jitter={self.jitter!r}: the least and the largest scale")
         if (self.teacher_mean is None) != (self.teacher_std is None):
             raise ValueError("give both teacher_mean and teacher_std, or neither")
         _ = self.teacher_normalisation  # checks the values
@@ -244,9 +236,9 @@ class RunConfig:
                 raise ValueError(f"fine-tune with --teacher {UNTRAINED} is training from scratch")
             if self.method.pretrains:  # both files would be the folder's teacher.safetensors
                 raise ValueError(f"{self.method} makes a teacher: it cannot have --teacher {UNTRAINED}")
-            for name in ("teacher_heads", "teacher_architecture"):
-                if getattr(self, name) is not None:
-                    raise ValueError(f"{name}={getattr(self, name)!r}: {UNTRAINED}, it is the student's")
+            if (self.teacher_heads, self.teacher_architecture) != (None, None):
+                told = f"teacher_heads={self.teacher_heads}, teacher_architecture={self.teacher_architecture}"
+                raise ValueError(f"{told}: {UNTRAINED}, it is the student's")
         if self.method.pretrains and (self.recipe.mixup or self.recipe.cutmix):
             raise ValueError(f"mixup and cutmix mix classes, and {self.method} has none: set them to 0")
         for name in OF_CLASSIFYING if self.detects else ():
@@ -291,16 +283,14 @@ class RunConfig:
                 with without_weights():
                     self.pretext(model, self.skeleton(0) if self.method.needs_teacher else None)
             except AssertionError as error:  # timm's blocks refuse a width that their heads do not divide
-                width, heads = self.decoder_width, self.decoder_heads
-                raise ValueError(f"decoder_width={width} is no multiple of decoder_heads={heads}") from error
+                raise ValueError(f"decoder_width is no multiple of {self.decoder_heads=}") from error
         if self.plan is not None:
             self.plan.layers_of(len(model.blocks))
         if self.feature_layers is not None:
             Plan(layers=self.feature_layers).layers_of(len(model.blocks))
         size = built_for(model)
         if None not in (size, self.augmentation) and size != (self.augmentation.image_size,) * 2:
-            wanted = self.augmentation.image_size
-            raise ValueError(f"{name!r} takes images of {size} pixels, augmentation.image_size is {wanted}")
+            raise ValueError(f"{name!r} takes images of {size} pixels: set augmentation.image_size")
 
     def pretext(
         self,
@@ -354,8 +344,8 @@ class RunConfig:
             with without_weights():
                 return model.build_classifier()
         except Exception as error:  # whatever timm meets first
-            given = dict(self.model.overrides)
-            raise ValueError(f"{self.model.name!r} cannot be built with {given}: {error}") from error
+            overrides = dict(self.model.overrides)
+            raise ValueError(f"{self.model.name!r} cannot be built with {overrides}: {error}") from error
 
     def describe(self) -> dict:
         """The flat fields as plain JSON values, for a record and for config.json."""
@@ -377,18 +367,18 @@ def built_for(model: torch.nn.Module) -> tuple[int, int] | None:
 def settings() -> dict[str, dict[str, Setting]]:
     """Every setting of a run by its name on the command line, {title: {name: what is said of it}}, but for
     `model.NAME`, any argument of the model's constructor."""
-    of_run = said_of(RunConfig)
+    of_run = fields_of(RunConfig)
     # both are read by their names
     of_run |= {name: of_run[name]._replace(kind=str) for name in ("method", "model")}
     sections = {"Of the run": {}} | {
         title: {name: of_run.pop(name) for name in names.split() if name in of_run and name not in VALUES}
         for title, (names, *_) in PARTS.items()
     }
-    apart = ("recipe", "plan", "augmentation", *NO_SETTINGS)
-    sections["Of the run"] = {name: one for name, one in of_run.items() if name not in apart}
-    sections["Of the recipe"] = said_of(Recipe)
+    elsewhere = ("recipe", "plan", "augmentation", *NO_SETTINGS)
+    sections["Of the run"] = {name: one for name, one in of_run.items() if name not in elsewhere}
+    sections["Of the recipe"] = fields_of(Recipe)
     for part in ("plan", "augmentation"):
-        sections[f"Of the {part}"] = {f"{part}.{name}": one for name, one in said_of(VALUES[part]).items()}
+        sections[f"Of the {part}"] = {f"{part}.{name}": one for name, one in fields_of(VALUES[part]).items()}
     return sections
 
 
@@ -401,8 +391,8 @@ def read_settings(texts: Mapping[str, str], names: Iterable[str] | None = None) 
 def with_settings(values: Mapping[str, Any], changes: Mapping[str, str]) -> RunConfig:
     """The run of these fields with some `settings`, as texts, in place of theirs. Nothing is checked before
     all are applied: a model and an image size may be wrong one by one and right together."""
-    asked = read_settings(changes)
-    method, data = method_of_run(asked.get("method", values["method"])), values["data"]
+    changed = read_settings(changes)
+    method, data = method_of_run(changed.get("method", values["method"])), values["data"]
     require_use(changes, method, data)
     # a recipe of detection on other data is an error, not a recipe of classifying
     without_use = unused(method, data).keys() - {"detector"}
@@ -410,7 +400,7 @@ def with_settings(values: Mapping[str, Any], changes: Mapping[str, str]) -> RunC
     if not method.transfers:
         values["plan"] = None  # of a recipe that transfers, by another method
     inner: dict[str, dict[str, Any]] = {part: {} for part in VALUES}
-    for name, value in asked.items():
+    for name, value in changed.items():
         part, dot, field = name.partition(".")
         if dot:
             inner[part][field] = value

@@ -99,10 +99,10 @@ def config_diff(config: RunConfig, images: int) -> list[str]:
 
 
 def _as_published(source: Published) -> dict[str, Any]:
-    """The fields of a run that a published recipe says, but for its teacher."""
-    same = {name: getattr(source, name) for name in ("method", "recipe", "plan", "drop_path", "augmentation")}
+    """The base of a run that a published recipe says, but for its teacher."""
+    base = {name: getattr(source, name) for name in ("method", "recipe", "plan", "drop_path", "augmentation")}
     model = Architecture(source.model, dict(source.options))
-    return {"model": model, **same, **source.pretext, **source.detection}
+    return {"model": model, **base, **source.pretext, **source.detection}
 
 
 def data_name(name_or_path: str, path: str | None = None) -> str:
@@ -111,8 +111,6 @@ def data_name(name_or_path: str, path: str | None = None) -> str:
         maker(name_or_path)
     if name_or_path == COCO or is_generated(name_or_path):
         return name_or_path
-    if "/" not in name_or_path and not Path(name_or_path).exists():  # neither a hub id nor a path
-        require_known("data set (there is no folder of that name)", name_or_path, [COCO, *CATALOGUE])
     known = CATALOGUE.get(name_or_path) if path is None else None
     if known is not None and Path(name_or_path).exists() and not is_run(Path(name_or_path)):
         hub = f" or {known.hub}" if known.hub else ""

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-import psutil
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -29,6 +28,7 @@ from atlib.vit import VITS, without_weights
 from atrun.build import image_size, joined, looks_of, loss_of, teacher_architecture, with_detector
 from atrun.config import UNTRAINED, RunConfig, built_for
 from atrun.method import Method
+from atrun.runner import free_memory
 from atrun.teachers.build import headless, on_meta
 
 STEPS = 4  # timed; the first is thrown away
@@ -209,13 +209,6 @@ def fewest(config: RunConfig, outputs: int) -> int:
     return 1 if isinstance(config.skeleton(outputs), VITS) else 2
 
 
-def free_memory(device: torch.device | None = None) -> float:
-    """Bytes free on a device; None: on the GPU if a run trains there, else in this machine."""
-    if runs_on_gpu() if device is None else device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    return psutil.virtual_memory().available
-
-
 def made_up(config: RunConfig, outputs: int, count: int):
     """Targets without meaning: classes, or objects, seven in an image, as COCO has on average."""
     if not config.detects:
@@ -270,9 +263,9 @@ def flops_of_detector(config: RunConfig, outputs: int) -> int:
     """FLOPs of a training step of one image with made-up objects, as PyTorch counts them."""
     model, objects = assembled(config, outputs).train(), made_up(config, outputs, 1)
     # PyTorch does not count the in-place form of baddbmm, which the map-free loss uses
-    also = {torch.ops.aten.baddbmm_: lambda onto, left, right, **_: 2 * math.prod(left) * right[2]}
+    mapping = {torch.ops.aten.baddbmm_: lambda onto, left, right, **_: 2 * math.prod(left) * right[2]}
     # unfused: PyTorch 2.6 does not count the CPU's fused attention, and later ones count its scores twice
-    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False, custom_mapping=also) as counter:
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False, custom_mapping=mapping) as counter:
         images = torch.randn(1, 3, *_size(config, outputs))
         loss_of(config)(model, images, objects, config.recipe).backward()
     return counter.get_total_flops()
@@ -401,8 +394,8 @@ def model_lines(estimate: Estimate) -> list[str]:
         pairs = plan.pairs_of(len(vit.blocks), None)
         lines.append(f"{plan.how} {plan.what} of {len(pairs)} layers, {pairs[0][0]} to {pairs[-1][0]}")
         if any(layer != of_teacher for layer, of_teacher in pairs):
-            said = ", ".join(f"{layer} from {of_teacher}" for layer, of_teacher in pairs)
-            lines.append(f"the student's layers, and the teacher's: {said}")
+            listed = ", ".join(f"{layer} from {of_teacher}" for layer, of_teacher in pairs)
+            lines.append(f"the student's layers, and the teacher's: {listed}")
     return lines
 
 

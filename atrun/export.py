@@ -49,10 +49,10 @@ def open_to_export(path: Path, normalisation: Normalisation | None = None) -> Ex
     header = read_header(path)
     if "detector" in header:
         raise ValueError(f"{path} holds a detector: export {path.with_name('student.safetensors')}, its ViT")
-    said = header.get("architecture") or header.get("student")
-    if said is None:
+    described = header.get("architecture") or header.get("student")
+    if described is None:
         raise OSError(f"{path} does not say its architecture: read it by load_teacher, write it by save_vit")
-    model, architecture = load_result(path), Architecture.read(said)
+    model, architecture = load_result(path), Architecture.read(described)
     classes, count = None, student_of(model).num_classes
     if count and (header.get("classes") or is_run(path.parent)):
         classes = class_names(path) or None
@@ -86,11 +86,11 @@ def write_timm_folder(model: Exportable, folder: Path) -> Path:
             "classifier": ["head", "head_dist"] if distilled else "head",
         },
     }
-    said = dict(model.prepared) | ({"classes": list(model.classes)} if model.classes else {})
+    header = dict(model.prepared) | ({"classes": list(model.classes)} if model.classes else {})
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     try:
-        save_vit(temporary / "model.safetensors", model.model, model.architecture, said)
+        save_vit(temporary / "model.safetensors", model.model, model.architecture, header)
         write_atomically(temporary / "config.json", (json.dumps(about, indent=2) + "\n").encode())
         _check_read_by_timm(temporary, model.model)
         os.replace(temporary, folder)
@@ -127,8 +127,8 @@ def write_onnx(model: Exportable, path: Path) -> Path:
         entry.key, entry.value = name, json.dumps(value)
     # another number than it was traced with
     images = torch.randn(3, 3, height, width, generator=torch.Generator().manual_seed(0))
-    (found,) = ReferenceEvaluator(written).run(None, {"images": images.numpy()})
-    _require_same(plain, images, torch.from_numpy(found), TOLERANCE, "ONNX")
+    (onnx_output,) = ReferenceEvaluator(written).run(None, {"images": images.numpy()})
+    _require_same(plain, images, torch.from_numpy(onnx_output), TOLERANCE, "ONNX")
     return write_atomically(path, written.SerializeToString())
 
 
@@ -142,15 +142,15 @@ class _Logits(nn.Sequential):
 def _preparation(path: Path, model: nn.Module, normalisation: Normalisation | None) -> dict[str, Any]:
     """How images are prepared for a file's model, as it says, or as its run's folder does."""
     _, augmentation = preparation_of(path)
-    known = normalisation_said(read_header(path))
-    if known is None:
-        known = model.normalisation if isinstance(model, Pair) else Normalisation.of(model)
-    if known is None and augmentation is not None:
-        known = augmentation.normalisation
-    if known is not None and normalisation not in (None, known):
-        raise ValueError(f"{path} says that its images have {known}: leave --mean and --std out")
-    known = known or normalisation
-    if known is None:
+    stated = normalisation_said(read_header(path))
+    if stated is None:
+        stated = model.normalisation if isinstance(model, Pair) else Normalisation.of(model)
+    if stated is None and augmentation is not None:
+        stated = augmentation.normalisation
+    if stated is not None and normalisation not in (None, stated):
+        raise ValueError(f"{path} says that its images have {stated}: leave --mean and --std out")
+    stated = stated or normalisation
+    if stated is None:
         raise ValueError(f"{path} does not say how its images are normalised: --mean and --std say it")
     size = getattr(getattr(student_of(model), "patch_embed", None), "img_size", None)
     if size is None:
@@ -159,8 +159,8 @@ def _preparation(path: Path, model: nn.Module, normalisation: Normalisation | No
         size = [augmentation.image_size] * 2
     return {
         "input_size": [3, *size],
-        "mean": list(known.mean),
-        "std": list(known.std),
+        "mean": list(stated.mean),
+        "std": list(stated.std),
         "interpolation": "bicubic" if augmentation is None else augmentation.interpolation,
         "crop_pct": 1.0 if augmentation is None else augmentation.crop_pct,
         "crop_mode": "center",
@@ -182,19 +182,21 @@ def _timm_call(architecture: Architecture, vit: nn.Module) -> tuple[str, dict[st
 def _check_read_by_timm(folder: Path, vit: nn.Module) -> None:
     """Raise `ValueError` unless timm reads the folder as the same ViT."""
     read = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
-    own, its = vit.state_dict(), read.state_dict()
-    if own.keys() != its.keys() or not all(torch.equal(own[name], its[name]) for name in own):
+    weights, as_read = vit.state_dict(), read.state_dict()
+    if weights.keys() != as_read.keys() or not all(
+        torch.equal(weights[name], as_read[name]) for name in weights
+    ):
         raise ValueError(f"timm reads other weights than this {type(vit).__name__}'s: export it to .onnx")
     images = torch.randn(3, *read.pretrained_cfg["input_size"], generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        found = read(images)
-    _require_same(vit, images, found, 0.0, "timm")
+        output = read(images)
+    _require_same(vit, images, output, 0.0, "timm")
 
 
 @torch.no_grad()
-def _require_same(model: nn.Module, images: Tensor, found: Tensor, tolerance: float, by: str) -> None:
+def _require_same(model: nn.Module, images: Tensor, output: Tensor, tolerance: float, by: str) -> None:
     expected = model(images)
-    far = (found - expected).abs().max() / expected.abs().max() if found.shape == expected.shape else None
+    far = (output - expected).abs().max() / expected.abs().max() if output.shape == expected.shape else None
     if far is None or not far <= tolerance:
         raise ValueError(f"{by} computes other outputs, by {far} of the largest: nothing was written")
 
@@ -214,10 +216,10 @@ def export_command(arguments: argparse.Namespace) -> int:
     out, (mean, std) = arguments.out, (arguments.mean, arguments.std)
     if (mean is None) != (std is None):
         raise ValueError("--mean and --std belong together: give both, or leave both out")
-    told = None if mean is None else Normalisation(*(v if len(v) > 1 else v[0] for v in (mean, std)))
-    model = open_to_export(weights_of(arguments.path, arguments.averaged), told)
-    if told is not None:
-        attach(student_of(model.model), told)  # the written file says it too
+    normalisation = None if mean is None else Normalisation(*(v if len(v) > 1 else v[0] for v in (mean, std)))
+    model = open_to_export(weights_of(arguments.path, arguments.averaged), normalisation)
+    if normalisation is not None:
+        attach(student_of(model.model), normalisation)  # the written file says it too
     print((write_onnx if out.suffix.lower() == ".onnx" else write_timm_folder)(model, out))
     if model.classes is None:
         print("no names of classes: neither the file nor its run's folder says them")

@@ -84,25 +84,25 @@ def derive(name: str, data: str, teacher: str | None, changes: Mapping[str, str]
     method = Method(name)
     if data == COCO:
         raise ValueError(f"the recipe {name!r} classifies images; take a recipe of detection for {data!r}")
-    told = read_settings(changes)
-    images, side = _material(data, told, seed, not method.is_unlabelled)
-    model = _model(teacher, told, name)
+    settings = read_settings(changes)
+    images, side = _material(data, settings, seed, not method.is_unlabelled)
+    model = _model(teacher, settings, name)
     of_model = model.architecture.name if isinstance(model.architecture.name, str) else "{...}"
     rules = {"model": f"{of_model}: {model.whose}, with all its components (2605.07191)"}
-    size = told.get("augmentation.image_size", _image_size(model, side, is_generated(data), rules))
+    size = settings.get("augmentation.image_size", _image_size(model, side, is_generated(data), rules))
 
     batch = 2 ** math.floor(math.log2(max(16, min(256, images / 16))))
     rules["batch_size"] = f"{batch}: at least 16 steps a pass over {images:,} images, at most 256 a step"
-    batch, passes = told.get("batch_size", batch), PASSES.get(method, 200)
+    batch, passes = settings.get("batch_size", batch), PASSES.get(method, 200)
     epochs = max(passes, math.ceil(SEEN / images))
     rules["epochs"] = (
         f"{epochs}: the {passes} of the paper (2411.09702), or as many as show {SEEN:,} images, the shortest"
         " schedule of the BiT-HyperRule (1912.11370)"
     )
     steps_a_pass = steps_per_epoch(images, batch)
-    if "steps" in told:
-        epochs = told["steps"] / steps_a_pass
-    epochs = told.get("epochs", epochs)
+    if "steps" in settings:
+        epochs = settings["steps"] / steps_a_pass
+    epochs = settings.get("epochs", epochs)
     every = max(1, round(epochs / 10))
     rules["evaluate_every"] = f"{every} passes: some ten times in a run"
 
@@ -189,22 +189,22 @@ def derive(name: str, data: str, teacher: str | None, changes: Mapping[str, str]
     return Derived(values, _without(rules, *unused))
 
 
-def _material(data: str, told: Mapping[str, Any], seed: int, labelled=True) -> tuple[int, int | None]:
+def _material(data: str, settings: Mapping[str, Any], seed: int, labelled=True) -> tuple[int, int | None]:
     """How many images there are, and the median of the shorter sides of some that were looked at, or None."""
-    split, size = told.get("training_split", "train"), told.get("data_size")
+    split, size = settings.get("training_split", "train"), settings.get("data_size")
     if is_generated(data):
         images = maker(data)(split=split, size=size, seed=seed)
         return len(images), min(images.take([0])[0].shape[-2:])
-    if told.get("streaming") and size is None:
+    if settings.get("streaming") and size is None:
         raise ValueError("a stream does not say how many images it has: --data_size NUMBER")
-    parts, known = split.split("+"), CATALOGUE[data].images if data in CATALOGUE else {}
-    if told.get("streaming") or set(parts) <= set(known):
-        return size or sum(known[part] for part in parts), None
+    count = CATALOGUE[data].images_in(split) if data in CATALOGUE else None
+    if settings.get("streaming") or count is not None:
+        return size or count, None
     from atrun.data.decoding import CorruptImage, decode
     from atrun.data.photos import open_photos  # imported here: `datasets` takes seconds
 
-    how = {name: told.get(name) for name in ("image_column", "label_column")} | {"labelled": labelled}
-    photos = open_photos(data, path=told.get("data_path"), split=split, train=True, **how)
+    options = {name: settings.get(name) for name in ("image_column", "label_column")} | {"labelled": labelled}
+    photos = open_photos(data, path=settings.get("data_path"), split=split, train=True, **options)
     some = range(0, len(photos), max(1, len(photos) // LOOKED_AT))
     sides = []
     for index in some:
@@ -215,9 +215,9 @@ def _material(data: str, told: Mapping[str, Any], seed: int, labelled=True) -> t
     return size or len(photos), round(median(sides))
 
 
-def _model(teacher: str | None, told: Mapping[str, Any], name: str) -> Model:
-    asked = {key.removeprefix("model."): value for key, value in told.items() if key.startswith("model.")}
-    named, taught = told.get("model"), teacher not in (None, UNTRAINED)
+def _model(teacher: str | None, settings: Mapping[str, Any], name: str) -> Model:
+    extra = {key.removeprefix("model."): value for key, value in settings.items() if key.startswith("model.")}
+    named, taught = settings.get("model"), teacher not in (None, UNTRAINED)
     if teacher is None and Method(name).needs_teacher:
         raise ValueError(f"the recipe {name!r} needs a teacher: --teacher, a timm name or a file of weights")
     if named is None and not taught:
@@ -226,25 +226,25 @@ def _model(teacher: str | None, told: Mapping[str, Any], name: str) -> Model:
     source = teacher if taught else named
     of_teacher, normalisation = Architecture(source), None
     if taught and is_file(teacher):
-        heads, architecture = told.get("teacher_heads"), told.get("teacher_architecture")
+        heads, architecture = settings.get("teacher_heads"), settings.get("teacher_architecture")
         read_teacher = load_teacher(teacher, heads=heads, architecture=architecture, quiet=True)
         of_teacher, normalisation = read_teacher.architecture, read_teacher.normalisation
     elif timm.is_model(source) and (published := timm.get_pretrained_cfg(source)) is not None:
         normalisation = Normalisation(published.mean, published.std)
-    if "teacher_mean" in told and "teacher_std" in told:
-        normalisation = Normalisation(told["teacher_mean"], told["teacher_std"])
+    if "teacher_mean" in settings and "teacher_std" in settings:
+        normalisation = Normalisation(settings["teacher_mean"], settings["teacher_std"])
     built = of_teacher if named is None else Architecture(named)
     plain = _without(built.overrides, "num_classes", "img_size")
     if name == Method.DISTILLATION_TOKEN and "distilled" not in str(built.name):
-        asked, plain = {"distilled": True} | asked, plain | {"distilled": True}
+        extra, plain = {"distilled": True} | extra, plain | {"distilled": True}
     with without_weights():
         create = create_classifier if name == Method.SCRATCH else create_vit
         try:
-            vit = create(built.name, **{**built.overrides, "num_classes": 0, **asked})
+            vit = create(built.name, **{**built.overrides, "num_classes": 0, **extra})
         except (TypeError, AssertionError, ZeroDivisionError) as error:
-            if not asked:
+            if not extra:
                 raise
-            options = " ".join(f"--model.{setting} {value}" for setting, value in asked.items())
+            options = " ".join(f"--model.{setting} {value}" for setting, value in extra.items())
             raise ValueError(f"{options}: {built.name} cannot be built so ({error})") from error
         paired = isinstance(vit, VITS) and taught
         vit_of_teacher = create_vit(of_teacher.name, **of_teacher.overrides) if paired else None
@@ -290,8 +290,8 @@ def with_student(student: str | None, teacher: str | None, changes: Mapping[str,
         raise ValueError(f"--student {student}: tiny, small, half or a timm name")
     if teacher in (None, UNTRAINED):
         raise ValueError(f"--student {student} is a size of the teacher's architecture: --teacher NAME")
-    told = read_settings({name: text for name, text in changes.items() if name.startswith("teacher_")})
-    vit = _model(teacher, told, Method.COPY.value).teacher
+    settings = read_settings({name: text for name, text in changes.items() if name.startswith("teacher_")})
+    vit = _model(teacher, settings, Method.COPY.value).teacher
     return {f"model.{name}": str(value) for name, value in student_sizes(vit, student).items()} | changes
 
 

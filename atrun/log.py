@@ -36,7 +36,6 @@ class RunLog:
         self.start = time.perf_counter()
         for name, line_of in LINES.items():
             write_atomically(self.folder / name, "".join(line_of(entry) + "\n" for entry in kept).encode())
-        require_tracker(tracker)
         self.after, self.tracks_with, self.tracker = after, tracker, None
 
     @property
@@ -113,14 +112,14 @@ def read_log(folder: str | Path) -> list[dict]:
 
 def as_line(entry: dict) -> str:
     """One entry as a line for people: step 20 · loss 1.234 · transfer_loss of layer_0 1.2, layer_1 1.1."""
-    said = []
+    parts = []
     for whole, group in groupby(entry.items(), lambda item: item[0].rpartition("/")[0]):
         texts = [
             f"{name.rpartition('/')[2]} {f'{value:.4g}' if isinstance(value, float) else value}"
             for name, value in group
         ]
-        said += [f"{whole} of {', '.join(texts)}"] if whole else texts
-    return " · ".join(said)
+        parts += [f"{whole} of {', '.join(texts)}"] if whole else texts
+    return " · ".join(parts)
 
 
 LINES = {"log.jsonl": partial(json.dumps, allow_nan=False), "log.txt": as_line}

@@ -141,12 +141,12 @@ def _test_of(
 def tested_anew(path: Path, config: RunConfig, split: str, images) -> str:
     """What is to be said where a split holds other images than when the run was tested on it; else ""."""
     before = read_header(path).get("tested_on")
-    now = tested_as(replace(config, evaluation_split=split), images)["tested_on"]
-    if before is None or before["split"] != split or before == {name: now.get(name) for name in before}:
+    current = tested_as(replace(config, evaluation_split=split), images)["tested_on"]
+    if before is None or before["split"] != split or before == {name: current.get(name) for name in before}:
         return ""
     return (
         f"\n{config.data}, {split}: other images than when the run ended ({before['images']:,} then,"
-        f" {now['images']:,} now); the model may have learned from some"
+        f" {current['images']:,} now); the model may have learned from some"
     )
 
 
@@ -182,8 +182,8 @@ def _on_coco(path: Path, config: RunConfig | None, arguments: argparse.Namespace
         raise ValueError(f"{folder}, {split} has categories {images.classes}, and {path} knows {classes}")
     precisions = evaluate_detector(detector.to("cuda" if torch.cuda.is_available() else "cpu"), images)
     figures = [f"{name.replace('_', ' ')} {100 * value:.1f}" for name, value in precisions.items()]
-    found = ", ".join(figures) or "nothing to find"
-    return f"{path} on {COCO}, {split}: {found} (per cent), of {len(images):,} images"
+    text = ", ".join(figures) or "nothing to find"
+    return f"{path} on {COCO}, {split}: {text} (per cent), of {len(images):,} images"
 
 
 def shifted_test(
@@ -194,8 +194,8 @@ def shifted_test(
 
     if columns := reading.keys() & {"image_column", "label_column"}:
         raise ValueError(f"--{min(columns)} would change nothing: {name} has columns of its own")
-    how = {"augmentation": augmentation, **reading}
-    opened = open_shifted(name, how.pop("data_path", None), **how)
+    options = {"augmentation": augmentation, **reading}
+    opened = open_shifted(name, options.pop("data_path", None), **options)
     require_size(model, opened.images, name)
     of_all, classes = len(SHIFTED[name].space.names), opened.classes
     first = opened.images.take([0])[0]
@@ -203,11 +203,11 @@ def shifted_test(
     if outputs != of_all:
         raise ValueError(f"{path} has {outputs} outputs; {name} tests models of {of_all} classes")
     spelled = SHIFTED[name].space._replace(classes=None).spelled()
-    own = [one.replace("_", " ") for one in classes_of(path) or ()]
-    right = {one for output, one in enumerate(own) if output in spelled.get(one, ())}
-    if moved := [one for one in own if one in spelled and one not in right]:
+    names = [class_name.replace("_", " ") for class_name in classes_of(path) or ()]
+    right = {class_name for output, class_name in enumerate(names) if output in spelled.get(class_name, ())}
+    if moved := [class_name for class_name in names if class_name in spelled and class_name not in right]:
         raise ValueError(f"{path} has classes in another order than {name}: {', '.join(moved[:5])}")
-    if own and not right:
+    if names and not right:
         note += f"\nclass k of {name} was taken for output k: the model's are called otherwise"
     on = name if classes is None else f"{name} ({len(classes):,} of {of_all:,} classes)"
     return ModelOnTest(path, model, opened.images, opened.targets, on, classes, shifted=True, note=note)
@@ -232,7 +232,7 @@ def same_images(first: Any, second: Any) -> bool:
     return all(stored(first, place) == stored(second, place) for place in sorted(places))
 
 
-def decoded(images: Any) -> list[int]:
+def readable(images: Any) -> list[int]:
     """The indices of the images that an evaluation did not leave out, in order: of what `predict` returns."""
     return [index for index in range(len(images)) if index not in getattr(images, "corrupt", {})]
 
@@ -255,7 +255,7 @@ def measured_lines(tests: Sequence[ModelOnTest]) -> list[str]:
 
 
 def _figures(test: ModelOnTest, logits: Tensor) -> str:
-    targets = test.targets[decoded(test.images)]
+    targets = test.targets[readable(test.images)]
     of_images = f"{len(targets):,} images"
     if left_out := len(test.targets) - len(targets):
         of_images += f" (without {left_out:,} that cannot be decoded)"

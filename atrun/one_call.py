@@ -21,18 +21,19 @@ from atlib.pair import Normalisation, config_of
 from atlib.student import built_with
 from atlib.vit import Architecture
 from atrun import generic
-from atrun.build import held_out, image_size, says_classes, teacher_of, training_images
+from atrun.build import held_out, says_classes, teacher_of, training_images
 from atrun.checkpoint_manager import digest
 from atrun.classes import require_classes
-from atrun.commands import dry_run, settings_of, summary, until_stopped
+from atrun.commands import dry_run, summary, until_stopped
 from atrun.config import UNTRAINED, RunConfig, read_config
-from atrun.configure import configured, data_name, teacher_name
+from atrun.configure import configured, teacher_name
 from atrun.data.catalogue import SPLIT_NAMES
 from atrun.data.folders import pictures_below
-from atrun.measure import decoded, tested_anew
+from atrun.measure import readable, tested_anew
 from atrun.method import DERIVED, Method, method_of_run
+from atrun.overrides import pairs
 from atrun.record import Record
-from atrun.report import Asked, run_report, table_report
+from atrun.report import run_report, table_report
 from atrun.runner import TEACHER_SHA, is_finished, load_result, note, resume, start, weights_of
 
 METHODS = tuple(name.value for name in DERIVED if not name.is_unlabelled)
@@ -75,7 +76,7 @@ class Table(NamedTuple):
         base = next(iter(self.rows))
         lines = [f"accuracy on the same {self.images:,} images; difference to {base}, 95 % interval"]
         for name, row in self.rows.items():
-            of_seeds = " ".join(f"{100 * each:.2f}" for each in row["accuracies"])
+            of_seeds = " ".join(f"{100 * accuracy:.2f}" for accuracy in row["accuracies"])
             mean = 100 * sum(row["accuracies"]) / len(row["accuracies"])
             line = f"{name:12} {mean:6.2f} %  ({of_seeds})"
             if name != base:
@@ -104,10 +105,9 @@ def transfer(
     """
     out, method = Path(out), _method_on(method, data)
     given, settings = _written(teacher, out, settings)
-    asked = _asked(given, str(data), student, method, settings, seed)
-    config, rules = configured(*asked)
+    config, rules, words = _configured(given, str(data), student, method, settings, seed)
     note(rules)
-    return _carried_out(asked, config, rules, out)
+    return _carried_out(config, rules, words, out)
 
 
 def compare_methods(
@@ -136,31 +136,30 @@ def compare_methods(
         transfer(given, data, None, Method.FINE_TUNE, out=tuned, settings=settings)
     else:
         tuned = given
-    runs: dict[tuple[str, int], Asked] = {}
+    runs = {}  # all are configured before the first is carried out
     for method, seed in product(methods, range(seeds)):
-        of = str(tuned if method.reads_logits else given)
-        runs[str(method), seed] = _asked(of, str(data), student, method, settings, seed)
-    configs, rules = zip(*(configured(*asked) for asked in runs.values()))
-    note("\n".join(dict.fromkeys(rules)))
-    names = list(map(str, methods))
-    rows: dict[str, dict[str, list]] = {n: {"accuracies": [], "seconds": [], "folders": []} for n in names}
-    right: dict[str, list[Tensor]] = {name: [] for name in names}
-    for ((name, seed), asked), *derived in zip(runs.items(), configs, rules):
-        trained = _carried_out(asked, *derived, out / f"{name}-{seed}")
-        right[name].append(trained.right)
-        rows[name]["accuracies"].append(trained.right.double().mean().item())
-        rows[name]["seconds"].append(trained.record.seconds)
-        rows[name]["folders"].append(str(trained.folder))
-    answers = {name: torch.stack(of_seeds) for name, of_seeds in right.items()}
+        method_teacher = str(tuned if method.reads_logits else given)
+        runs[str(method), seed] = _configured(method_teacher, str(data), student, method, settings, seed)
+    note("\n".join(dict.fromkeys(rules for _, rules, _ in runs.values())))
+    rows, right = {}, {}
+    for name in map(str, methods):
+        trained = [_carried_out(*runs[name, seed], out / f"{name}-{seed}") for seed in range(seeds)]
+        right[name] = torch.stack([of_seed.right for of_seed in trained])
+        rows[name] = {
+            "accuracies": right[name].double().mean(1).tolist(),
+            "seconds": [of_seed.record.seconds for of_seed in trained],
+            "folders": [str(of_seed.folder) for of_seed in trained],
+        }
     differences = {
-        (second, first): paired_bootstrap(answers[second], answers[first])
-        for first, second in combinations(answers, 2)
+        (second, first): paired_bootstrap(right[second], right[first])
+        for first, second in combinations(right, 2)
     }
-    table = Table(rows, differences, next(iter(answers.values())).shape[1])
+    table = Table(rows, differences, next(iter(right.values())).shape[1])
     write_atomically(out / "table.json", (json.dumps(table.describe(), indent=1) + "\n").encode())
-    words = ["transfer", "--teacher", teacher_name(str(given)), "--data", next(iter(runs.values())).data]
+    config, *_ = next(iter(runs.values()))
+    words = ["transfer", "--teacher", teacher_name(str(given)), "--data", config.data]
     words += ["--student", student or "teacher", "--methods", *rows, "--seeds", str(seeds)]
-    table_report(out, words, settings, table.describe())
+    table_report(out, words + _as_words(settings), table.describe())
     return table
 
 
@@ -178,12 +177,12 @@ def is_flat(data: str | Path) -> bool:
 
 def _method_on(method: str, data: str | Path) -> Method:
     """The method, on a flat folder its form without labels."""
-    asked = method_of_run(method)
-    if not is_flat(data) or asked.pretrains:
-        return asked
-    if asked not in (Method.DISTILL, Method.FEATURES):
+    chosen = method_of_run(method)
+    if not is_flat(data) or chosen.pretrains:
+        return chosen
+    if chosen not in (Method.DISTILL, Method.FEATURES):
         raise ValueError(f"{method} needs labels, a folder for each class; distill and features need none")
-    return Method(f"{asked}-unlabelled")
+    return Method(f"{chosen}-unlabelled")
 
 
 def _written(
@@ -193,64 +192,69 @@ def _written(
     if isinstance(teacher, (str, Path)):
         return str(teacher), settings
     sizes = sizes_of(teacher)
-    beside, library = out.with_name(f"{out.name}-teacher"), type(teacher).__module__.partition(".")[0]
-    beside.parent.mkdir(parents=True, exist_ok=True)
-    known = Normalisation.of(teacher)
+    path, library = out.with_name(f"{out.name}-teacher"), type(teacher).__module__.partition(".")[0]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    normalisation = Normalisation.of(teacher)
     if library == "transformers":
-        teacher.save_pretrained(beside)
-        if known is not None:
-            said = {"image_mean": known.mean, "image_std": known.std}
-            (beside / "preprocessor_config.json").write_text(json.dumps(said))
-        return str(beside), settings
+        teacher.save_pretrained(path)
+        if normalisation is not None:
+            stated = {"image_mean": normalisation.mean, "image_std": normalisation.std}
+            (path / "preprocessor_config.json").write_text(json.dumps(stated))
+        return str(path), settings
     if library == "torchvision":
-        beside = beside.with_suffix(".pth")
-        torch.save(teacher.state_dict(), beside)
-        said = {} if known is None else {f"teacher_{part}": json.dumps(v) for part, v in vars(known).items()}
-        return str(beside), {"teacher_heads": str(sizes.heads), **said, **settings}
+        path = path.with_suffix(".pth")
+        torch.save(teacher.state_dict(), path)
+        parts = {} if normalisation is None else vars(normalisation)
+        stated = {f"teacher_{name}": json.dumps(value) for name, value in parts.items()}
+        return str(path), {"teacher_heads": str(sizes.heads), **stated, **settings}
     if not config_of(teacher):
-        ways = "give one of timm, transformers or torchvision; others teach by AttentionTransfer"
-        raise ValueError(f"a {type(teacher).__name__} cannot be written as a file: {ways}")
+        raise ValueError(f"a {type(teacher).__name__} cannot be written as a file: use AttentionTransfer")
     name, arguments = built_with(teacher)
     arguments = {"num_classes": teacher.num_classes, **arguments}
-    path = beside.with_suffix(".safetensors")
+    path = path.with_suffix(".safetensors")
     return str(save_vit(path, teacher, Architecture(name, arguments))), settings
 
 
-def _asked(
+def _configured(
     teacher: str, data: str, student: str | None, method: Method, settings: Mapping[str, str], seed: int
-) -> Asked:
+) -> tuple[RunConfig, str, list[str]]:
+    """A run, what was derived for it, and the command that repeats it."""
     teacher = teacher_name(teacher)
     if method is not Method.FINE_TUNE:  # which begins with the teacher's weights
         settings = generic.with_student(student, teacher, settings)
-    return Asked(method, data_name(data, settings.get("data_path")), teacher, settings, seed)
+    config, rules = configured(method, data, teacher, settings, seed)
+    words = ["train", "--recipe", method, "--data", config.data, "--teacher", teacher, "--seed", str(seed)]
+    return config, rules, words + _as_words(settings)
 
 
-def _carried_out(asked: Asked, config: RunConfig, rules: str, folder: Path) -> Trained:
+def _as_words(settings: Mapping[str, str]) -> list[str]:
+    return [word for name, text in settings.items() for word in (f"--{name}", text)]
+
+
+def _carried_out(config: RunConfig, rules: str, words: Sequence[str], folder: Path) -> Trained:
     """The run in its folder, begun, gone on with, or only read, where it is finished; and its page."""
-    images, finished = training_images(config), False
+    images, finished = training_images(config), is_finished(folder, config)
     if not (folder / "config.json").exists():
         record = start(config, folder, images)
     elif read_config(folder, trust_data=True).fingerprint() != config.on(len(images)).fingerprint():
         raise ValueError(f"{folder} holds another run: choose another --out")
     else:
-        finished = is_finished(folder, config)
         record = resume(folder, trust_data=True)
-    student, text, tested_on, right = load_result(weights_of(folder)), "", None, None
+    student, text, right = load_result(weights_of(folder)), "", None
     if record is not None:
-        if not config.method.pretrains:
-            tested_on = held_out(read_config(folder, trust_data=True))
+        tested_on = None if config.method.pretrains else held_out(read_config(folder, trust_data=True))
         if finished:
             _require_unchanged(folder, config, tested_on)
         if tested_on is not None:
             device = "cuda" if torch.cuda.is_available() else "cpu"
-            said = predict(student.to(device), tested_on).argmax(1)
-            if len(said) < len(tested_on):  # some cannot be decoded
-                tested_on = tested_on.select(decoded(tested_on))
-            right = said == tested_on.targets
-        beside = None  # a teacher that the student does not keep, and does not start from
+            answers = predict(student.to(device), tested_on).argmax(1)
+            if len(answers) < len(tested_on):  # some cannot be decoded
+                tested_on = tested_on.select(readable(tested_on))
+            right = answers == tested_on.targets
+        teacher = None  # a teacher that the student does not keep, and does not start from
         if config.teacher not in (None, UNTRAINED) and config.method not in (Method.COPY, Method.FINE_TUNE):
-            beside = teacher_of(config, config.teacher_image_size or image_size(config)).vit
-        page = run_report(folder, asked, rules, student.cpu(), record, tested_on, right, beside)
+            teacher = teacher_of(config).vit
+        page = run_report(folder, words, rules, student.cpu(), record, tested_on, right, teacher)
         text = f"{summary(folder, record)}\nreport: {page}"
     return Trained(student, record, text, folder, right)
 
@@ -274,8 +278,8 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
     student = "tiny, small, half, a timm name, or teacher, for its size (default: small)"
     parser.add_argument("--student", metavar="SIZE|NAME", default="small", help=student)
     methods = f"one, or several for a table: {', '.join(METHODS)} (default: distill)"
-    several = {"nargs": "+", "choices": METHODS, "default": ["distill"], "metavar": "METHOD"}
-    parser.add_argument("--methods", **several, help=methods)
+    methods_options = {"nargs": "+", "choices": METHODS, "default": ["distill"], "metavar": "METHOD"}
+    parser.add_argument("--methods", **methods_options, help=methods)
     parser.add_argument("--seeds", type=int, default=1, help="runs of each method (default: 1)")
     out = "the run's folder; of several runs, which are OUT/METHOD-SEED, that of their table"
     parser.add_argument("--out", type=Path, metavar="DIR", help=out)
@@ -293,13 +297,13 @@ def transfer_command(arguments: argparse.Namespace) -> int:
         return _dry_run(arguments, student)
     if arguments.out is None:
         raise ValueError("--out DIR is missing: where shall the files go? (--dry-run needs none)")
-    asked = {"out": arguments.out, "settings": settings_of(arguments)}
+    options = {"out": arguments.out, "settings": pairs(arguments.settings)}
     of = arguments.teacher, arguments.data
 
     def run() -> str:
         if len(arguments.methods) == arguments.seeds == 1:
-            return transfer(*of, student, arguments.methods[0], **asked).report
-        table = compare_methods(*of, arguments.methods, student, seeds=arguments.seeds, **asked).text()
+            return transfer(*of, student, arguments.methods[0], **options).report
+        table = compare_methods(*of, arguments.methods, student, seeds=arguments.seeds, **options).text()
         return f"{table}\ntable: {arguments.out / 'table.json'}\nreport: {arguments.out / 'report.html'}"
 
     return until_stopped(run, "the same command goes on")
@@ -312,8 +316,8 @@ def _dry_run(arguments: argparse.Namespace, student: str | None) -> int:
         if method.reads_logits and not says_classes(teacher_name(arguments.teacher)):
             print(f"{name}: first the teacher learns these classes, by {Method.FINE_TUNE}")
             method = Method.FINE_TUNE
-        of = arguments.teacher, arguments.data, student, method, settings_of(arguments), 0
-        config, rules = configured(*_asked(*of))
+        of = arguments.teacher, arguments.data, student, method, pairs(arguments.settings), 0
+        config, rules, _ = _configured(*of)
         note(rules)
         dry_run(config)
     if arguments.seeds > 1:

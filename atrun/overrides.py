@@ -63,7 +63,7 @@ class Setting(NamedTuple):
     default: Any
 
 
-def said_of(of: type) -> dict[str, Setting]:
+def fields_of(of: type) -> dict[str, Setting]:
     """The fields of a dataclass, with what the `#:` comments at them say, where there is a source."""
     try:
         source = inspect.getsource(of)

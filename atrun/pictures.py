@@ -33,9 +33,9 @@ def maps_picture(model: nn.Module, images: Tensor) -> Figure:
 
 def as_file(figure: Figure, kind: str = "png", dpi: int = 100) -> bytes:
     """A figure as the content of a PNG or SVG file, which is the same for the same figure."""
-    drawn, unsaid = io.BytesIO(), dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    drawn, metadata = io.BytesIO(), dict.fromkeys(("Date", "Creator", "Format", "Type"))
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "atlib"}):
-        figure.savefig(drawn, format=kind, dpi=dpi, metadata=unsaid if kind == "svg" else None)
+        figure.savefig(drawn, format=kind, dpi=dpi, metadata=metadata if kind == "svg" else None)
     return drawn.getvalue()
 
 
@@ -43,14 +43,14 @@ def _columns(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
     """What is drawn beside the images, {title: (n, rows, columns)}."""
     student = student_of(model)
     if not isinstance(model, AttentionTransfer) or model.plan.what != "map":
-        own = walk(student, images, head=False).layers
-        some = first_middle_last(len(own))
-        return {f"student {layer}": looked_at(student, own[layer].map) for layer in some}
+        student_layers = walk(student, images, head=False).layers
+        some = first_middle_last(len(student_layers))
+        return {f"student {layer}": looked_at(student, student_layers[layer].map) for layer in some}
     places = first_middle_last(len(model.layers))
     maps = model.teacher_maps(model.teacher_layers(images))  # of all layers: an average is over all
-    own = model.walk(images).layers
+    student_layers = model.walk(images).layers
     pairs = [model.pairing.layers[place] for place in places]
     titles = [f"teacher {of}" if of == layer else f"teacher {of} for {layer}" for layer, of in pairs]
     return {title: looked_at(student, maps[place]) for title, place in zip(titles, places)} | {
-        f"student {layer}": looked_at(student, own[layer].map) for layer, _ in pairs
+        f"student {layer}": looked_at(student, student_layers[layer].map) for layer, _ in pairs
     }

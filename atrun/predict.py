@@ -19,7 +19,7 @@ from atrun.classes import class_names
 from atrun.config import is_run, read_config
 from atrun.data.decoding import ON_CORRUPT
 from atrun.data.folders import pictures_below
-from atrun.measure import decoded
+from atrun.measure import readable
 from atrun.runner import load_result, weights_of
 
 
@@ -34,15 +34,15 @@ class Prediction(NamedTuple):
 
 def image_files(paths: Sequence[Path]) -> list[Path]:
     """Files as they are named, and all images below folders, in order, as training finds them."""
-    found: list[Path] = []
+    files: list[Path] = []
     for path in paths:
         if not path.exists():
             raise FileNotFoundError(f"{path} does not exist: name images, or folders of images")
         below = pictures_below(path) if path.is_dir() else [path]
         if not below:
             raise FileNotFoundError(f"{path} holds no image")
-        found += below
-    return found
+        files += below
+    return files
 
 
 def predictions(path: Path, files: Sequence[Path], on_corrupt: str = "raise") -> list[Prediction]:
@@ -68,24 +68,19 @@ def predictions(path: Path, files: Sequence[Path], on_corrupt: str = "raise") ->
     unknown, how = torch.zeros(len(files), dtype=torch.long), {"on_corrupt": on_corrupt}
     photos = Photos(rows, "image", unknown, names, augmentation=augmentation, **how)
     logits = predict(model, photos, batch_size=64)
-    read = [files[index] for index in decoded(photos)]
+    read = [files[index] for index in readable(photos)]
     for file, nothing in zip(read, says_nothing(logits)):
         if nothing:
             raise ValueError(f"of {file} the model says NaN or infinity: look for NaN in its weights")
-    shares = logits.sigmoid() if learned_binary(path) else logits.softmax(-1)
+    binary = read_header(path).get("binary")
+    if binary is None and is_run(path.parent):  # a file of before it was said there
+        binary = read_config(path.parent, trust_data=True).recipe.binary
+    shares = logits.sigmoid() if binary else logits.softmax(-1)
     best = [names[index] for index in shares.argmax(-1).tolist()]
     return [Prediction(str(file), name, of.tolist()) for file, name, of in zip(read, best, shares)]
 
 
-def learned_binary(path: Path) -> bool:
-    """Whether the model in a file was trained by binary cross-entropy, as it or its run's folder says."""
-    said = read_header(path).get("binary")
-    if said is None and is_run(path.parent):
-        return read_config(path.parent, trust_data=True).recipe.binary
-    return bool(said)
-
-
-def as_csv(found: Sequence[Prediction], names: Sequence[str]) -> str:
+def as_csv(predicted: Sequence[Prediction], names: Sequence[str]) -> str:
     """A line for each image: file, class, its probability, then the probability of every class."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -93,17 +88,17 @@ def as_csv(found: Sequence[Prediction], names: Sequence[str]) -> str:
     if clash := {*first} & {*names}:
         raise ValueError(f"a column and a class are both called {min(clash)!r}: take --out FILE.json")
     writer.writerow([*first, *names])
-    for one in found:
-        shares = [f"{share:.6f}" for share in one.probabilities]
-        writer.writerow([one.file, one.name, f"{max(one.probabilities):.6f}", *shares])
+    for row in predicted:
+        shares = [f"{share:.6f}" for share in row.probabilities]
+        writer.writerow([row.file, row.name, f"{max(row.probabilities):.6f}", *shares])
     return text.getvalue()
 
 
-def as_json(found: Sequence[Prediction], names: Sequence[str]) -> str:
+def as_json(predicted: Sequence[Prediction], names: Sequence[str]) -> str:
     """A list with {"file", "class", "probabilities": {name: share}} for each image."""
     entries = [
-        {"file": one.file, "class": one.name, "probabilities": dict(zip(names, one.probabilities))}
-        for one in found
+        {"file": row.file, "class": row.name, "probabilities": dict(zip(names, row.probabilities))}
+        for row in predicted
     ]
     return json.dumps(entries, indent=1, allow_nan=False) + "\n"
 
@@ -124,10 +119,10 @@ def predict_command(arguments: argparse.Namespace) -> int:
     if arguments.out is not None and arguments.out.suffix.lower() not in kinds:
         raise ValueError(f"--out {arguments.out}: name a file that ends in .csv or .json")
     path = weights_of(arguments.path, arguments.averaged)
-    found = predictions(path, image_files(arguments.images), arguments.on_corrupt)
+    predicted = predictions(path, image_files(arguments.images), arguments.on_corrupt)
     if arguments.out is None:
-        print(as_csv(found, class_names(path)), end="")
+        print(as_csv(predicted, class_names(path)), end="")
     else:
-        text = kinds[arguments.out.suffix.lower()](found, class_names(path))
+        text = kinds[arguments.out.suffix.lower()](predicted, class_names(path))
         print(write_atomically(arguments.out, text.encode()))
     return 0

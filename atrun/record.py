@@ -132,15 +132,15 @@ def _processor() -> str:
 
 def _commit() -> str:
     """The commit of the checkout that holds atlib, "+" where files differ; "unknown" outside of one."""
-    here = Path(__file__)
+    this_file = Path(__file__)
 
     def git(*arguments: str) -> str:
-        how = {"cwd": here.parents[1], "text": True, "stderr": subprocess.DEVNULL}
-        return subprocess.check_output(["git", *arguments], **how).strip()
+        options = {"cwd": this_file.parents[1], "text": True, "stderr": subprocess.DEVNULL}
+        return subprocess.check_output(["git", *arguments], **options).strip()
 
     try:
         # An installed atlib may lie in the .venv of another project's checkout, whose commit is not its own.
-        git("ls-files", "--error-unmatch", str(here))
+        git("ls-files", "--error-unmatch", str(this_file))
         head = git("rev-parse", "--short=12", "HEAD")
         changed = git("status", "--porcelain", "--", "atlib", "atfamily", "atrun", "atbook")
     except (OSError, subprocess.CalledProcessError):

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from scipy.stats import binomtest
@@ -30,19 +30,9 @@ td, th { vertical-align: top; border-bottom: 1px solid #8888; }
 td:first-child, th:first-child { text-align: left; overflow-wrap: anywhere; }</style>"""
 
 
-class Asked(NamedTuple):
-    """What a run follows from: the arguments of `atrun.commands.configured`, data and teacher in full."""
-
-    recipe: str
-    data: str
-    teacher: str
-    settings: Mapping[str, str]
-    seed: int
-
-
 def run_report(
     folder: Path,
-    asked: Asked,
+    words: Sequence[str],
     rules: str,
     student: nn.Module,
     record: Record,
@@ -52,14 +42,12 @@ def run_report(
 ) -> Path:
     """Write the page of a finished run: how it is repeated, what was derived, curves, maps, accuracy, cost.
 
-    rules: as `configured` gives them; images: those of its evaluation, and right: which of them the student
-    has right, (n,) of truths; None where a run has no labels; teacher: where the student does not keep it;
-    with images, where both look on the first can be clicked through. Returns the page's path; raises
-    `ValueError` for a run without a log.
+    words: the command that repeats it; rules: as `configured` gives them; images: of its evaluation; right:
+    which of them the student has right, (n,) of truths; None where a run has no labels; teacher: where the
+    student does not keep it; with images, where both look on the first can be clicked through. Returns the
+    page's path; raises `ValueError` for a run without a log.
     """
-    words = ["train", "--recipe", asked.recipe, "--data", asked.data, "--teacher", asked.teacher]
-    parts = [_command([*words, "--seed", str(asked.seed)], asked.settings, folder)]
-    parts += ["<h2>What was derived</h2>", f"<pre>{escape(rules)}</pre>"]
+    parts = [_command(words, folder), "<h2>What was derived</h2>", f"<pre>{escape(rules)}</pre>"]
     parts += ["<h2>Curves</h2>", _svg(folder), f"<p>At the end: {escape(as_line(record.results))}</p>"]
     if drawn := sorted(folder.glob("maps/step-*.png")):
         picture = base64.b64encode(drawn[-1].read_bytes()).decode()
@@ -81,14 +69,13 @@ def run_report(
         "device": record.about["device"],
     }
     parts += ["<h2>Cost</h2>", _table(["", ""], [[name, escape(str(value))] for name, value in cost.items()])]
-    return _written(folder, f"{folder.resolve().name}: {asked.recipe} on {Path(asked.data).name}", parts)
+    title = f"{folder.resolve().name}: {record.method} on {Path(record.config['data']).name}"
+    return _written(folder, title, parts)
 
 
-def table_report(
-    out: Path, words: Sequence[str], settings: Mapping[str, str], table: Mapping[str, Any]
-) -> Path:
+def table_report(out: Path, words: Sequence[str], table: Mapping[str, Any]) -> Path:
     """Write the page of a table of methods, `Table.describe()`, with links to the runs' pages. words: the
-    command that repeats it, without its settings. Returns the page's path."""
+    command that repeats it. Returns the page's path."""
     base = next(iter(table["methods"]))
     to_base = {pair["first"]: pair for pair in table["differences"] if pair["second"] == base}
     rows = []
@@ -105,16 +92,14 @@ def table_report(
         [f"{escape(pair['first'])} less {escape(pair['second'])}", _difference(pair)]
         for pair in table["differences"]
     ]
-    parts = [_command(words, settings, out)]
-    parts += ["<h2>Methods</h2>", _table(heads, rows)]
+    parts = [_command(words, out), "<h2>Methods</h2>", _table(heads, rows)]
     parts += ["<h2>All differences</h2>", _table(["", "points"], pairs)] if pairs else []
     parts += ["<p>95 % intervals over other images (paired bootstrap), not other seeds.</p>"]
     return _written(out, f"{out.resolve().name}: methods on the same {table['images']:,} images", parts)
 
 
-def _command(words: Sequence[str], settings: Mapping[str, str], folder: Path) -> str:
-    further = [word for name, value in settings.items() for word in (f"--{name}", value)]
-    line = shlex.join(["python", "-m", "atlib", *words, *further, "--out", f"{folder.resolve()}-again"])
+def _command(words: Sequence[str], folder: Path) -> str:
+    line = shlex.join(["python", "-m", "atlib", *words, "--out", f"{folder.resolve()}-again"])
     return f"<h2>The command that repeats it</h2><pre>{escape(line)}</pre>"
 
 
@@ -127,9 +112,9 @@ def _clickable(student: nn.Module, teacher: nn.Module | None, images: Any) -> st
     prepared = {}
     for name, model in models.items():
         vit = student_of(model)
-        own = seen if name == "student" else Normalisation.of(vit) or seen
+        normalisation = seen if name == "student" else Normalisation.of(vit) or seen
         size = usual_image_size(vit) or tuple(pixels.shape[1:])
-        prepared[name] = Preparation(size, own.mean, own.std, source="as in the run")
+        prepared[name] = Preparation(size, normalisation.mean, normalisation.std, source="as in the run")
     try:
         picture = (255 * pixels.clamp(0, 1)).round().to(torch.uint8)
         return look(models, picture, preparation=prepared, megabytes=3).html()

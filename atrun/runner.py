@@ -13,7 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
+from accelerate.utils import get_int_from_env
 from torch import nn
 
 from atfamily.stored_maps import load_stored_maps, save_stored_maps
@@ -26,7 +28,6 @@ from atlib.train import train
 from atrun.build import Built, build, held_out, loss_of, outputs_for, result_of, training_images, with_student
 from atrun.checkpoint_manager import CheckpointManager, digest, digest_of_tensors, identity_of
 from atrun.config import FREE, UNTRAINED, RunConfig, read_config, require_use, write_config
-from atrun.estimate import free_memory
 from atrun.log import RunLog, require_tracker
 from atrun.method import Method
 from atrun.record import Record, about, peak_memory_mb, read_record, write_record
@@ -53,7 +54,6 @@ def start(config: RunConfig, folder: Path, images=None, log: Callable[[dict], No
     Of several processes only the first writes. Nothing is written where data, teacher or model do not fit.
     Raises `Preempted` after SIGTERM or Ctrl-C, when all is saved.
     """
-    require_tracker(config.tracker)
     require_together()
     images = training_images(config) if images is None else images
     config = config.on(len(images))
@@ -102,10 +102,7 @@ def is_finished(folder: Path, config: RunConfig) -> bool:
     """Whether a run's record and weights are there. Raises `OSError` for a record that cannot be read."""
     if not (folder / "record.json").exists():
         return False
-    try:
-        read_record(folder / "record.json")
-    except OSError as error:
-        raise OSError(f"{error}. Move it away: `python -m atlib resume {folder}` writes it again") from error
+    read_record(folder / "record.json")
     return not missing_results(folder, config)
 
 
@@ -143,8 +140,7 @@ def weights_of(run_or_file: Path, averaged: bool = False) -> Path:
 
 def is_main_process() -> bool:
     """Whether this process writes; not asked of Accelerate, which would open the process group for it."""
-    ranks = ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK")  # in Accelerate's order
-    return int(next((os.environ[name] for name in ranks if name in os.environ), 0)) == 0
+    return get_int_from_env(("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK"), 0) == 0
 
 
 def note(text: str) -> None:
@@ -163,14 +159,14 @@ def load_result(path: Path) -> nn.Module:
 
 def _make_ready(config: RunConfig, images, folder: Path) -> tuple[Any | None, Built]:
     """What the run is tested on (None: nothing) and what it trains, checked before hours are spent."""
-    tested_on = held_out(config) if not config.method.pretrains else None
+    require_tracker(config.tracker)
+    tested_on = None if config.method.pretrains else held_out(config)
     if config.method.reads_logits and tuple(read_header(config.teacher)["classes"]) != tuple(images.classes):
         raise ValueError(f"{config.teacher} was trained on other classes than {config.data} has")
     built = build(config, outputs_for(config, images), getattr(images, "normalisation", None), folder)
-    if tested_on is not None:
-        _check_classes(config, images, tested_on, built.student.overrides["num_classes"])
     note(built.teacher_view or "")
     if tested_on is not None:
+        _check_classes(config, images, tested_on, built.student.overrides["num_classes"])
         counts = f"{len(images)} images to train on ({config.training_split})"
         note(f"{counts}, {len(tested_on)} to evaluate on ({config.evaluation_split})")
     return tested_on, built
@@ -179,9 +175,9 @@ def _make_ready(config: RunConfig, images, folder: Path) -> tuple[Any | None, Bu
 def _check_classes(config: RunConfig, images, tested_on, outputs: int) -> None:
     """Raise `ValueError` for classes of the evaluation that the training images or the model lack."""
     trained_on, what = config.training_split, f"{config.data} {config.evaluation_split}"
-    classes = tuple(images.classes), tuple(tested_on.classes)
-    if all(classes) and classes[0] != classes[1]:
-        unknown = sorted(set(classes[1]) ^ set(classes[0]))[:5]
+    train_classes, test_classes = tuple(images.classes), tuple(tested_on.classes)
+    if train_classes and test_classes and train_classes != test_classes:
+        unknown = sorted({*train_classes} ^ {*test_classes})[:5]
         raise ValueError(f"{what} has other classes than {trained_on}: {unknown or 'in another order'}")
     if config.detects:
         return
@@ -191,9 +187,8 @@ def _check_classes(config: RunConfig, images, tested_on, outputs: int) -> None:
     if labels is None or config.data_size is not None or labels.ndim != 1:
         return
     if lacking := sorted(set(tested_on.targets.tolist()) - set(labels.tolist())):
-        names = [images.classes[label] if images.classes else label for label in lacking[:5]]
-        count = torch.isin(tested_on.targets, torch.tensor(lacking)).sum().item()
-        raise ValueError(f"{what} has {count} images of classes without an image in {trained_on}: {names}")
+        names = [train_classes[label] if train_classes else label for label in lacking[:5]]
+        raise ValueError(f"{what} has classes without an image in {trained_on}: {names}")
 
 
 def _carry_out(
@@ -215,18 +210,18 @@ def _carry_out(
     if config.classifies:
         prepared |= {"classes": list(images.classes), **tested_as(config, tested_on)}
         prepared |= {"binary": config.recipe.binary}
-    split = "none" if config.method.pretrains else config.evaluation_split
-    if built.untrained is not None:
-        same["teacher's sha256"] = digest_of_tensors(built.untrained.state_dict())
-        if is_main_process() and not (folder / "teacher.safetensors").exists():
-            # kept: another version of torch may draw other numbers from the seed
-            save_vit(folder / "teacher.safetensors", built.untrained, built.teacher)
     for name in ("teacher", "student_weights"):
         weights = getattr(config, name)
         if weights not in (None, UNTRAINED) and is_file(weights):
             same[f"{name}'s sha256"] = digest(Path(weights))
-            if name == "teacher":
-                prepared |= {TEACHER_SHA: same[TEACHER_SHA]}
+    if TEACHER_SHA in same:
+        prepared[TEACHER_SHA] = same[TEACHER_SHA]
+    if built.untrained is not None:
+        same[TEACHER_SHA] = digest_of_tensors(built.untrained.state_dict())
+        if is_main_process() and not (folder / "teacher.safetensors").exists():
+            # kept: another version of torch may draw other numbers from the seed
+            save_vit(folder / "teacher.safetensors", built.untrained, built.teacher)
+    split = "none" if config.method.pretrains else config.evaluation_split
     best = f"{split}_{'box_AP' if detects else 'accuracy'}"
     free = (*FREE, *may_differ)
     keeper = CheckpointManager(folder / "checkpoints", config.save_every, config.keep, same, best, free)
@@ -284,20 +279,27 @@ def _carry_out(
     return record
 
 
+def free_memory() -> float:
+    """Bytes free where a run trains: on its GPU, else in this machine."""
+    if runs_on_gpu():
+        return torch.cuda.mem_get_info(int(os.environ.get("LOCAL_RANK", 0)))[0]
+    return psutil.virtual_memory().available
+
+
 def on_device(config: RunConfig, images):
     """The training images held on the device that trains, where they fit and can be augmented there."""
-    from atrun.data.photos import Photos, held
+    from atrun.data.photos import Photos, hold
 
     place = torch.device("cpu")
     if runs_on_gpu():
         place = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
-    most = min(config.on_device * 2**30, free_memory(place) / 2)
+    most = min(config.on_device * 2**30, free_memory() / 2)
     moved = None
     if type(images) is Images and images.pixels.nbytes <= most and place.type == "cuda":
         moved = images.to(place)
     # a shorter run does not ask for all of them
     elif type(images) is Photos and config.recipe.steps * config.recipe.batch_size >= len(images):
-        moved = held(images, place, most, config.workers)
+        moved = hold(images, place, most, config.workers)
     if moved is None:
         return images
     size = f"{moved.pixels.nbytes / 2**20:.3g} MiB"

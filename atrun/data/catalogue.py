@@ -29,25 +29,31 @@ class Known(NamedTuple):
     otherwise: str = ""
     files: Mapping[str, str] = {}
 
+    def images_in(self, split: str) -> int | None:
+        """How many images a split, or several as "train+validation", has; None for splits of its own."""
+        parts = split.split("+")
+        return sum(map(self.images.get, parts)) if set(parts) <= set(self.images) else None
+
 
 def find(name_or_path: str | Path, path: str | Path | None = None) -> tuple[str, Path | None, Known | None]:
     """Of a name of `CATALOGUE` (its files in `path`, if given), a file or folder, or a hub id "owner/name":
     the name for messages, or the hub's id where the path is None, the path, and what is published."""
     name = str(name_or_path)
-    known = CATALOGUE.get(name)
-    if path is not None and not Path(path).exists():
-        raise FileNotFoundError(f"{path} does not exist: --data_path FOLDER has the files of {name}")
-    if path is None and known is not None:
+    known, here = CATALOGUE.get(name), Path(path or name).expanduser()
+    if path is not None:
+        if not here.exists():
+            raise FileNotFoundError(f"{path} does not exist: --data_path FOLDER has the files of {name}")
+        return name, here, known
+    if known is not None:
         if known.hub is None:
             raise ValueError(f"{name} is not whole on the hub: {known.otherwise}; --data_path FOLDER")
         return known.hub, None, known
-    here = Path(path if path is not None else name_or_path).expanduser()
-    if path is not None or here.exists():
-        return name, here, known
+    if here.exists():
+        return name, here, None
     if isinstance(name_or_path, Path) or name[:1] in ("/", ".", "~") or here.suffix in (".parquet", ".arrow"):
         raise FileNotFoundError(f"{name} does not exist")
     if name.count("/") != 1:  # all that is left is a hub id, "owner/name"
-        require_known("data set", name, CATALOGUE)
+        require_known("data set (there is no file or folder of that name)", name, CATALOGUE)
     return name, None, None
 
 

@@ -3,6 +3,7 @@
 import copy
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -62,12 +63,11 @@ class CocoObjects:
         if not self.folder.is_dir():
             raise FileNotFoundError(f"{self.folder} is no folder: it must hold the image files")
         self.entries, self._annotations, categories = _read(self.file, masks)
-        self.classes = tuple(str(each.get("name", each["id"])) for each in categories)
-        self._number = {each["id"]: number for number, each in enumerate(categories)}
+        self.classes = tuple(str(category.get("name", category["id"])) for category in categories)
+        self._number = {category["id"]: number for number, category in enumerate(categories)}
         names = [entry["file_name"] for entry in self.entries]
         if absent := [name for name in names if not (self.folder / name).is_file()]:
-            first = f"{len(absent)} of {len(names)} images, the first {absent[0]}"
-            raise FileNotFoundError(f"{first}: in {self.file}, not in {self.folder}")
+            raise FileNotFoundError(f"{len(absent)} images of {self.file} are not there: {absent[0]} ...")
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -82,21 +82,23 @@ class CocoObjects:
         """What is in an image, in its own pixels."""
         entry = self.entries[number]
         height, width = entry["height"], entry["width"]
-        found = self._annotations[entry["id"]]
-        boxes = torch.tensor([each["bbox"] for each in found], dtype=torch.float32).reshape(-1, 4)
+        annotated = self._annotations[entry["id"]]
+        boxes = torch.tensor([item["bbox"] for item in annotated], dtype=torch.float32).reshape(-1, 4)
         boxes = clip_boxes_to_image(box_convert(boxes, "xywh", "xyxy"), (height, width))
-        labels = torch.tensor([self._number[each["category_id"]] for each in found], dtype=torch.long)
-        crowd = torch.tensor([bool(each.get("iscrowd", 0)) for each in found], dtype=torch.bool)
-        masks = torch.zeros(len(found), height, width, dtype=torch.bool) if self.masks else None
-        for number, each in enumerate(found if self.masks else ()):
-            masks[number] = self._pixels(each, height, width)
+        labels = torch.tensor([self._number[item["category_id"]] for item in annotated], dtype=torch.long)
+        crowd = torch.tensor([bool(item.get("iscrowd", 0)) for item in annotated], dtype=torch.bool)
+        masks = None
+        if self.masks:
+            masks = torch.zeros(len(annotated), height, width, dtype=torch.bool)
+            for mask, item in zip(masks, annotated):
+                mask[:] = self._pixels(item, height, width)
         name = f"{self.file}, image {entry['id']}"
         return check_objects(Objects(boxes, labels, masks, crowd), height, width, name)
 
     def areas(self, number: int) -> list[dict[str, float]]:
         """{"area": of its mask, in squared pixels} for each object of an image; {} where not said."""
         objects = self._annotations[self.entries[number]["id"]]
-        return [{"area": float(one["area"])} if one.get("area") else {} for one in objects]
+        return [{"area": float(item["area"])} if item.get("area") else {} for item in objects]
 
     def placed(self, number: int, seed: int | None) -> Placed:
         """Where an image lies in its square; seed None: as for evaluation."""
@@ -159,7 +161,6 @@ class CocoObjects:
         from pycocotools import mask as run_lengths
 
         packed = annotation["segmentation"]
-        bad = ValueError(f"{self.file}, annotation {annotation['id']}: run lengths do not fill the image")
         try:
             if isinstance(packed, list):
                 packed = run_lengths.merge(run_lengths.frPyObjects(packed, height, width))
@@ -167,13 +168,14 @@ class CocoObjects:
                 packed = run_lengths.frPyObjects(packed, height, width)
             else:
                 packed = packed | {"counts": packed["counts"].encode()}
-                if packed["counts"] and packed["counts"][-1] - 48 & 32:  # it would be read on beyond its end
-                    raise bad
+                if packed["counts"] and packed["counts"][-1] - 48 & 32:
+                    raise ValueError("they would be read on beyond their end")
             pixels = run_lengths.decode(packed)
+            if run_lengths.encode(pixels)["counts"] != packed["counts"]:
+                raise ValueError("the rest is whatever lay in memory")
         except (ValueError, OverflowError) as error:
-            raise bad from error
-        if run_lengths.encode(pixels)["counts"] != packed["counts"]:  # the rest is whatever lay in memory
-            raise bad
+            where = f"{self.file}, annotation {annotation['id']}"
+            raise ValueError(f"{where}: run lengths do not fill the image ({error})") from error
         return torch.from_numpy(pixels.astype(bool))
 
     def _share(self, share: tuple[list[int], list[int], float]) -> Batch:
@@ -249,22 +251,21 @@ def _read(file: Path, masks: bool) -> tuple[list[dict], dict[int, list[dict]], l
         raise FileNotFoundError(f"{file}, the JSON file of annotations, is not there")
     try:
         read = json.loads(file.read_text(encoding="utf-8"))
-        images, categories = (
-            sorted(read[name], key=lambda each: each["id"]) for name in ("images", "categories")
-        )
+        by_id = itemgetter("id")
+        images, categories = (sorted(read[name], key=by_id) for name in ("images", "categories"))
         annotations = read["annotations"]
-        for each in (images, annotations, categories):
-            if len({one["id"] for one in each}) < len(each):
+        for entries in (images, annotations, categories):
+            if len(set(map(by_id, entries))) < len(entries):
                 raise ValueError("an id comes twice")
         if not images:
             raise ValueError("it lists no images")
-        sizes = {each["id"]: (each["width"], each["height"]) for each in images if each["file_name"]}
-        by_image: dict[int, list[dict]] = {each["id"]: [] for each in images}
-        category_ids = {each["id"] for each in categories}
-        for each in annotations:
-            if each["category_id"] not in category_ids or not _usable(each, *sizes[each["image_id"]], masks):
-                raise ValueError(f"annotation {each['id']}: its category, its box or its mask does not fit")
-            by_image[each["image_id"]].append(each)
+        sizes = {image["id"]: (image["width"], image["height"]) for image in images if image["file_name"]}
+        by_image: dict[int, list[dict]] = {image["id"]: [] for image in images}
+        category_ids = set(map(by_id, categories))
+        for item in annotations:
+            if item["category_id"] not in category_ids or not _usable(item, *sizes[item["image_id"]], masks):
+                raise ValueError(f"annotation {item['id']}: its category, its box or its mask does not fit")
+            by_image[item["image_id"]].append(item)
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{file} is not in COCO's form: {type(error).__name__}, {error}") from error
     return images, by_image, categories
@@ -280,5 +281,5 @@ def _usable(annotation: dict, width: int, height: int, masks: bool) -> bool:
         return True
     segmentation = annotation["segmentation"]
     if isinstance(segmentation, list):  # of four numbers pycocotools would make a box
-        return bool(segmentation) and all(len(each) >= 6 and len(each) % 2 == 0 for each in segmentation)
+        return bool(segmentation) and all(len(side) >= 6 and len(side) % 2 == 0 for side in segmentation)
     return segmentation["size"] == [height, width]

@@ -55,8 +55,8 @@ def decode(file: Mapping[str, object]) -> Image.Image:
     except Exception as error:  # PIL raises half a dozen kinds for a damaged file
         if isinstance(error, OSError) and error.errno in NOT_THE_IMAGES:
             raise
-        where = f", file {file['path']}" if file is not None and file.get("path") else ""
-        raise CorruptImage(f"{type(error).__name__}: {error}{where}") from error
+        path = (file or {}).get("path")
+        raise CorruptImage(f"{type(error).__name__}: {error}{f', file {path}' if path else ''}") from error
 
 
 def as_rgb(image: Image.Image) -> Image.Image:

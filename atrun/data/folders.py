@@ -96,21 +96,17 @@ class ImageFolders(Mapping):
         folder, train = self.folders[split], self.folders.get("train")
         if not counts:
             raise ValueError(f"{folder} holds images and no class folders: {WAY_OUT}")
-        names = sorted(counts) if train is None else [each.name for each in _visible_folders(train)]
-        looks: dict[str, list[str]] = {}
-        for name in names:
-            looks.setdefault(_as_seen(name), []).append(name)
-        if alike := [several for several in looks.values() if len(several) > 1]:
-            listed = ", ".join(" and ".join(map(ascii, several)) for several in alike[:5])
-            raise ValueError(f"{train or folder}: classes look alike, {listed}: merge or rename them")
+        names = sorted(counts) if train is None else [path.name for path in _visible_folders(train)]
+        seen = Counter(map(_as_seen, names))
+        if alike := [name for name in names if seen[_as_seen(name)] > 1]:
+            raise ValueError(f"{train or folder}: classes look alike, {alike[:5]!a}: merge or rename them")
         if train is None:
             return names
         if unknown := sorted(counts.keys() - set(names)):
             listed = ", ".join(f"{name!a} ({counts[name]} images)" for name in unknown[:5])
             raise ValueError(f"{folder}: {len(unknown)} classes are not in {train}: {listed}")
         if empty := [name for name in names if not counts.get(name) and not _holds_pictures(train / name)]:
-            listed = ", ".join(map(ascii, empty[:5]))
-            raise ValueError(f"{train}: class folders without an image, {listed}: remove them")
+            raise ValueError(f"{train}: class folders without an image, {empty[:5]!a}: remove them")
         if len(names) < 2:
             raise ValueError(f"{train} has one class, {names[0]!r}: {WAY_OUT}")
         return names
@@ -118,9 +114,8 @@ class ImageFolders(Mapping):
 
 def _as_seen(name: str) -> str:
     """A name without what the eye does not tell apart: case, spaces, marks of no width, forms of accents."""
-    plain = unicodedata.normalize("NFKC", name).casefold()
-    shown = (each for each in unicodedata.normalize("NFKC", plain) if unicodedata.category(each) != "Cf")
-    return " ".join("".join(shown).split())
+    plain = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold())
+    return " ".join("".join(letter for letter in plain if unicodedata.category(letter) != "Cf").split())
 
 
 def _hidden(name: str) -> bool:
@@ -129,7 +124,7 @@ def _hidden(name: str) -> bool:
 
 
 def _visible_folders(path: Path) -> list[Path]:
-    return sorted(each for each in path.iterdir() if each.is_dir() and not _hidden(each.name))
+    return sorted(below for below in path.iterdir() if below.is_dir() and not _hidden(below.name))
 
 
 def _files(folder: Path) -> Iterator[tuple[Path, bool]]:
@@ -160,21 +155,21 @@ def _splits(path: Path) -> dict[str, Path]:
     """The folder of each split; "train" beside "bus" and "car" is a class, where it holds no folders."""
     folders = _visible_folders(path)
     split_of = {name: split for split, names in SPLIT_NAMES.items() for name in names}
-    called = {each: split_of[each.name.lower()] for each in folders if each.name.lower() in split_of}
+    called = {below: split_of[below.name.lower()] for below in folders if below.name.lower() in split_of}
     if len(set(called.values())) < 2 and len(called) < len(folders):
-        called = {each: split for each, split in called.items() if _visible_folders(each)}
+        called = {below: split for below, split in called.items() if _visible_folders(below)}
     if not called:
-        names = {one.name for each in folders for one in (each, *_visible_folders(each))}
+        names = {folder.name for below in folders for folder in (below, *_visible_folders(below))}
         first_words = {re.split(r"[_\-. ]", name.lower())[0] for name in names}
         if sum(not first_words.isdisjoint(called) for called in SPLIT_NAMES.values()) > 1:
             listed = ", ".join(sorted(names)[:5])
             warnings.warn(f"{path}: {listed} are read as classes or as parts of them: {SPLITS}", stacklevel=2)
         return {"train": path}
-    others = [each for each in sorted(path.iterdir()) if each not in called and not _hidden(each.name)]
-    if pictures := [each.name for each in others if _holds_pictures(each)]:
-        read, unread = ", ".join(each.name for each in called), ", ".join(pictures[:5])
-        warnings.warn(f"{path}: images are read from {read} and not from {unread}: {SPLITS}", stacklevel=2)
+    read = ", ".join(below.name for below in called)
     if len(set(called.values())) < len(called):
-        several = ", ".join(each.name for each in called)
-        raise ValueError(f"{path} has two folders for one split among {several}: keep one")
-    return {split: each for each, split in called.items()}
+        raise ValueError(f"{path} has two folders for one split among {read}: keep one")
+    others = [below for below in sorted(path.iterdir()) if below not in called and not _hidden(below.name)]
+    if unread := [below.name for below in others if _holds_pictures(below)]:
+        listed = ", ".join(unread[:5])
+        warnings.warn(f"{path}: images are read from {read} and not from {listed}: {SPLITS}", stacklevel=2)
+    return {split: below for below, split in called.items()}

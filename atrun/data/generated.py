@@ -3,10 +3,10 @@
 import re
 import sys
 from collections.abc import Callable
-from importlib import import_module
 from importlib.metadata import packages_distributions
 from importlib.util import find_spec
 from pathlib import Path
+from pkgutil import resolve_name
 
 OUR_OWN = Path(__file__).resolve().parents[2]  # where this project's packages lie, in a checkout too
 
@@ -25,10 +25,10 @@ def require_installed(data: str) -> None:
 
 def _is_installed(package: str) -> bool:
     ours = package in ("atlib", "atbook")
-    found = find_spec(package) if ours or package in packages_distributions() else None
-    if found is None:
+    spec = find_spec(package) if ours or package in packages_distributions() else None
+    if spec is None:
         return False
-    where = [Path(path).resolve() for path in (found.submodule_search_locations or [found.origin])]
+    where = [Path(path).resolve() for path in (spec.submodule_search_locations or [spec.origin])]
     if ours and where == [OUR_OWN / package]:
         return True
     working = [Path.cwd().resolve(), Path(sys.path[0] or ".").resolve()]  # `python -m` imports from there
@@ -41,8 +41,7 @@ def _is_installed(package: str) -> bool:
 def maker(data: str) -> Callable:
     """The function that a data set is named as, (split, size, seed) -> a data set as `atlib.data.Images` is
     one (size None: all images); its module is imported. Raises `ValueError` where there is none."""
-    module, name = data.split(":")
     try:
-        return getattr(import_module(module), name)
+        return resolve_name(data)
     except (ImportError, AttributeError) as error:
         raise ValueError(f"data {data!r}, PACKAGE.MODULE:FUNCTION, are not there: {error}") from error

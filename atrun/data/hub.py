@@ -44,8 +44,8 @@ def open_rows_of(
     else:
         splits = _from_hub(name) if place is None else _from_files(name, place, labelled)
         parts, held_out = _parts(splits, split, name)
-        several = [splits[part] for part in parts]
-        rows = several[0] if len(several) == 1 else datasets.concatenate_datasets(several)
+        published = [splits[part] for part in parts]
+        rows = published[0] if len(published) == 1 else datasets.concatenate_datasets(published)
         if held_out:
             order, count = fixed_order(len(rows)), round(VALIDATION_SHARE * len(rows))
             rows = rows.select(order[:count] if split == "validation" else order[count:])
@@ -67,8 +67,7 @@ def open_streamed(
             raise ValueError(f"{path} holds no parquet or arrow files to stream: open_photos reads it")
     parts, held_out = _parts(splits, split, name)
     if held_out or len(parts) > 1:
-        way_out = "ask for 'train+validation' or another published split, or use open_photos"
-        raise ValueError(f"{split!r} of {name} cannot be streamed: {way_out}")
+        raise ValueError(f"{split!r} of {name} is no published split, and cannot be streamed: open_photos")
     if path is None:
         return splits[parts[0]], None
     return _read(splits[parts[0]], builder, streaming=True), splits[parts[0]]
@@ -103,8 +102,7 @@ def _from_hub(name: str, split: str | None = None, files: str | None = None, **o
     try:
         return datasets.load_dataset(name, **options)
     except Exception as error:  # datasets, huggingface_hub and httpx each have their own errors
-        why = f"{type(error).__name__}: {error}"
-        raise ConnectionError(f"{name!r} is not read from the hub ({why}): fetch it, give path=") from error
+        raise ConnectionError(f"{name!r} is not read from the hub ({error!r}): give path=") from error
 
 
 def _from_files(name: str, path: Path, labelled: bool = True) -> Mapping[str, datasets.Dataset]:
@@ -116,7 +114,12 @@ def _from_files(name: str, path: Path, labelled: bool = True) -> Mapping[str, da
     if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
         saved = datasets.load_from_disk(str(path))
         return saved if isinstance(saved, datasets.DatasetDict) else {"train": saved}
-    annotated = {split: _read_annotated(file) for split, file in _annotated(path).items()}
+    annotated = {}  # as iNaturalist's authors call them: train2018.json, val2018.json
+    for split, pattern in (("train", "train*.json"), ("validation", "val*.json")):
+        for number, file in enumerate(sorted(path.glob(pattern))):
+            if number:
+                raise ValueError(f"{path} holds {pattern} more than once: keep one of them")
+            annotated[split] = _read_annotated(file)
     return annotated or ImageFolders(path, labelled)
 
 
@@ -125,52 +128,39 @@ def _files_of(path: Path, suffix: str) -> dict[str, list[str]]:
     if path.is_file():
         # Whatever one file is called it is read as parquet, unless it says that it is arrow.
         return {"train": [str(path)]} if (path.suffix == ".arrow") == (suffix == "arrow") else {}
-    found = {}
+    splits = {}
     for split in SPLITS:
         short = "val" if split == "validation" else split  # val.parquet is validation, too
         patterns = [f"{short}*", *(f"data/{name}-*" for name in sorted({short, split}))]
         places = [sorted(path.glob(f"{pattern}.{suffix}")) for pattern in patterns]
         if files := [file for place in places for file in place]:
-            found[split] = [str(file) for file in files]
+            splits[split] = [str(file) for file in files]
             shards = {file.name for file in files if re.search(r"-\d{5}-of-\d{5}\.", file.name)}
             whole = [file for file in files if file.stem in (short, split)]
             if sum(map(bool, places)) > 1 or len(whole) + bool(shards) > 1:  # all would be there twice
-                both = " and ".join(str(file.relative_to(path)) for file in (files[0], files[-1]))
-                raise ValueError(f"{path} has {split} more than once, as {both}: keep one of them")
-            of = {int(name.rpartition("-of-")[2].partition(".")[0]) for name in shards}
-            if len(shards) < sum(of):
-                warnings.warn(f"{path}: of {split} {len(shards)} of {sum(of)} files are there", stacklevel=2)
-    return found
-
-
-def _annotated(path: Path) -> dict[str, Path]:
-    """Annotations in COCO's format by split, called as iNaturalist's: train2018.json, val2018.json."""
-    found = {}
-    for split, pattern in (("train", "train*.json"), ("validation", "val*.json")):
-        files = sorted(path.glob(pattern))
-        if len(files) > 1:
-            raise ValueError(f"{path} holds {' and '.join(file.name for file in files)}: keep one of them")
-        if files:
-            found[split] = files[0]
-    return found
+                raise ValueError(f"{split} is there more than once, as {files[0]} and {files[-1]}: keep one")
+            total = sum({int(name.rpartition("-of-")[2].partition(".")[0]) for name in shards})
+            if len(shards) < total:
+                warnings.warn(f"{path}: of {split} {len(shards)} of {total} files are there", stacklevel=2)
+    return splits
 
 
 def _read_annotated(file: Path) -> datasets.Dataset:
     """Images beside a file of annotations (visipedia/inat_comp, 2018), labelled in order of category ids."""
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-        categories = sorted(found["categories"], key=lambda category: category["id"])
+        content = json.loads(file.read_text(encoding="utf-8"))
+        categories = sorted(content["categories"], key=lambda category: category["id"])
         names = [str(category["name"]) for category in categories]
         if len(set(names)) < len(names):  # a ClassLabel wants every name once
             names = [f"{category['id']} {category['name']}" for category in categories]
         label = {category["id"]: index for index, category in enumerate(categories)}
-        labelled = {(one["image_id"], label[one["category_id"]]) for one in found["annotations"]}
+        labelled = {(one["image_id"], label[one["category_id"]]) for one in content["annotations"]}
         label_of_image = dict(labelled)
         if len(label_of_image) < len(labelled):  # as in annotations of objects: the last would win
             raise ValueError("an image has several classes")
         columns = {
-            "image": [str(file.parent / image["file_name"]) for image in found["images"]],
-            "label": [label_of_image[image["id"]] for image in found["images"]],
+            "image": [str(file.parent / image["file_name"]) for image in content["images"]],
+            "label": [label_of_image[image["id"]] for image in content["images"]],
         }
     except (ValueError, KeyError, TypeError) as error:
         raise OSError(f"{file} is not in COCO's format ({type(error).__name__}: {error})") from error
@@ -186,16 +176,15 @@ def _read(files: Sequence[str], builder: str, **options):
     except Exception as error:
         if "corresponds to no data" in str(error):  # all that `datasets` says of files without a row
             raise ValueError(f"{' or '.join(files)} has no images") from error
-        name = type(error).__name__
-        raise OSError(f"{' or '.join(files)} cannot be read as {builder} ({name}: {error})") from error
+        raise OSError(f"{' or '.join(files)} cannot be read as {builder} ({error!r})") from error
 
 
 def _parts(splits, split: str, name: str) -> tuple[list[str], bool]:
     """The published splits that a split is made of, and whether it is a part of them, a tenth or the rest."""
     published = "validation" in splits or "train" not in splits
     # Beside a test split, a validation split is training data for those who report the first.
-    both = ("train+validation",) if not published or {"train", "validation", "test"} <= set(splits) else ()
-    require_known(f"split of {name}", split, (*splits, *(() if published else ("validation",)), *both))
+    whole = ("train+validation",) if not published or {"train", "validation", "test"} <= set(splits) else ()
+    require_known(f"split of {name}", split, (*splits, *(() if published else ("validation",)), *whole))
     if published:
         return split.split("+"), False
     made_of_train = split in ("train", "validation", "train+validation")
@@ -207,8 +196,7 @@ def find_column(rows: Rows, names: tuple[str, ...], kind: str) -> str:
     for name in names:
         if name in rows.column_names:
             return name
-    there = ", ".join(rows.column_names)
-    raise ValueError(f"no {kind} column among {there}: {kind}_column= names it")
+    raise ValueError(f"no {kind} column among {', '.join(rows.column_names)}: {kind}_column= names it")
 
 
 def class_names(rows: Rows, column: str, published: int | None = None) -> tuple[str, ...]:

@@ -39,7 +39,7 @@ class LabelSpace(NamedTuple):
         """The class index of every label, which may be a WordNet id, a name or, where all classes are there,
         a number; given: the names that numbers in `labels` count."""
         spelled = self.spelled()
-        found = {}
+        class_of = {}
         for label in set(labels):
             text = str(label if given is None else given[label]).replace("_", " ")
             means = spelled.get(text, set())
@@ -47,8 +47,8 @@ class LabelSpace(NamedTuple):
                 means = {label}  # a list of all classes, two of which are called the same: its order decides
             if len(means) != 1:
                 raise ValueError(f"the label {text!r} can be classes {sorted(means)}: store WordNet ids")
-            found[label] = next(iter(means))
-        return [found[label] for label in labels]
+            class_of[label] = next(iter(means))
+        return [class_of[label] for label in labels]
 
 
 CIFAR10 = LabelSpace(tuple("airplane automobile bird cat deer dog frog horse ship truck".split()))
@@ -114,8 +114,8 @@ def open_shifted(
         positions = range(len(rows))
         targets = torch.tensor(shifted.space.indices(rows[label][:], names), dtype=torch.long)
     numbers = torch.arange(len(positions))
-    how = {"augmentation": augmentation, "on_corrupt": on_corrupt, "workers": workers}
-    images = Photos(pictures.select(positions), column, numbers, shifted.space.names, **how)
+    options = {"augmentation": augmentation, "on_corrupt": on_corrupt, "workers": workers}
+    images = Photos(pictures.select(positions), column, numbers, shifted.space.names, **options)
     return OpenedShift(images, targets, shifted.space.classes)
 
 

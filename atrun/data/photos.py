@@ -42,18 +42,18 @@ class Decoded:
         """How the images come out."""
         return AS_STORED if self.augmentation is None else self.augmentation.normalisation
 
-    def note(self, found: dict[int, str]) -> None:
+    def note(self, corrupt: dict[int, str]) -> None:
         """Add to `corrupt`, with a warning for each of the first `NAMED` images, and one for all others."""
-        self.corrupt |= found
-        if found and self.on_corrupt == "raise":
-            index, why = next(iter(found.items()))
+        self.corrupt |= corrupt
+        if corrupt and self.on_corrupt == "raise":
+            index, why = next(iter(corrupt.items()))
             raise CorruptImage(f"image {index} cannot be decoded ({why}); on_corrupt='skip' leaves it out")
-        for index in sorted(found.keys() - self._warned):  # once for each image, in however many epochs
-            said = f"image {index} cannot be decoded and is left out ({found[index]})"
+        for index in sorted(corrupt.keys() - self._warned):  # once for each image, in however many epochs
+            message = f"image {index} cannot be decoded and is left out ({corrupt[index]})"
             if len(self._warned) == NAMED:
-                said = f"more than {NAMED} images cannot be decoded: others are counted"
+                message = f"more than {NAMED} images cannot be decoded: others are counted"
             if len(self._warned) <= NAMED:
-                warnings.warn(said, stacklevel=3)
+                warnings.warn(message, stacklevel=3)
             self._warned.add(index)
 
     def seeds(self, part: ShardSpec, indices: Sequence[int], repeats: Sequence[int]) -> Sequence[int | None]:
@@ -191,7 +191,7 @@ class Photos(Decoded, Dataset):
         return made.images[: len(made.indices)], made.targets[: len(made.indices)]
 
 
-def held(photos: Photos, device: torch.device, most: float, workers: int = 0) -> Images | None:
+def hold(photos: Photos, device: torch.device, most: float, workers: int = 0) -> Images | None:
     """Photographs to train on, decoded once and held on a device, where they are then augmented: batches of
     the same bits. most: bytes that they may take; workers: processes that decode. None where they take more,
     are not of one size, cannot all be decoded, or are augmented by more than `in_two` can."""
@@ -263,8 +263,8 @@ def open_photos(
     if known is not None and known.images.get(split) != len(rows):
         counts = f"{len(rows):,} images here, {known.images.get(split, 0):,} were published"
         warnings.warn(f"{name_or_path} {split} has {counts}: results will not compare", stacklevel=2)
-    how = {"augmentation": augmentation, "train": train, "on_corrupt": on_corrupt, "workers": workers}
-    return Photos(pictures, image_column, torch.tensor(labels), names, **how)
+    options = {"augmentation": augmentation, "train": train, "on_corrupt": on_corrupt, "workers": workers}
+    return Photos(pictures, image_column, torch.tensor(labels), names, **options)
 
 
 def checked_label(label: int, names: Sequence[str], index: int) -> int:

@@ -111,10 +111,9 @@ def open_stream(
         raise ValueError(f"{name_or_path} {split} has {whole:,} images, not {count:,}: leave data_size out")
     count = count if whole is None else whole
     if not count:  # steps and schedule hang on it
-        has = "has no images" if count == 0 else "does not say how many images it has: data_size="
-        raise ValueError(f"{name_or_path} {split} {has}")
-    how = {"augmentation": augmentation, "train": train, "on_corrupt": on_corrupt, "buffer": buffer}
-    return PhotoStream(pictures, count, image_column, label_column, classes, **how)
+        raise ValueError(f"{name_or_path} {split} has no images, or does not say how many: data_size=")
+    options = {"augmentation": augmentation, "train": train, "on_corrupt": on_corrupt, "buffer": buffer}
+    return PhotoStream(pictures, count, image_column, label_column, classes, **options)
 
 
 def _rows_in(file: str) -> int:

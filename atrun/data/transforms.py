@@ -113,7 +113,7 @@ def _training(augmentation: Augmentation) -> transforms.Compose:
         if a.crop == "padded":
             square = transforms.RandomCrop(a.image_size, padding=a.padding, padding_mode="reflect")
         crop = transforms.Compose([shorter, square, transforms.RandomHorizontalFlip(a.flip)])
-    for operation in [each for step in colours.transforms for each in getattr(step, "ops", ())]:
+    for operation in [operation for step in colours.transforms for operation in getattr(step, "ops", ())]:
         if operation.name.startswith("Posterize"):
             operation.aug_fn = _posterise
     return transforms.Compose([crop, colours, normalise])

@@ -73,10 +73,10 @@ class Views:
 
 @lru_cache
 def _of_photograph(a: Augmentation, look: Look) -> transforms.Compose:
-    how = str_to_interp_mode(a.interpolation)
+    interpolation = str_to_interp_mode(a.interpolation)
     return transforms.Compose(
         [
-            transforms.RandomResizedCrop(a.image_size, look.scale, interpolation=how),
+            transforms.RandomResizedCrop(a.image_size, look.scale, interpolation=interpolation),
             transforms.RandomHorizontalFlip(a.flip),
             transforms.RandomApply([transforms.ColorJitter(*JITTER)], JITTERED),
             transforms.RandomGrayscale(GREYED),

@@ -82,21 +82,16 @@ def _loaded(name: str, arguments: argparse.Namespace) -> tuple[nn.Module, Prepar
     else:
         size = {} if arguments.size is None else {"img_size": arguments.size}
         model = create_classifier(name, pretrained=True, **size)
-    changes = _said(header)
+    changes = {}
+    if augmentation := header.get("augmentation"):
+        shared = ("mean", "std", "crop_pct", "interpolation")
+        changes = {name: augmentation[name] for name in shared} | {"source": "as its file says"}
+    elif "augmentation" in header:  # of pixels in memory, which `Images` takes as they are
+        in_memory = {"mean": (0.5,) * 3, "std": (0.25,) * 3, "crop_pct": 1.0}
+        changes = in_memory | {"source": "as for images in memory"}
     asked = {name: getattr(arguments, name) for name in ("mean", "std", "crop_pct", "crop_mode")}
     if asked := {name: value for name, value in asked.items() if value is not None}:
         changes = {**changes, **asked, "source": f"{', '.join(asked)} as asked, the rest as the model has it"}
     if arguments.size is not None:
         changes["size"] = (arguments.size, arguments.size)
     return model, preparation_of(student_of(model), **changes)
-
-
-def _said(header: dict) -> dict:
-    """How a file of ours says that pictures are prepared for its weights; {} where it says nothing."""
-    if "augmentation" not in header:
-        return {}
-    said = header["augmentation"]
-    if said is None:  # of pixels in memory, which `Images` takes as they are
-        return {"mean": (0.5,) * 3, "std": (0.25,) * 3, "crop_pct": 1.0, "source": "as for images in memory"}
-    fields = ("mean", "std", "crop_pct", "interpolation")
-    return {field: said[field] for field in fields} | {"source": "as its file says"}

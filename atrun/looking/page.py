@@ -167,18 +167,18 @@ def look(
     for name, model in named.items():
         vit = student_of(model)
         sizes_of(vit)  # refuses what cannot be walked
-        own = preparation[name] if isinstance(preparation, Mapping) else preparation
-        of_pair = model.normalisation if isinstance(model, Pair) and not model.assumed else None
-        if own is None and of_pair is not None:
-            own = preparation_of(vit, mean=of_pair.mean, std=of_pair.std, source="as the pair was told")
-        own = preparation_of(vit) if own is None else own
-        check_images(vit, torch.empty(1, 3, *own.size))
+        chosen = preparation[name] if isinstance(preparation, Mapping) else preparation
+        if chosen is None:
+            of_pair = model.normalisation if isinstance(model, Pair) and not model.assumed else None
+            told = {**vars(of_pair), "source": "as the pair was told"} if of_pair is not None else {}
+            chosen = preparation_of(vit, **told)
+        check_images(vit, torch.empty(1, 3, *chosen.size))
         for picture, image in pictures.items():
-            prepared = prepare(image, own)
+            prepared = prepare(image, chosen)
             rows = read_rows(model, prepared.pixels, room, layers, heads)
             shown[picture][name] = rows, prepared
-        of = f"{name}: " if len(named) > 1 else ""
-        notes += [of + sentence for sentence in (own.describe(), *_kept(rows))]
+        prefix = f"{name}: " if len(named) > 1 else ""
+        notes += [prefix + sentence for sentence in (chosen.describe(), *_kept(rows))]
     return Look(shown, [*notes, *ALWAYS])
 
 
@@ -203,36 +203,36 @@ def _kept(rows: Rows) -> list[str]:
     """Which of a model's rows the page has, in sentences, what is left out first."""
     (down, across), prefix = rows.tokens.grid, rows.tokens.prefix
     kept, count = len(rows.down) * len(rows.across), down * across
-    said = []
+    sentences = []
     if rows.coarse is not None:
         side = rows.coarse.side
-        said.append(
+        sentences.append(
             f"Of {len(rows.down)} x {len(rows.across)} of {down} x {across} patches the whole rows are here."
             f" Of the others each share is the mean over a block of {side} x {side} patches; smaller blocks"
             " come with more megabytes, or with fewer layers or heads."
         )
     elif kept < count:
-        said.append(
+        sentences.append(
             f"Left out: the rows of {count - kept:,} of {count:,} patches. Those of {len(rows.down)} x"
             f" {len(rows.across)} are here, of a grid of {down} x {across}; a click chooses the nearest of"
             " them. More come with more megabytes, or with fewer layers or heads."
         )
     if len(rows.layers) < len(rows.heads):
         layers = ", ".join(str(layer) for layer, _ in rows.layers)
-        said.append(f"Left out: of {len(rows.heads)} layers all but {layers}.")
+        sentences.append(f"Left out: of {len(rows.heads)} layers all but {layers}.")
     if any(len(heads) < rows.heads[layer] for layer, heads in rows.layers):
         layer, heads = rows.layers[0]
-        said.append(
+        sentences.append(
             f"Left out: of {rows.heads[layer]} heads all but {', '.join(map(str, heads))}; mean and rollout"
             " are of all."
         )
     patches = f"{'all ' if kept == count else ''}{kept:,} patches"
-    said.append(
+    sentences.append(
         f"Here are {len(rows.largest):,} rows of {rows.levels.shape[1]:,} shares: the heads of"
         f" {len(rows.layers)} layers, their {', '.join(rows.beside)}, for the queries"
         f" {', '.join([*prefix, patches])}."
     )
-    return said
+    return sentences
 
 
 def _by_name(given, kinds, name_of: Callable) -> dict[str, Any]:
@@ -240,11 +240,11 @@ def _by_name(given, kinds, name_of: Callable) -> dict[str, Any]:
     if isinstance(given, Mapping):
         named = dict(given)
     else:
-        several = [given] if isinstance(given, kinds) else list(given)
-        names = list(map(name_of, several))
+        items = [given] if isinstance(given, kinds) else list(given)
+        names = list(map(name_of, items))
         if len(set(names)) < len(names):
             names = [f"{name} ({index})" for index, name in enumerate(names)]
-        named = dict(zip(names, several))
+        named = dict(zip(names, items))
     return named
 
 

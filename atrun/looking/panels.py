@@ -57,26 +57,26 @@ def gradients(
     """
     leaves = {layer: seen[layer].map.detach().clone().requires_grad_() for layer in layers}
     held = {
-        i: Instead(map=one.map)
-        if one.q is None or one.attend is not None
-        else Instead(q=one.q, k=one.k, scale=one.scale, bias=one.bias, mask=one.mask)
-        for i, one in enumerate(seen)
+        i: Instead(map=block.map)
+        if block.q is None or block.attend is not None
+        else Instead(q=block.q, k=block.k, scale=block.scale, bias=block.bias, mask=block.mask)
+        for i, block in enumerate(seen)
     }
-    given = held | {layer: Instead(map=leaf) for layer, leaf in leaves.items()}
-    found: dict[int, Tensor] = {}
+    replaced = held | {layer: Instead(map=leaf) for layer, leaf in leaves.items()}
+    gradient_of: dict[int, Tensor] = {}
     for layer, leaf in leaves.items():
 
         def reduce(leaf: Tensor, layer: int = layer) -> None:
-            found[layer] = leaf.grad[0].clamp(min=0).double().mean((0, 1)).cpu()
+            gradient_of[layer] = leaf.grad[0].clamp(min=0).double().mean((0, 1)).cpu()
             leaf.grad = None  # one layer's gradient exists at a time
 
         leaf.register_post_accumulate_grad_hook(reduce)
     with torch.enable_grad(), in_eval_mode(vit):
-        output = walk(vit, images, replace=given).logits
+        output = walk(vit, images, replace=replaced).logits
         score = output.float().square().sum() / 2
         kind = type(vit).__name__
         classifies = getattr(vit, "num_classes", 0) > 0 or "Classification" in kind or "Classifier" in kind
         if classifies and output.ndim == 2:
             score = output.amax()
         score.backward(inputs=list(leaves.values()))
-    return found
+    return gradient_of

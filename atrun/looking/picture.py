@@ -21,7 +21,7 @@ def panels_of(rows: Rows, layer: int, query: int | None) -> dict[str, np.ndarray
     if layer not in kept or query not in queries:
         raise ValueError(f"layer {layer}, query {query}: keep it; layers {kept}, queries {queries}")
     of_layer, at, first = rows.arrays(), queries.index(query), len(rows.tokens.prefix)
-    found = {name: of_layer[f"layer {layer}/{name}"][at, first:] for name in rows.beside}
+    attention_rows = {name: of_layer[f"layer {layer}/{name}"][at, first:] for name in rows.beside}
     panels = {"gradient": of_layer[f"layer {layer}/gradient"]}
     if rows.panels.norms is not None:
         norms = of_layer[f"layer {layer}/norms"][first:]
@@ -30,7 +30,7 @@ def panels_of(rows: Rows, layer: int, query: int | None) -> dict[str, np.ndarray
         panels |= {f"norms, {count} outliers": norms}
     return {
         f"{name}, layer {layer}" if name == "mean" else name: values.unflatten(0, rows.tokens.grid).numpy()
-        for name, values in (found | panels).items()
+        for name, values in (attention_rows | panels).items()
     }
 
 

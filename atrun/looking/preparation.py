@@ -64,10 +64,10 @@ def preparation_of(vit: nn.Module, **changes: Any) -> Preparation:
         if Normalisation.of(vit) is not None
         else "it does not say how, so this is timm's default, with ImageNet's mean and deviation"
     )
-    own = Preparation(tuple(size), **{name: settings[name] for name in names}, source=source)
+    preparation = Preparation(tuple(size), **{name: settings[name] for name in names}, source=source)
     if changes and "source" not in changes:
         changes["source"] = f"{', '.join(changes)} as the caller asked, the rest: {source}"
-    return own._replace(**changes)
+    return preparation._replace(**changes)
 
 
 def prepare(image: str | Path | Image.Image | Tensor, preparation: Preparation) -> Prepared:

@@ -181,19 +181,19 @@ def read_rows(
             of_all = [means[layer][0, 0], rolled[0]]
             of_all += [cosines(stream[layer])] if "similarity" in beside else []
             keep(layer, torch.stack(of_all))
-    (levels, largest), *coarse = (
-        [torch.cat([part[i].flatten(0, 1) for layer in chosen for part in of[layer]]) for i in (0, 1)]
-        for of in (of_layer, of_blocks)
-        if of
-    )
+
+    def joined(parts: dict[int, list]) -> list[Tensor]:
+        both = zip(*(part for layer in chosen for part in parts[layer]))  # levels, and the largest shares
+        return [torch.cat([part.flatten(0, 1) for part in of_layers]) for of_layers in both]
+
     gained = gradients(vit, _images(vit, pixels), seen, chosen)
     gradient = torch.stack([gained[layer][first:].float() for layer in chosen])
     panels = Panels(None, None, gradient)
     if "similarity" in beside:
         norms = torch.stack([stream[layer].norm(dim=-1) for layer in chosen])
         panels = Panels(norms, torch.stack([components(stream[layer][first:]) for layer in chosen]), gradient)
-    of_others = Coarse(side, *coarse[0]) if coarse else None
-    return Rows(tokens, counts, kept, down, across, levels, largest, beside, panels, of_others)
+    coarse = Coarse(side, *joined(of_blocks)) if of_blocks else None
+    return Rows(tokens, counts, kept, down, across, *joined(of_layer), beside, panels, coarse)
 
 
 def tokens_of(vit: nn.Module, pixels: Tensor) -> Tokens:
@@ -208,15 +208,15 @@ def tokens_of(vit: nn.Module, pixels: Tensor) -> Tokens:
     if hasattr(embed, "dynamic_feat_size"):
         grid = embed.dynamic_feat_size(size)
     else:  # patches are of one size, in images of any
-        grid = tuple(side * patches // own for side, patches, own in zip(size, sizes.grid, sizes.image))
+        grid = tuple(side * patches // whole for side, patches, whole in zip(size, sizes.grid, sizes.image))
     if 0 in grid or any(side % patches for side, patches in zip(size, grid)):
         raise ValueError(f"{size[0]} x {size[1]} pixels are no whole patches, {grid[0]} x {grid[1]}")
     return Tokens(tuple(names), (int(grid[0]), int(grid[1])))
 
 
 def _images(model: nn.Module, pixels: Tensor) -> Tensor:
-    like = next(model.parameters())
-    return pixels.to(like.device, like.dtype)
+    weight = next(model.parameters())
+    return pixels.to(weight.device, weight.dtype)
 
 
 def _tokens_at(tokens: Tokens, down: Sequence[int], across: Sequence[int]) -> Tensor:
@@ -240,9 +240,9 @@ def _blocks(tokens: Tokens, rows: int, room: int) -> tuple[int | None, int]:
     (down, across), first = tokens.grid, len(tokens.prefix)
     for side in range(2, max(tokens.grid) // 2 + 1):
         blocks = ceil(down / side) * ceil(across / side)
-        left = room - rows * down * across * (first + blocks + 4)
-        if left >= room // 2 and left >= (first + 1) * rows * (first + down * across + 4):
-            return side, left
+        remaining = room - rows * down * across * (first + blocks + 4)
+        if remaining >= room // 2 and remaining >= (first + 1) * rows * (first + down * across + 4):
+            return side, remaining
     return None, room
 
 

@@ -51,19 +51,19 @@ for _name in ("transfer", "mae", "contrast", "deit", "other_networks", "detectio
 def shared(name: str) -> dict[str, Any]:
     """A table, of a recipe or of what several share, with what it takes from others; lists are tuples."""
     table, whole = _TABLES[name], {}
-    like = table.get("like", [])
-    for other in [like] if isinstance(like, str) else like:
-        whole = _merged(whole, shared(other))
+    parents = table.get("like", [])
+    for parent in [parents] if isinstance(parents, str) else parents:
+        whole = _merged(whole, shared(parent))
     return _merged(whole, {key: value for key, value in table.items() if key != "like"})
 
 
 def _merged(below: Mapping, above: Mapping) -> dict[str, Any]:
-    both = dict(below)
+    merged = dict(below)
     for key, value in above.items():
         if isinstance(value, dict):
             value = _merged(below.get(key, {}), value)
-        both[key] = tuple(value) if isinstance(value, list) else None if value == "none" else value
-    return both
+        merged[key] = tuple(value) if isinstance(value, list) else None if value == "none" else value
+    return merged
 
 
 @cache
@@ -80,7 +80,7 @@ def published(name: str) -> Published:
     if "augmentation" in values:
         values["augmentation"] = Augmentation(**values["augmentation"])
     values["recipe"] = Recipe(**values["recipe"])
-    return Published(name, oddities=tuple(_NOTES.get(each, each) for each in oddities), **values)
+    return Published(name, oddities=tuple(_NOTES.get(sentence, sentence) for sentence in oddities), **values)
 
 
 def names() -> tuple[str, ...]:

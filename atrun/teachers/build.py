@@ -65,21 +65,21 @@ def normalisation_of(
 ) -> tuple[Normalisation | None, str]:
     """How images are normalised for a file's ViT, and what says so: its header, a JSON file beside it, the
     timm name that was given, or the code that writes such files; (None, "") where nothing does."""
-    if (said := normalisation_said(weights.header)) is not None:
-        return said, "its file says so"
-    said, by_whom = normalisation_beside(path)
-    if said is None and architecture is not None and "." in architecture:
-        said = Normalisation.of(on_meta(Architecture(architecture)))
-        by_whom = f"as timm says of {architecture}"
-    if said is None and encoder.writer:
+    if (normalisation := normalisation_said(weights.header)) is not None:
+        return normalisation, "its file says so"
+    normalisation, source = normalisation_beside(path)
+    if normalisation is None and architecture is not None and "." in architecture:
+        normalisation = Normalisation.of(on_meta(Architecture(architecture)))
+        source = f"as timm says of {architecture}"
+    if normalisation is None and encoder.writer:
         return IMAGENET, "as the code that writes such files does"
-    return said, by_whom if said is not None else ""
+    return normalisation, source if normalisation is not None else ""
 
 
-def architecture_said(weights: Weights, path: Path) -> Architecture | None:
+def architecture_in_file(weights: Weights, path: Path) -> Architecture | None:
     """The architecture that a file's header says, or timm's `config.json` beside it; None without either."""
-    said, config = weights.header.get("architecture"), {}
-    if said is None and path.name in OF_TIMM:
+    described, config = weights.header.get("architecture"), {}
+    if described is None and path.name in OF_TIMM:
         try:
             config = json.loads((path.parent / "config.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -89,11 +89,11 @@ def architecture_said(weights: Weights, path: Path) -> Architecture | None:
         arguments = dict(config.get("model_args") or {})
         if trained.get("fixed_input_size"):  # timm takes it from there
             arguments = {"img_size": trained["input_size"][1:]} | arguments
-        said = {"name": name, "overrides": arguments}
-    if said is None:
+        described = {"name": name, "overrides": arguments}
+    if described is None:
         return None
     try:
-        native = Architecture.read(said)
+        native = Architecture.read(described)
         if not config:  # timm's weights may come without a head
             native.require_numbers(count(weights.tensors))
         on_meta(native)
@@ -132,9 +132,10 @@ def filled(
     encoder: Encoder,
     image_size: int | None,
     normalisation: tuple[Normalisation | None, str],
-    **more,
+    assumed: Sequence[str],
+    guessed: str = "",
 ) -> Teacher:
-    """The ViT with the encoder's weights in it, positions resized. more: fields of `Teacher`."""
+    """The ViT with the encoder's weights in it, positions resized; assumed, guessed: as in `Teacher`."""
     check_image_size(native, image_size)
     vit, state, resized = headless(native, image_size).build(), dict(encoder.state), None
     if "pos_embed" in state and getattr(vit, "pos_embed", None) is not None:
@@ -145,7 +146,7 @@ def filled(
             prefix_there, grid_from = prefix_and_grid(state)
             if prefix_there != prefix:
                 raise ValueError(f"positions for {prefix_there} prefix tokens, the architecture has {prefix}")
-        resized = told(grid_from, grid_to)
+        resized = resizing(grid_from, grid_to)
         if resized is not None:
             state["pos_embed"] = resized_positions(state["pos_embed"], prefix, grid_from, grid_to)
     try:
@@ -158,11 +159,18 @@ def filled(
         listed = f"{'; '.join(wrong[:4])}; {len(wrong)} in all"
         raise ValueError(f"{encoder.source}: {listed}: name another model with architecture=")
     attach(vit, normalisation[0])
-    unused = [*encoder.unused, *left]
-    how = {"used": len(state) - len(left), "unused": unused, "resized": resized, "missing": missing}
-    architecture = headless(native, image_size)
     return Teacher(
-        vit.eval(), str(path), architecture, encoder.source, **how, normalised=normalisation[1], **more
+        vit.eval(),
+        str(path),
+        headless(native, image_size),
+        encoder.source,
+        used=len(state) - len(left),
+        unused=[*encoder.unused, *left],
+        resized=resized,
+        missing=missing,
+        assumed=assumed,
+        normalised=normalisation[1],
+        guessed=guessed,
     )
 
 
@@ -196,7 +204,7 @@ def check_image_size(architecture: Architecture, image_size: int | None) -> None
         raise ValueError(f"image_size={image_size}: patches have {down} x {across} pixels, take {close}")
 
 
-def told(grid_from: Grid, grid_to: Grid) -> str | None:
+def resizing(grid_from: Grid, grid_to: Grid) -> str | None:
     """How positions came from one grid to another, in words; None where the grids are the same."""
     if tuple(grid_from) == tuple(grid_to):
         return None

@@ -26,7 +26,7 @@ def described(teacher: Teacher) -> dict[str, str]:
     ]
     heads = getattr(vit.blocks[0], "attn", vit.blocks[0]).num_heads
     shape = f"layers: {len(vit.blocks)}, heads: {heads}, width: {vit.embed_dim}"
-    weights = sum(each.numel() for each in vit.parameters()) / 1e6
+    weights = sum(weight.numel() for weight in vit.parameters()) / 1e6
     cut = f"{pixels[0]} x {pixels[1]} pixels in patches of {patch[0]} x {patch[1]}"
     resized = f"; {teacher.resized}" if teacher.resized else ""
     lines = {
@@ -43,18 +43,18 @@ def described(teacher: Teacher) -> dict[str, str]:
         return lines | {"transfer": f"none: {error}"}
     numbers, has = transferred_numbers(vit), describe(vit)
     differs = [name for name in STANDARD if has[name] != STANDARD[name]]
-    own = "; ".join(f"{name}: {has[name]} (standard: {STANDARD[name]})" for name in differs)
-    advice = (
-        "A student without them can be worse than none (arXiv 2605.07191): create_student(teacher, classes)"
-        " gives it them"
-    )
+    components = ""
+    if differs:
+        listed = "; ".join(f"{name}: {has[name]} (standard: {STANDARD[name]})" for name in differs)
+        advice = "A student without them can be worse than none (arXiv 2605.07191)"
+        components = f": {listed}. {advice}: create_student(teacher, classes) gives it them"
     lines |= {
         "transfer": f"all layers, 0 to {len(vit.blocks) - 1}, each with heads of width {width}",
         "per image": (
             f"maps {_amount(numbers.map)}; q and k {_amount(numbers.q + numbers.k)}; v {_amount(numbers.v)}; "
             f"features {_amount(numbers.features)}; all layers together, in float32"
         ),
-        "components": f"not those of a standard ViT: {own}. {advice}" if own else "those of a standard ViT",
+        "components": f"{'not ' if differs else ''}those of a standard ViT{components}",
     }
     bad = ". NaN or infinity in its weights: this checkpoint cannot teach"
     leftovers = {

@@ -48,34 +48,34 @@ def normalisation_beside(path: Path) -> tuple[Normalisation | None, str]:
     a processor of transformers, timm's `config.json`, or OpenCLIP's; (None, "") without."""
     # Transformers nests a processor of images in another since version 5, and reads that one first.
     places = (
-        ("processor_config.json", lambda said: _of_processor(said.get("image_processor") or {})),
-        ("preprocessor_config.json", lambda said: _of_processor(said.get("image_processor") or said)),
-        ("config.json", lambda said: _of_data_config(said.get("pretrained_cfg") or said)),
-        ("open_clip_config.json", lambda said: _of_data_config(said.get("preprocess_cfg") or {})),
+        ("processor_config.json", lambda config: _of_processor(config.get("image_processor") or {})),
+        ("preprocessor_config.json", lambda config: _of_processor(config.get("image_processor") or config)),
+        ("config.json", lambda config: _of_data_config(config.get("pretrained_cfg") or config)),
+        ("open_clip_config.json", lambda config: _of_data_config(config.get("preprocess_cfg") or {})),
     )
     for name, read in places:
         file = (path if path.is_dir() else path.parent) / name
         if not file.is_file():
             continue
         try:
-            found = read(json.loads(file.read_text(encoding="utf-8")))
+            normalisation = read(json.loads(file.read_text(encoding="utf-8")))
         except (ValueError, TypeError, AttributeError, ZeroDivisionError) as error:  # of another form
             raise OSError(f"{file} does not say how images are normalised ({error})") from error
-        if found is not None:
-            return found, f"as {file} says"
+        if normalisation is not None:
+            return normalisation, f"as {file} says"
     return None, ""
 
 
-def _of_data_config(said: Mapping[str, Any]) -> Normalisation | None:
-    return None if None in (mean_std := (said.get("mean"), said.get("std"))) else Normalisation(*mean_std)
+def _of_data_config(config: Mapping[str, Any]) -> Normalisation | None:
+    return None if None in (mean_std := (config.get("mean"), config.get("std"))) else Normalisation(*mean_std)
 
 
-def _of_processor(said: Mapping[str, Any]) -> Normalisation | None:
+def _of_processor(config: Mapping[str, Any]) -> Normalisation | None:
     """Of a processor of images: (pixel in 0..255 · rescale_factor - image_mean) / image_std."""
-    largest = 255 * (said.get("rescale_factor") or 1 / 255) if said.get("do_rescale", True) else 255
-    if said.get("do_normalize") is False:
+    largest = 255 * (config.get("rescale_factor") or 1 / 255) if config.get("do_rescale", True) else 255
+    if config.get("do_normalize") is False:
         return Normalisation(0.0, 1 / largest)
-    mean, std = said.get("image_mean"), said.get("image_std")
+    mean, std = config.get("image_mean"), config.get("image_std")
     if None in (mean, std) or math.isclose(largest, 1.0, rel_tol=1e-6):
         return _of_data_config({"mean": mean, "std": std})
     mean, std = (value if isinstance(value, list) else [value] * 3 for value in (mean, std))
@@ -90,8 +90,8 @@ def _read_pickled(path: Path) -> Weights:
     # damaged pickles raise nearly anything: UnpicklingError, RuntimeError, EOFError, IndexError, KeyError ...
     except Exception as error:
         # not torch's own text, which advises to read the file in the unsafe way
-        if found := re.search(r"GLOBAL (\S+)", str(error)):
-            raise OSError(f"{path} holds a {found[1]}, whose code would be run: {TO_SAFETENSORS}") from error
+        if code := re.search(r"GLOBAL (\S+)", str(error)):
+            raise OSError(f"{path} holds a {code[1]}, whose code would be run: {TO_SAFETENSORS}") from error
         raise OSError(f"{path} is no torch checkpoint, perhaps cut off ({type(error).__name__})") from error
     if not isinstance(content, Mapping):
         raise OSError(f"{path} holds a {type(content).__name__} and not a state dict: {TO_SAFETENSORS}")

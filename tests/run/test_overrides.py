@@ -11,7 +11,7 @@ import pytest
 from atlib.recipe import Recipe
 from atrun.commands import settings_of
 from atrun.config import settings
-from atrun.overrides import Setting, help_text, pairs, read, said_of
+from atrun.overrides import Setting, fields_of, help_text, pairs, read
 
 KINDS = {
     "steps": int, "lr": float, "clip": float | None, "name": str, "path": str | None, "compile": bool,
@@ -63,14 +63,14 @@ class Fields:
 
 
 def test_a_field_is_explained_by_its_comment(monkeypatch):
-    assert said_of(Fields) == {
+    assert fields_of(Fields) == {
         "first": Setting(int, "of the first", MISSING),
         "second": Setting(float, "steps until it ends", 0.25),
         "third": Setting(str | None, "in one line", None),
     }
     # compiled files alone: without words, and not without a command
     monkeypatch.setattr(inspect, "getsource", lambda of: (_ for _ in ()).throw(OSError("no source")))
-    assert said_of(Fields)["first"] == Setting(int, "", MISSING)
+    assert fields_of(Fields)["first"] == Setting(int, "", MISSING)
 
 
 def test_the_help_says_each_setting_in_words_with_its_type_and_default():

@@ -88,5 +88,5 @@ def test_the_page_of_a_table(tmp_path, photographs, monkeypatch):
     said.assert_called_once_with(*asked, out=tmp_path / "out-again", seeds=1, settings=FEW)
     table["methods"]["copy"] = {"accuracies": [0.5, 0.25], "seconds": [3, 4.5], "folders": ["a-0", "a-1"]}
     table["differences"][0] |= {"mean": -0.125, "low": -0.25, "high": 0.0625}
-    rows, _ = read(table_report(out, [], {}, table).read_text())
+    rows, _ = read(table_report(out, [], table).read_text())
     assert rows["copy"] == ["37.50", "50.00 25.00", "-12.50 (-25.00 to +6.25)", "7.5"]

