@@ -15,8 +15,8 @@ FOLDER = ROOT / "configs" / "accelerate"
 
 
 def fork_workers():
-    """Workers are forks of this process, which has imported torch, in place of new Pythons, each of which takes
-    seconds to start; all else that a launcher does stays as it is."""
+    """Workers are forks of this process, which has imported torch, in place of new Pythons, each of which
+    takes seconds to start; all else that a launcher does stays as it is."""
     launch = run.elastic_launch
 
     def launch_forks(config, entrypoint):

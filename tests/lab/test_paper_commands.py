@@ -74,26 +74,22 @@ def configured(tmp_path, monkeypatch):
 
         monkeypatch.setattr(place, name, call)
 
-    def architecture_of(name):
+    def of_shapes(name, image_size=None, **told):
+        sized = {} if image_size is None else {"img_size": image_size}
         path = Path(name)
         if path.parent.parent.name == "runs":
             config = read_config(path.parent)
-            return Architecture(config.model.name, {**config.model.overrides, "num_classes": 0})
-        return FILES.get(path.name, Architecture(str(name), {"num_classes": 0}))
-
-    def of_shapes(name, image_size=None, **told):
-        sized = {} if image_size is None else {"img_size": image_size}
-        architecture = architecture_of(name)
+            architecture = Architecture(config.model.name, {**config.model.overrides, "num_classes": 0})
+        else:
+            architecture = FILES.get(path.name, Architecture(str(name), {"num_classes": 0}))
         vit = Architecture(architecture.name, {**architecture.overrides, **sized}).build()
         return Teacher(vit, str(name), architecture, "shapes", used=0, unused=())
 
     def start(config, folder, images):
         config = config.on(len(images))
         # all that shapes depend on but for the head's: runs that differ in other things are built once
-        others = "recipe_name data recipe augmentation seed evaluation_split evaluate_every data_size".split()
-        shapes = {name: value for name, value in vars(config).items() if name not in others}
-        if config.teacher is not None:
-            shapes["teacher"] = architecture_of(config.teacher)
+        others = "recipe_name data recipe augmentation seed".split()
+        shapes = [value for name, value in vars(config).items() if name not in others]
         if (key := str(shapes)) not in built:
             with without_weights():
                 building.build(config, 80 if config.data == "coco" else 1000)

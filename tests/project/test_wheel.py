@@ -99,8 +99,8 @@ def install(wheel, folder):
 
 @pytest.fixture(scope="module")
 def used(installed, tmp_path_factory):
-    """By `tests/installed.py`: where it was found; what was imported after each step; of each part its folder,
-    what it printed, its error."""
+    """By `tests/installed.py`: where it was found; what was imported after each step; of each part its
+    folder, what it printed, its error."""
     return made_once(tmp_path_factory, "used", lambda folder: use(installed, folder))[1]
 
 
