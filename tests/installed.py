@@ -1,10 +1,12 @@
 """What is done with the library where it is installed, in one process because each start takes seconds:
-python installed.py FOLDERS TEACH REQUEST, all JSON.
+python installed.py STEPS FOLDERS TEACH REQUEST, all JSON.
+
+STEPS are imports and a call, which come first, as after them everything may be imported.
 
 FOLDERS says where each part is done: `README` runs its example.py, `run` makes a teacher, trains what is
 requested, breaks the run and takes it up again.
-Prints, as JSON, where the library is, and of each part what it printed and the error that ended it, if one
-did.
+Prints, as JSON, where the library is, what was imported after each step, and of each part what it printed and
+the error that ended it, if one did.
 """
 
 import contextlib
@@ -44,7 +46,11 @@ def run(teach: list[str], request: list[str]) -> None:
     command("evaluate", "student")
 
 
-def main(parts: dict[str, str], teach: list[str], request: list[str]) -> dict:
+def main(steps: list[str], parts: dict[str, str], teach: list[str], request: list[str]) -> dict:
+    imported = []
+    for step in steps:
+        exec(step, {})
+        imported.append(sorted({name.partition(".")[0] for name in sys.modules}))
     found = metadata.distribution("attention-transfer")
     where = [util.find_spec("atlib").origin, str(found.locate_file("")), found.version]
     example = partial(runpy.run_path, "example.py", run_name="__main__")
@@ -58,7 +64,7 @@ def main(parts: dict[str, str], teach: list[str], request: list[str]) -> dict:
             except BaseException:
                 error = traceback.format_exc()
         done[name] = {"printed": printed.getvalue(), "error": error}
-    return {"where": where, "parts": done}
+    return {"where": where, "imported": imported, "parts": done}
 
 
 if __name__ == "__main__":

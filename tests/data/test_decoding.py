@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from atrun.data import decoding
 from atrun.data.decoding import decode, in_eight_bits
 from atrun.data.photos import Decoded
 from atrun.data.transforms import Augmentation
@@ -66,12 +67,14 @@ def test_what_the_system_lacks_is_no_damaged_image(monkeypatch, lacks):
     assert caught.value is lacks
 
 
-def test_a_large_photograph_is_read_and_pillows_limit_is_as_before(tmp_path):
+def test_a_large_photograph_is_read_and_pillows_limit_is_as_before(tmp_path, monkeypatch):
     """geti_v2#1486: a sound picture of 200 megapixels, which Pillow alone takes for an attack."""
-    before = Image.MAX_IMAGE_PIXELS
-    Image.new("1", (20000, 10000)).save(tmp_path / "1.png")
+    assert 2 * Image.MAX_IMAGE_PIXELS < 200e6 <= decoding.LARGEST
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 89)
+    monkeypatch.setattr(decoding, "LARGEST", 500)
+    Image.new("1", (20, 10)).save(tmp_path / "1.png")
     file = {"bytes": None, "path": str(tmp_path / "1.png")}
     augmentation = Augmentation(32, scale=(1, 1))
     made = Decoded((), augmentation, True, "raise").made([(0, file, 0, 1)])
     assert made.corrupt == {} and made.images.shape == (1, 3, 32, 32)
-    assert Image.MAX_IMAGE_PIXELS == before
+    assert Image.MAX_IMAGE_PIXELS == 89

@@ -39,6 +39,13 @@ vit.load_state_dict(torch.load("student.pt"))
 """
 
 
+HEAVY = {*"accelerate datasets pandas pyarrow matplotlib ipywidgets jupyter_book hypothesis".split()}
+# What is imported, and which of the heavy ones may come with it.
+STEPS = {
+    "import torch, timm, atlib; from atlib import AttentionTransfer, create_student": set(),
+    "from atbook.worlds import marked_glyphs; marked_glyphs(size=1)": set(),
+    "import atbook.lab.study": {"accelerate"},
+}
 SMALL = "--steps 3 --batch_size 8 --data_size 20 --save_every 1"
 TEACHER = "teacher/teacher.safetensors"
 
@@ -92,7 +99,8 @@ def install(wheel, folder):
 
 @pytest.fixture(scope="module")
 def used(installed, tmp_path_factory):
-    """By `tests/installed.py`: where it was found; of each part its folder, what it printed, its error."""
+    """By `tests/installed.py`: where it was found; what was imported after each step; of each part its
+    folder, what it printed, its error."""
     return made_once(tmp_path_factory, "used", lambda folder: use(installed, folder))[1]
 
 
@@ -104,9 +112,10 @@ def use(installed, folder):
     teach = f"teacher find --out {TEACHER} --steps 3 --images 20"
     request = f"train --recipe find-distill --data atbook.worlds:marked_glyphs --teacher {TEACHER} {SMALL}"
     program = shutil.copy(ROOT / "tests" / "installed.py", folder)  # from where the clone is out of reach
-    arguments = (json.dumps(parts, default=str), json.dumps(teach.split()), json.dumps(request.split()))
+    arguments = (json.dumps(x, default=str) for x in ([*STEPS], parts, teach.split(), request.split()))
     answer = json.loads(run(installed / "python", program, *arguments, cwd=folder).splitlines()[-1])
-    return answer["where"], {name: (parts[name], *answer["parts"][name].values()) for name in parts}
+    of_parts = {name: (parts[name], *answer["parts"][name].values()) for name in parts}
+    return answer["where"], answer["imported"], of_parts
 
 
 def example_of_the_readme() -> str:
@@ -140,8 +149,14 @@ def test_it_is_found_where_it_was_installed(installed, used):
     assert Path(folder).resolve().is_relative_to(installed.parent.resolve())
 
 
+def test_heavy_libraries_wait_until_they_are_used(used):
+    """`import atlib` is light: what takes seconds to import is imported where it is used."""
+    for imported, allowed in zip(used[1], STEPS.values(), strict=True):
+        assert {*imported} & HEAVY <= allowed
+
+
 def test_the_commands_make_a_teacher_and_train_resume_and_evaluate_a_student(used):
-    folder, printed, error = used[1]["run"]
+    folder, printed, error = used[2]["run"]
     assert error is None, error
     assert (folder / TEACHER).exists()
     student, before = folder / "student", folder / "before"
@@ -156,5 +171,5 @@ def test_the_commands_make_a_teacher_and_train_resume_and_evaluate_a_student(use
 
 
 def test_the_example_of_the_readme_runs(used):
-    _, _, error = used[1]["README"]
+    _, _, error = used[2]["README"]
     assert error is None, error

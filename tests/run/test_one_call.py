@@ -26,7 +26,13 @@ from tests.run.test_generic import teacher_file
 FEW = {"epochs": "1", "lr": "1e-4"}
 
 
-def test_one_call_is_the_command(tmp_path, photographs, capsys):
+@pytest.fixture(autouse=True)
+def no_report(monkeypatch):
+    """A run's page takes seconds, and has tests of its own (test_report.py)."""
+    monkeypatch.setattr(one_call, "run_report", lambda folder, *given: folder)
+
+
+def test_one_call_is_the_command_and_is_read_again_for_the_same_images_alone(tmp_path, photographs, capsys):
     teacher = teacher_file(tmp_path / "teacher.safetensors", Normalisation(0.5, 0.25))
     found = transfer(teacher, photographs, "half", out=tmp_path / "called", settings=FEW)
     assert "--plan.layers {0: 1, 1: 3}" in capsys.readouterr().err
@@ -36,8 +42,21 @@ def test_one_call_is_the_command(tmp_path, photographs, capsys):
     asked = f"--teacher {teacher} --data {photographs} --student half --epochs 1 --lr 1e-4".split()
     assert command.main(["transfer", *asked, "--out", str(tmp_path / "asked")]) == 0
     assert read_config(tmp_path / "asked") == read_config(found.folder)
-    again = load_result(tmp_path / "asked" / "student.safetensors")
-    assert same(again.state_dict(), found.student.state_dict())
+    weights = load_result(tmp_path / "asked" / "student.safetensors").state_dict()
+    assert same(weights, found.student.state_dict())
+    # what is finished is read again, and not shown for other images
+    again = partial(transfer, teacher, photographs, "half", out=tmp_path / "called", settings=FEW)
+    data = Path(photographs)
+    (tested, *_) = sorted((data / "validation").rglob("*.png"))
+    other = tested.rename(tested.with_name("another.png"))
+    with pytest.raises(ValueError):
+        again()
+    other.rename(tested)
+    assert again().record == found.record
+    for split in ("train", "validation"):
+        (data / split / "dog").rename(data / split / "dog-as-well")
+    with pytest.raises(ValueError):
+        again()
 
 
 def test_a_run_goes_on_and_is_not_mixed_with_another(tmp_path, photographs):
@@ -59,25 +78,8 @@ def test_a_finished_run_of_an_untrained_teacher_is_read_again(tmp_path, photogra
     assert first.record == again.record
 
 
-def test_a_finished_run_is_not_shown_for_other_images(tmp_path, photographs):
-    data, teacher = Path(photographs), teacher_file(tmp_path / "teacher.safetensors")
-    again = partial(transfer, teacher, data, "half", out=tmp_path / "run", settings=FEW)
-    found = again()
-    (tested, *_) = sorted((data / "validation").rglob("*.png"))
-    other = tested.rename(tested.with_name("another.png"))
-    with pytest.raises(ValueError):
-        again()
-    other.rename(tested)
-    assert again().record == found.record
-    for split in ("train", "validation"):
-        (data / split / "dog").rename(data / split / "dog-as-well")
-    with pytest.raises(ValueError):
-        again()
-
-
-def test_the_table_of_methods(tmp_path, photographs, capsys, monkeypatch):
+def test_the_table_of_methods(tmp_path, photographs, capsys):
     """Each number of the table again, from the weights that the runs have left."""
-    monkeypatch.setattr(one_call, "run_report", lambda folder, *given: folder)  # seconds a run
     teacher = teacher_file(tmp_path / "teacher.safetensors", Normalisation(0.5, 0.25))
     methods = ["logits", "copy"]
     asked = ["--teacher", teacher, "--data", photographs, "--student", "half", "--methods", *methods]
