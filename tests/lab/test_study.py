@@ -1,7 +1,5 @@
 """Studies: tuned on validation images, reported on test images, repeatable, resumed where they stopped."""
 
-import multiprocessing
-import os
 import shutil
 import signal
 from dataclasses import replace
@@ -339,16 +337,10 @@ def test_the_first_failure_ends_it_all(tmp_path, jobs):
     assert 1 <= len(list(tmp_path.iterdir())) < 20
 
 
-def test_workers_end_with_their_parent(tmp_path, monkeypatch):
+def test_workers_end_with_their_parent(tmp_path):
     """SIGTERM ends the command alone: its workers must not wait for ever."""
-    forkserver()
-    with monkeypatch.context() as patch:
-        # a fork takes the server of this process for its own, and asks only whether it is alive
-        patch.setattr(os, "waitpid", lambda *of: (0, 0))
-        parent = multiprocessing.get_context("fork").Process(
-            target=run_each, args=(wait, [(tmp_path, 100)], 2)
-        )
-        parent.start()
+    parent = forkserver().Process(target=run_each, args=(wait, [(tmp_path, 100)], 2))
+    parent.start()
     assert until(lambda: any(tmp_path.iterdir()))
     (worker,) = (int(path.name) for path in tmp_path.iterdir())
     assert alive(worker) and worker != parent.pid
