@@ -23,7 +23,7 @@ COMMANDS = {
     "compare": ("atrun.compare", "two runs on the same images: difference, interval, McNemar's test"),
     "controls": ("atrun.controls", "does a student follow its teacher's maps, or read them? a table"),
     "plot": ("atrun.plot", "losses and accuracies of runs as curves"),
-    "teacher": ("atrun.teachers.load", "what a teacher is, and what of it can be transferred"),
+    "teacher": ("atrun.teacher_command", "what a teacher is, and what of it can be transferred"),
     "look": ("atrun.looking.commands", "a page of where every token of a model looks on a picture"),
 }
 

