@@ -1,9 +1,6 @@
 """The launchers as functions, and what `accelerate launch` makes of a file of configs/accelerate."""
 
 import os
-import runpy
-import sys
-from dataclasses import replace
 
 from accelerate.commands.launch import _validate_launch_command, launch_command, launch_command_parser
 from accelerate.utils.launch import prepare_multi_gpu_env
@@ -14,33 +11,13 @@ from tests.helpers import ROOT
 FOLDER = ROOT / "configs" / "accelerate"
 
 
-def fork_workers():
-    """Workers are forks of this process, which has imported torch, in place of new Pythons, each of which
-    takes seconds to start; all else that a launcher does stays as it is."""
-    launch = run.elastic_launch
-
-    def launch_forks(config, entrypoint):
-        assert entrypoint == sys.executable
-        return launch(replace(config, start_method="fork"), run_program)
-
-    run.elastic_launch = launch_forks
-
-
-def run_program(unbuffered, program, *arguments):
-    assert unbuffered == "-u"
-    sys.argv = [program, *arguments]
-    runpy.run_path(program, run_name="__main__")
-
-
 def torchrun(*arguments):
-    """The command `torchrun`; it changes its process."""
-    fork_workers()
+    """The command `torchrun`."""
     run.main(list(arguments))
 
 
 def accelerate_launch(*arguments):
-    """The command `accelerate launch`; it changes its process."""
-    fork_workers()
+    """The command `accelerate launch`."""
     launch_command(launch_command_parser().parse_args(arguments))
 
 
