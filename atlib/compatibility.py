@@ -161,7 +161,8 @@ def _check_fit(teacher: Sizes, student: Sizes, components: dict[str, tuple], pla
     """Raise `ValueError` for the first thing that differs though the plan says no way with it."""
 
     def refuse(what: str, of_teacher: object, of_student: object, way: str) -> None:
-        raise ValueError(f"unequal {what}: teacher {of_teacher}, student {of_student} ({way})")
+        sides = f"teacher {of_teacher}, student {of_student}"
+        raise ValueError(f"teacher and student differ in {what}: {sides} ({way})")
 
     maps, lost = plan.what == "map", student.prefix > common
     if teacher.depth != student.depth and not (plan.layers and isinstance(plan.layers[0], tuple)):
