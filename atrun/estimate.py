@@ -407,7 +407,7 @@ def _memory_lines(estimate: Estimate) -> list[str]:
     lines = [f"{total} for {images:,} images at once, float32: {parts}"]
     if memory.saved:
         rest, per_image = (memory.total - memory.saved) / GIB, memory.saved / images / GIB
-        measured = "measured on one image with seven made-up objects; what is kept hangs on what is found"
+        measured = "measured on one image with seven made-up objects; memory depends on the objects found"
         how = measured if config.detects else "counted from shapes"
         lines += [
             f"that is {rest:.3g}, and {per_image:.3g} for each image on a device",
