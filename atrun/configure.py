@@ -36,11 +36,7 @@ def configured(
     recipe: str, data: str, teacher: str | None = None, changes: Mapping[str, str] = {}, seed: int = 0
 ) -> tuple[RunConfig, str]:
     """`configure`, and what was derived: a line for each value with its rule, "" where nothing was."""
-    if "data_path" in changes:  # in full, so that the run can go on from another folder
-        changes = {**changes, "data_path": str(Path(changes["data_path"]).resolve())}
-    if changes.get("student_weights", "null").lower() not in ("none", "null"):
-        changes = {**changes, "student_weights": _weights(changes["student_weights"], "student weights")}
-    data = data_name(data, changes.get("data_path"))
+    data, changes = data_name(data, changes.get("data_path")), _in_full(changes)
     if recipe in FOR_PYTHON:
         raise ValueError(f"the recipe {recipe!r} is for Python: no command trains its network")
     require_known("recipe", recipe, (*DERIVED, *TASKS, *names()))
@@ -56,6 +52,16 @@ def configured(
     if data == COCO:
         common["training_split"] = "train2017"
     return _checked({**of_recipe, **common}, changes), rules
+
+
+def _in_full(changes: Mapping[str, str]) -> dict[str, str]:
+    """Settings with paths in full, so that the run can go on from another folder."""
+    changes = dict(changes)
+    if "data_path" in changes:
+        changes["data_path"] = str(Path(changes["data_path"]).resolve())
+    if changes.get("student_weights", "null").lower() not in ("none", "null"):
+        changes["student_weights"] = _weights(changes["student_weights"], "student weights")
+    return changes
 
 
 def _checked(values: Mapping[str, Any], changes: Mapping[str, str]) -> RunConfig:
@@ -81,11 +87,13 @@ def configure_again(
         if is_generated(data) != is_generated(values["data"]):
             raise ValueError(f"--data {data}: {values['data']} come in another way, start with --recipe")
         name = data_name(data, changes.get("data_path"))
+        for of_old_data in ("data_path", "image_column", "label_column"):
+            values.pop(of_old_data, None)
         values |= {"data": name, "evaluation_split": evaluated_split(data)}
     if teacher is not None:
         values["teacher"] = teacher_name(teacher)
     values |= {} if seed is None else {"seed": seed}
-    return _checked(values, changes)
+    return _checked(values, _in_full(changes))
 
 
 def config_diff(config: RunConfig, images: int) -> list[str]:

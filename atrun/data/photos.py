@@ -224,7 +224,9 @@ def hold(photos: Photos, device: torch.device, most: float, workers: int = 0) ->
             return None
         pixels[batch[0] : batch[-1] + 1] = part
     scaled = photos.normalisation
-    return Images(pixels, photos.targets.to(device), photos.classes, scaled.mean, scaled.std, augment)
+    held = Images(pixels, photos.targets.to(device), photos.classes, scaled.mean, scaled.std, augment)
+    held.source = photos  # by which a run goes on, wherever it holds them then
+    return held
 
 
 def open_photos(
