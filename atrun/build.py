@@ -191,8 +191,8 @@ def known_size(config: RunConfig) -> tuple[int, int] | None:
     if config.data == COCO and config.data_path is None and config.training_split == "train2017":
         count, classes = COCO_KNOWN
     elif config.data in CATALOGUE and config.data_path is None:
-        known = CATALOGUE[config.data]
-        count, classes = known.images_in(config.training_split), known.classes
+        entry = CATALOGUE[config.data]
+        count, classes = entry.images_in(config.training_split), entry.classes
     return None if count is None else (config.data_size or count, classes)
 
 

@@ -119,9 +119,9 @@ def data_name(name_or_path: str, path: str | None = None) -> str:
         maker(name_or_path)
     if name_or_path == COCO or is_generated(name_or_path):
         return name_or_path
-    known = CATALOGUE.get(name_or_path) if path is None else None
-    if known is not None and Path(name_or_path).exists() and not is_run(Path(name_or_path)):
-        hub = f" or {known.hub}" if known.hub else ""
+    entry = CATALOGUE.get(name_or_path) if path is None else None
+    if entry is not None and Path(name_or_path).exists() and not is_run(Path(name_or_path)):
+        hub = f" or {entry.hub}" if entry.hub else ""
         raise ValueError(f"{name_or_path}: a folder here, and a published set: ./{name_or_path}{hub}")
     _, place, _ = find(name_or_path, path)
     return str(place.resolve()) if path is None and place is not None else name_or_path

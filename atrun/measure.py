@@ -152,8 +152,8 @@ def tested_anew(path: Path, config: RunConfig, split: str, images) -> str:
 
 def _preparation(path: Path, model: nn.Module) -> tuple[Augmentation | None, str]:
     """How images are prepared for a file's weights, or a guess, noted."""
-    known, augmentation = preparation_of(path)
-    if known:
+    is_known, augmentation = preparation_of(path)
+    if is_known:
         return augmentation, ""
     size = built_for(student_of(model))
     guess = Augmentation() if size is None else Augmentation(size[0])
