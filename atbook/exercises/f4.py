@@ -43,8 +43,8 @@ def a_sure_and_an_unsure_head() -> tuple[Tensor, Tensor]:
 def partly_labelled(of_class: Tensor, of_token: Tensor, z_t: Tensor, labels: Tensor) -> Tensor:
     """DeiT's hard loss where some labels are missing: the class head learns from those that are known, the
     other from the teacher, on all images."""
-    known = labels != UNLABELLED
-    task = cross_entropy(of_class[known], labels[known]) if known.any() else 0 * of_class.sum()
+    labelled = labels != UNLABELLED
+    task = cross_entropy(of_class[labelled], labels[labelled]) if labelled.any() else 0 * of_class.sum()
     return (task + cross_entropy(of_token, z_t.argmax(-1))) / 2
 
 
@@ -66,20 +66,20 @@ def over_all_images(of_class, of_token, z_t, labels):
 def teacher_on_labelled(of_class, of_token, z_t, labels):
     """The teacher is heard on labelled images alone. It answers for every image, and there its answer is the
     label once more."""
-    known = labels != UNLABELLED
-    if not known.any():
+    labelled = labels != UNLABELLED
+    if not labelled.any():
         return 0 * (of_class.sum() + of_token.sum())
-    return partly_labelled(of_class[known], of_token[known], z_t[known], labels[known])
+    return partly_labelled(of_class[labelled], of_token[labelled], z_t[labelled], labels[labelled])
 
 
 def teacher_on_the_others(of_class, of_token, z_t, labels):
     """The teacher is heard on unlabelled images alone. In DeiT the token learns its answer for every
     image."""
-    known = labels != UNLABELLED
-    task = cross_entropy(of_class[known], labels[known]) if known.any() else 0 * of_class.sum()
-    if known.all():
+    labelled = labels != UNLABELLED
+    task = cross_entropy(of_class[labelled], labels[labelled]) if labelled.any() else 0 * of_class.sum()
+    if labelled.all():
         return task / 2
-    return (task + cross_entropy(of_token[~known], z_t[~known].argmax(-1))) / 2
+    return (task + cross_entropy(of_token[~labelled], z_t[~labelled].argmax(-1))) / 2
 
 
 def labels_filled_in(of_class, of_token, z_t, labels):
