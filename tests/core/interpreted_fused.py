@@ -10,13 +10,12 @@ from torch.utils.flop_counter import FlopCounterMode
 from triton import language as tl
 from triton.runtime.interpreter import InterpretedFunction, InterpreterBuilder, TensorHandle
 
-from atlib import AttentionTransfer, Plan, create_vit, fused
+from atlib import fused
 from atlib.attention import FORBIDDEN, Seen
 from atlib.fused import by_kernel
-from atlib.map_free import by_blocks
 from tests.core import test_map_free
 from tests.core.test_map_free import SCALES, dense, stepped
-from tests.helpers import SMALL_VIT, Seer, random_images, randomise
+from tests.helpers import Seer, random_images
 
 KERNELS = {"short": True, "long": False}
 
@@ -84,13 +83,6 @@ def test_every_number_of_tokens_and_every_width(kernel, shape):
     computed = stepped(by_kernel, tensors, times=3.0)
     assert computed[0].shape == () and {x.dtype for x in computed} == {torch.float32}
     assert_close(computed, in_float64(tensors, times=3.0))
-
-
-def test_a_photograph(monkeypatch):
-    """All of its keys in one tile."""
-    monkeypatch.setattr(fused, "_fits_in_registers", lambda *_: True)
-    tensors = random_qk(1, 1, 197, 64, 16)
-    assert_close(stepped(by_kernel, tensors), in_float64(tensors))
 
 
 def forbidding(N):
@@ -262,21 +254,3 @@ def test_flops_are_counted(kernel):
     student, teacher = (2 * 2 * 20**2 * width for width in (4, 8))
     expected = {"short": 3 * student + teacher, "long": 5 * student + 3 * teacher}
     assert counter.get_total_flops() == expected[kernel]
-
-
-@pytest.mark.parametrize("checkpointing", [False, True])
-def test_a_teacher_and_a_student(monkeypatch, kernel, checkpointing):
-    """Gradients of a whole pair, as `by_blocks` has them; with activations computed again, too."""
-    images, labels = random_images(1, 3, 32, 32), torch.tensor([3])
-    teacher, student = (randomise(create_vit(SMALL_VIT | {"depth": 2}), seed) for seed in (1, 2))
-    pair = AttentionTransfer(teacher.eval(), student, Plan(how="distill")).train()
-    pair.student.set_grad_checkpointing(checkpointing)
-    gradients = {}
-    for how in (by_blocks, by_kernel):
-        monkeypatch.setattr("atlib.losses.map_free_cross_entropy", how)
-        pair.zero_grad()
-        output = pair(images)
-        (F.cross_entropy(output.logits, labels) + 3 * output.transfer_loss).backward()
-        gradients[how] = {name: p.grad.clone() for name, p in pair.named_parameters() if p.grad is not None}
-    for name, gradient in gradients[by_blocks].items():
-        assert (gradients[by_kernel][name] - gradient).abs().max() <= 1e-5, name

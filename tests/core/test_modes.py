@@ -179,13 +179,6 @@ def test_another_patch_grid(small_vit, how, teacher_patch, grid, options):
     assert pair.path == "dense"
 
 
-def test_registers_of_a_distilled_student_are_dropped(small_vit):
-    plan = Plan(how="distill", unequal_prefix="drop")
-    pair = pair_of(small_vit, plan, teacher={"reg_tokens": 1}, reg_tokens=3)
-    target, own = (lambda maps, n=n: [longhand.without(p, range(1, 1 + n)) for p in maps] for n in (1, 3))
-    assert_equal(pair, straight(range(3)), target=target, own=own)
-
-
 # --- maps of which some rows or columns are the student's own
 
 

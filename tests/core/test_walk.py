@@ -6,7 +6,7 @@ import torch
 from atlib import walk
 from atlib.attention import Instead, sample_drop_path
 from tests import longhand
-from tests.helpers import DROPS, assert_same_logits, mine, random_images, same, set_fused, state_of
+from tests.helpers import DROPS, assert_same_logits, random_images, same, set_fused, state_of
 
 
 @pytest.mark.parametrize("fused", [True, False])
@@ -55,29 +55,6 @@ def test_seen_logits_and_stream_equal_the_longhand(small_vit, options):
         assert (tokens - expected["stream"]).abs().max() <= 1e-12
         assert seen.scale == pytest.approx(8**-0.5) and seen.given is None
         assert seen.map.amax() > 0.2, "a flat map (1 / 17) would hide a wrong scale"
-
-
-@pytest.mark.parametrize("layer", [0, 2])
-def test_stop_after_runs_nothing_later(small_vit, layer):
-    """Bombs are in all that is later; the values of the layer itself are not computed."""
-    images, vit = random_images(2, 3, 32, 32), mine(small_vit(), after=layer)
-    whole = walk(small_vit(), images)
-    with torch.no_grad():
-        vit.blocks[layer].attn.qkv.weight[48:] = vit.blocks[layer].attn.qkv.bias[48:] = torch.nan
-    found = walk(vit, images, stop_after=layer)
-    assert found.logits is None and len(found.layers) == layer + 1 and len(found.stream) == layer
-    torch.testing.assert_close(found.layers[layer].map, whole.layers[layer].map)
-    assert found.layers[layer].v is None
-    for seen, tokens, of_whole, whole_tokens in zip(found.layers, found.stream, whole.layers, whole.stream):
-        torch.testing.assert_close((seen.v, tokens), (of_whole.v, whole_tokens))
-
-
-def test_drop_path_masks_scale_the_branches_they_belong_to(small_vit):
-    vit, images = small_vit().double(), random_images(2, 3, 32, 32, dtype=torch.float64)
-    factors = {(layer, b): torch.rand(2, dtype=torch.float64) for layer in range(3) for b in range(2)}
-    masks = [tuple(factors[layer, branch][:, None, None] for branch in range(2)) for layer in range(3)]
-    expected = longhand.layers(vit.state_dict(), images, 3, masks=factors)[0]
-    assert (walk(vit, images, drop_path=masks).logits - expected).abs().max() <= 1e-12
 
 
 def test_sampled_masks_have_the_models_rates(small_vit):

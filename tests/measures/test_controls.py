@@ -99,9 +99,8 @@ def test_a_smaller_student_with_aggregated_heads_and_mapped_layers():
         "mean map": lambda p: p.mean(0, keepdim=True).expand_as(p),
     }.items():
         sums = {i: change(given[j]).double().log().sum(1, keepdim=True) for i, j in layers.items()}
-        instead = {
-            i: Instead(map=(x / 10).softmax(-1).float().expand(-1, 2, -1, -1)) for i, x in sums.items()
-        }
+        maps = {i: (x / 10).softmax(-1).float().expand(-1, 2, -1, -1) for i, x in sums.items()}
+        instead = {i: Instead(map=p) for i, p in maps.items()}
         with torch.no_grad():
             expected = walk(student, images, replace=instead).logits.argmax(1) == labels
         assert torch.equal(rows[name], expected), name

@@ -1,6 +1,5 @@
 """The training loop: AdamW, schedule and clipping by hand, the same run twice, and how it fails."""
 
-import copy
 import math
 import pickle
 from dataclasses import replace
@@ -66,19 +65,14 @@ def test_five_steps_by_hand():
         gradients = [2 * error.T @ x / error.numel(), 2 * error.sum(0) / error.numel()]
         norm = math.sqrt(sum(g.square().sum().item() for g in gradients))
         assert norm > 0.5, "clipping must have something to do"
-        lr = 0.1 * (
-            (step + 1) / 2 if step < 2 else 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * (step - 2) / 3))
-        )
+        lr = 0.1 * ((step + 1) / 2 if step < 2 else 0.1 + 0.45 * (1 + math.cos(math.pi * (step - 2) / 3)))
         for index, (value, decay) in enumerate(((W, 0.2), (b, 0.0))):
             g = gradients[index] * 0.5 / norm
             m[index] = 0.8 * m[index] + 0.2 * g
             v[index] = 0.9 * v[index] + 0.1 * g**2
             value -= lr * decay * value
-            value -= (
-                lr
-                * (m[index] / (1 - 0.8 ** (step + 1)))
-                / ((v[index] / (1 - 0.9 ** (step + 1))).sqrt() + 1e-8)
-            )
+            mean, square = m[index] / (1 - 0.8 ** (step + 1)), v[index] / (1 - 0.9 ** (step + 1))
+            value -= lr * mean / (square.sqrt() + 1e-8)
     history = train(model, data, recipe, loss=squared, progress=None)
     # float32 images make the inputs exact only to 1e-7.
     torch.testing.assert_close(model.layer.weight.detach(), W, rtol=1e-5, atol=1e-6)
@@ -110,17 +104,6 @@ def test_the_same_seed_gives_the_same_weights_bit_for_bit(moving):
     assert not same(first[0], other[0])
 
 
-def test_evaluating_on_the_way_changes_nothing(moving, glyphs64):
-    plain, _ = trained(moving, model=tiny(drop_path_rate=0.3))
-    watched, history = trained(
-        moving,
-        model=tiny(drop_path_rate=0.3),
-        evaluate_every=1,
-        evaluate=lambda model: evaluate(model, glyphs64)._asdict(),
-    )
-    assert same(plain, watched) and all("accuracy" in entry for entry in history)
-
-
 def test_a_recipe_in_epochs_is_trained_for_the_steps_that_they_are_on_these_data(glyphs64):
     in_epochs = Recipe(epochs=2, warmup_epochs=0.5, base_lr=0.016, batch_size=16)
     in_steps = Recipe(steps=8, warmup=0.25, lr=1e-3, batch_size=16)
@@ -138,16 +121,19 @@ def test_evaluation_after_every_nth_and_the_last_pass(glyphs64, every, passes):
 
 
 def test_an_evaluation_that_leaves_the_model_in_eval_mode_changes_no_training(glyphs64):
-    """In eval mode a pair that distills has no transfer loss."""
-    losses = []
+    """In eval mode a pair that distills has no transfer loss; what is dropped is drawn as without."""
 
     def steps_of(**options):
-        pair, entries = AttentionTransfer(tiny(1), tiny(2), Plan(how="distill")), []
+        student, entries = tiny(2, drop_path_rate=0.3), []
+        pair = AttentionTransfer(tiny(1), student, Plan(how="distill"))
         train(pair, glyphs64, Recipe(steps=6, batch_size=32), progress=None, log=entries.append, **options)
         return [entry["transfer_loss"] for entry in entries if entry["event"] == "step"]
 
+    def measured(model):
+        return evaluate(model.eval(), glyphs64)._asdict()
+
     losses = steps_of()
-    careless = steps_of(evaluate=lambda model: dict(mode=model.eval().training), evaluate_every=1)
+    careless = steps_of(evaluate=measured, evaluate_every=1)
     looking = steps_of(after_pass=lambda model, entry: model.eval())
     assert min(losses) > 0 and careless == looking == losses
 
@@ -250,23 +236,6 @@ def test_a_model_without_a_classifier_is_refused_before_anything_is_trained(glyp
         assert same(state_of(model), before)
 
 
-# --- precision
-
-
-def test_another_precision_in_the_same_process(glyphs64):
-    """bf16 changes the sums, leaves float32 weights, and nothing of it stays behind."""
-    plain, _ = trained(glyphs64)
-    model = tiny()
-    half, history = trained(glyphs64, replace(SHORT, mixed_precision="bf16"), model)
-    assert all(value.dtype == torch.float32 for value in half.values()) and math.isfinite(history[-1]["loss"])
-    assert not same(half, plain)
-    assert "forward" not in vars(model) and type(model).forward is type(tiny()).forward
-    twin = copy.deepcopy(model).eval()
-    images = random_images(2, 3, 32, 32)
-    assert twin(images).dtype == torch.float32 and torch.equal(twin(images), model.eval()(images))
-    assert same(trained(glyphs64)[0], plain)
-
-
 # --- what a recipe can ask for besides
 
 
@@ -278,9 +247,7 @@ def weights_after(recipe, data, build=tiny, **options):
 
 
 # One step of it moves the weights by lr · gradient.
-DESCENT = Recipe(
-    steps=1, batch_size=16, lr=1.0, warmup=0.0, clip=None, optimizer="momentum", weight_decay=0.0
-)
+DESCENT = Recipe(steps=1, batch_size=16, lr=1.0, warmup=0, clip=None, optimizer="momentum", weight_decay=0)
 
 
 def test_the_gradient_in_parts_is_that_of_the_whole(glyphs64):
@@ -400,9 +367,8 @@ def test_the_log_has_every_step_and_every_pass(glyphs64):
     ], "of the step itself, not of the next"
     assert sum(entry["loss"] for entry in steps[4:]) / 2 == pytest.approx(history[1]["loss"])
     assert [entry["lr"] for entry in history] == [steps[3]["lr"], steps[5]["lr"]]
-    assert [{"event": "epoch"} | entry for entry in history] == [
-        entry for entry in entries if entry["event"] == "epoch"
-    ]
+    passes = [entry for entry in entries if entry["event"] == "epoch"]
+    assert [{"event": "epoch"} | entry for entry in history] == passes
 
 
 def test_stopping_along_the_schedule(glyphs64):
@@ -418,13 +384,6 @@ def test_stopping_along_the_schedule(glyphs64):
     assert same(stopped, on_the_way[5])
     assert not same(stopped, weights_after(replace(SHORT, steps=5), glyphs64))
     assert [(entry["step"], "score" in entry) for entry in history] == [(3, False), (5, True)]
-
-
-def test_images_that_could_not_be_read_are_counted_in_the_history(glyphs64):
-    glyphs = glyphs64.with_augment(None)
-    glyphs.corrupt = {3: "torn", 9: "torn"}
-    assert [(entry["corrupt"], entry["corrupt_indices"]) for entry in trained(glyphs)[1]] == [(2, [3, 9])] * 3
-    assert not any("corrupt" in entry for entry in trained(glyphs64)[1])
 
 
 @pytest.mark.parametrize("given", [2, 4])

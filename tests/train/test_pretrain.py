@@ -15,9 +15,8 @@ def autoencoder(small_vit):
 
     def build(**options):
         vit = small_vit(**options.pop("vit", {}))
-        return randomise(
-            MaskedAutoencoder(vit, **({"decoder_width": 16, "decoder_heads": 2} | options)), 1
-        ).double()
+        model = MaskedAutoencoder(vit, **{"decoder_width": 16, "decoder_heads": 2} | options)
+        return randomise(model, 1).double()
 
     return build
 
@@ -58,9 +57,7 @@ def longhand_loss(model, images, order, visible, heads=3, decoder_heads=2, prefi
     losses = []
     for image, places in zip(images, order.tolist()):
         tokens = longhand.embed(w, image[None], 8)
-        shown = torch.cat(
-            [tokens[:, :prefix], *[tokens[:, [prefix + place]] for place in places[:visible]]], 1
-        )
+        shown = torch.cat([tokens[:, :prefix], *[tokens[:, [prefix + i]] for i in places[:visible]]], 1)
         x = longhand.run_blocks(w, shown, heads)[0]
         if "norm.weight" in w:
             x = longhand.layer_norm(x, w["norm.weight"], w["norm.bias"])
@@ -78,9 +75,8 @@ def longhand_loss(model, images, order, visible, heads=3, decoder_heads=2, prefi
         target = patches_of(image, 8, 8)
         for place in places[visible:]:
             pixels = torch.tensor(target[place], dtype=torch.float64)
-            pixels = (pixels - pixels.mean()) / (
-                ((pixels - pixels.mean()) ** 2).sum() / (len(pixels) - 1) + 1e-6
-            ).sqrt()
+            centred = pixels - pixels.mean()
+            pixels = centred / ((centred**2).sum() / (len(pixels) - 1) + 1e-6).sqrt()
             losses.append(((y[0, place] - pixels) ** 2).mean())
     return sum(losses) / len(losses)
 

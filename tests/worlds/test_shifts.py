@@ -6,7 +6,6 @@ import pytest
 from atbook.worlds.glyphs import Glyphs, World, generate
 from atbook.worlds.shifts import SHIFTS, shifted
 
-# The far end of every dial, written down once more: World's field and its value at severity 5.
 SIZE = 60
 
 
