@@ -30,11 +30,10 @@ def products_of_bf16(monkeypatch):
             return x
         return TensorHandle((x.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
 
-    monkeypatch.setattr(
-        InterpreterBuilder,
-        "create_dot",
-        lambda self, a, b, *rest: plain(self, as_float32(a), as_float32(b), *rest),
-    )
+    def create_dot(self, a, b, *rest):
+        return plain(self, as_float32(a), as_float32(b), *rest)
+
+    monkeypatch.setattr(InterpreterBuilder, "create_dot", create_dot)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -158,9 +157,8 @@ def test_scores_far_below_zero(kernel):
     tensors, low = random_qk(1, 1, 33), torch.full((33, 33), -300.0)
     expected = in_float64(tensors)
     for of_teacher in ({}, {"bias": low}):
-        assert_close(
-            stepped(by_kernel, tensors, of_student={"bias": low}, of_teacher=of_teacher), expected, 1e-4
-        )
+        found = stepped(by_kernel, tensors, of_student={"bias": low}, of_teacher=of_teacher)
+        assert_close(found, expected, 1e-4)
 
 
 def test_inputs_in_any_layout(kernel):

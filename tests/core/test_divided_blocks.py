@@ -43,10 +43,8 @@ def assert_gradients(vit, plain):
 def test_a_pair_steps_as_the_whole_one(mesh, how):
     """The teacher's blocks may be divided too."""
     models = [randomise(create_vit(SMALL_VIT), seed) for seed in (0, 1)]
-    pairs = (
-        AttentionTransfer(*models, Plan(how=how)),
-        AttentionTransfer(*(divided(vit, mesh) for vit in models), Plan(how=how)),
-    )
+    parts = [divided(vit, mesh) for vit in models]
+    pairs = [AttentionTransfer(*vits, Plan(how=how)) for vits in (models, parts)]
     losses = []
     for pair in pairs:
         logits, transfer_loss = pair(IMAGES)

@@ -236,14 +236,8 @@ def test_rows_and_columns_of_the_students_own(small_vit, how, kind):
 @pytest.mark.parametrize("how", ["copy", "distill"])
 def test_all_remedies_at_once(small_vit, how):
     """Registers dropped, heads merged, then moved to another grid, then averaged over layers."""
-    plan = Plan(
-        how=how,
-        layers={0: 4, 2: 1},
-        unequal_heads="aggregate",
-        unequal_grid="resample",
-        unequal_prefix="drop",
-        average="layers",
-    )
+    unequal = {"unequal_heads": "aggregate", "unequal_grid": "resample", "unequal_prefix": "drop"}
+    plan = Plan(how=how, layers={0: 4, 2: 1}, average="layers", **unequal)
     pair = pair_of(small_vit, plan, teacher={"depth": 5, "num_heads": 4, "patch_size": 4, "reg_tokens": 1})
 
     def target(maps):

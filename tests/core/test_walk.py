@@ -32,12 +32,8 @@ def test_nothing_is_left_on_the_model(small_vit):
     vit, images = small_vit(drop_path_rate=0.2), random_images(2, 3, 32, 32)
     before, weights = insides(vit), state_of(vit)
     layers = walk(vit, images).layers
-    walk(
-        vit,
-        images,
-        replace={1: Instead(map=layers[0].map), 2: Instead(q=layers[0].q[:, :1], heads=[1])},
-        drop_path=sample_drop_path(vit, images),
-    )
+    replace = {1: Instead(map=layers[0].map), 2: Instead(q=layers[0].q[:, :1], heads=[1])}
+    walk(vit, images, replace=replace, drop_path=sample_drop_path(vit, images))
     walk(vit, images, stop_after=1)
     assert insides(vit) == before
     assert same(state_of(vit), weights)

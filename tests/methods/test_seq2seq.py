@@ -71,10 +71,8 @@ def pairs(part, mine):
 def test_the_whole_is_torchs():
     """`nn.Transformer` between our embeddings and head, without its norms after either stack."""
     ours = small()
-    layers = [
-        kind(WIDTH, HEADS, HIDDEN, dropout=0.0, batch_first=True, norm_first=False)
-        for kind in (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
-    ]
+    kinds = nn.TransformerEncoderLayer, nn.TransformerDecoderLayer
+    layers = [kind(WIDTH, HEADS, HIDDEN, dropout=0, batch_first=True, norm_first=False) for kind in kinds]
     encoder = nn.TransformerEncoder(layers[0], 2, enable_nested_tensor=False)
     stacks = {"custom_encoder": encoder, "custom_decoder": nn.TransformerDecoder(layers[1], 2)}
     theirs = nn.Transformer(WIDTH, HEADS, batch_first=True, **stacks).double()

@@ -1,5 +1,7 @@
 """SimMIM: what is hidden, and the loss pixel by pixel."""
 
+from itertools import product
+
 import pytest
 import torch
 
@@ -31,11 +33,8 @@ def test_the_loss_pixel_by_pixel(small_vit):
     mask = model.draw_mask(IMAGES)
     errors = []
     for image, hidden in zip(IMAGES, mask):
-        patches = [
-            image[:, 8 * row : 8 * row + 8, 8 * column : 8 * column + 8].flatten()
-            for row in range(4)
-            for column in range(4)
-        ]
+        places = product(range(0, 32, 8), repeat=2)
+        patches = [image[:, down : down + 8, right : right + 8].flatten() for down, right in places]
         embedded = [
             w["mask_token"][0, 0]
             if gone

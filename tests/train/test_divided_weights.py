@@ -17,7 +17,7 @@ from atlib import create_vit
 from atrun.data.coco import CocoObjects
 from tests import divided
 from tests.detection.knows import Knows
-from tests.helpers import in_a_fork, made_once
+from tests.helpers import in_a_fork, made_once, same
 
 pytestmark = pytest.mark.slow
 
@@ -81,10 +81,7 @@ def test_divided_weights_end_where_whole_ones_do(part, done):
     assert shapes[0] == shapes[1]
     assert difference(*map(without_bias_of_keys, (whole, halves))) < 1e-6
     assert difference(divided.small_pair().student.state_dict(), whole) > 1e-3, "it went somewhere"
-    assert all(
-        torch.equal(value, load_file(folder / "divided" / f"{part}-1.safetensors")[name])
-        for name, value in halves.items()
-    )
+    assert same(halves, load_file(folder / "divided" / f"{part}-1.safetensors"))
 
 
 def test_metrics_of_divided_weights_are_those_of_whole_ones(done):

@@ -275,9 +275,8 @@ def test_the_average_by_hand(glyphs64):
 
     with pytest.raises(ValueError):  # without an average
         trained(glyphs64, SHORT, tiny(), average_into=average)
-    weights, history = trained(
-        glyphs64, recipe, model, loss=watching, evaluate=accuracy, average_into=average
-    )
+    options = {"evaluate": accuracy, "average_into": average}
+    weights, history = trained(glyphs64, recipe, model, loss=watching, **options)
     expected = {name: value.double() for name, value in states[0].items()}
     for state in [*states[2:], weights]:  # before step 1, 2 ... is after step 0, 1 ...
         expected = {name: 0.75 * value + 0.25 * state[name].double() for name, value in expected.items()}
@@ -305,29 +304,17 @@ def test_binary_cross_entropy_by_hand():
 def test_no_clipping(glyphs64):
     """A step of plain descent is lr · gradient, whatever its norm; clipped to 1e-3 it is that long."""
     step = replace(DESCENT, batch_size=64)
-    norms = []
-    start = state_of(tiny())
+    norms, start = [], state_of(tiny())
+
+    def log(entry):
+        if entry["event"] == "step":
+            norms.append(entry["grad_norm"])
+
     for clip in (None, 1e-3):
-        after = weights_after(
-            replace(step, clip=clip),
-            glyphs64,
-            log=lambda entry: norms.append(entry["grad_norm"]) if entry["event"] == "step" else None,
-        )
+        after = weights_after(replace(step, clip=clip), glyphs64, log=log)
         length = math.sqrt(sum((after[name] - start[name]).double().square().sum().item() for name in start))
         assert length == pytest.approx(norms[0] if clip is None else clip, rel=1e-3)
     assert norms[0] == norms[1] > 0.1, "the norm that is reported is the one before clipping"
-
-
-def test_recomputed_activations_change_nothing(glyphs64):
-    """Stochastic depth must be drawn once and repeated, or the second forward pass would be another one."""
-    for build in (
-        lambda: tiny(drop_path_rate=0.3),
-        lambda: AttentionTransfer(tiny(1), tiny(2, drop_path_rate=0.3), Plan(how="distill")),
-    ):
-        model = build()
-        weights, _ = trained(glyphs64, replace(SHORT, checkpoint_activations=True), model)
-        close(weights, weights_after(SHORT, glyphs64, build), atol=1e-6)
-        assert not getattr(model, "student", model).grad_checkpointing, "nothing of it stays on the model"
 
 
 def test_compiled_training_is_the_same(glyphs64, monkeypatch):
@@ -339,13 +326,8 @@ def test_compiled_training_is_the_same(glyphs64, monkeypatch):
         return AttentionTransfer(tiny(1, depth=1), tiny(2, depth=1), Plan(how="distill"))
 
     model, average, plain = build(), tiny(depth=1), tiny(depth=1)
-    weights, _ = trained(
-        glyphs64,
-        replace(recipe, compile=True),
-        model,
-        average_into=average,
-        evaluate=lambda model: {"model": type(model).__name__},
-    )
+    options = {"average_into": average, "evaluate": lambda model: {"model": type(model).__name__}}
+    weights, _ = trained(glyphs64, replace(recipe, compile=True), model, **options)
     close(weights, weights_after(recipe, glyphs64, build, average_into=plain), atol=1e-6)
     close(state_of(average), state_of(plain), atol=1e-6)
     assert type(model) is AttentionTransfer and isinstance(model(random_images(2, 3, 32, 32)), Transferred)
@@ -353,18 +335,15 @@ def test_compiled_training_is_the_same(glyphs64, monkeypatch):
 
 def test_the_log_has_every_step_and_every_pass(glyphs64):
     entries = []
-    _, history = trained(
-        glyphs64, Recipe(steps=6, batch_size=20), log=entries.append, evaluate=lambda model: {"score": 3}
-    )
+    recipe, options = Recipe(steps=6, batch_size=20), {"evaluate": lambda model: {"score": 3}}
+    _, history = trained(glyphs64, recipe, log=entries.append, **options)
     order = [f"{entry['event']} {entry['step']}" for entry in entries]
     assert order == ["step 1", "step 2", "step 3", "step 4", "epoch 4", "step 5", "step 6", "epoch 6"]
     steps = [entry for entry in entries if entry["event"] == "step"]
-    assert [entry["epoch"] for entry in steps] == [1, 1, 1, 1, 2, 2] and all(
-        entry["images_per_second"] > 0 for entry in steps
-    )
-    assert [entry["lr"] for entry in steps] == [
-        Recipe().lr * schedule(step, Recipe(steps=6)) for step in range(6)
-    ], "of the step itself, not of the next"
+    assert [entry["epoch"] for entry in steps] == [1, 1, 1, 1, 2, 2]
+    assert all(entry["images_per_second"] > 0 for entry in steps)
+    rates = [recipe.lr * schedule(step, recipe) for step in range(6)]
+    assert [entry["lr"] for entry in steps] == rates, "of the step itself, not of the next"
     assert sum(entry["loss"] for entry in steps[4:]) / 2 == pytest.approx(history[1]["loss"])
     assert [entry["lr"] for entry in history] == [steps[3]["lr"], steps[5]["lr"]]
     passes = [entry for entry in entries if entry["event"] == "epoch"]
@@ -439,11 +418,8 @@ def test_where_every_weight_is_said_to_learn_it_does(glyphs64, method):
     student = tiny(2, qk_norm=True)
     plans = {"copy": Plan(how="copy"), "learned heads": Plan(how="distill", unequal_heads="learn")}
     teacher = tiny(1, qk_norm=True, num_heads=4 if method == "learned heads" else 2)
-    model = (
-        student
-        if method == "scratch"
-        else AttentionTransfer(teacher, student, plans.get(method, Plan(how="distill")))
-    )
+    pair = AttentionTransfer(teacher, student, plans.get(method, Plan(how="distill")))
+    model = student if method == "scratch" else pair
     recipe = replace(SHORT, task_weight=float(method != "no label"))
     student_loss(model.train(), *glyphs64.take(range(4)), recipe).backward()
     learned = [parameter.grad is not None for parameter in model.parameters()]

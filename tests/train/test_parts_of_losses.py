@@ -38,11 +38,9 @@ def by_hand(pair, images, labels):
             if pair.plan.what == "q":
                 losses[layer] = (own.q - theirs.q).square().mean().item()
                 continue
-            target = (
-                theirs.map
-                if pair.plan.average is None
-                else theirs.map.mean(2, keepdim=True).expand_as(theirs.map)
-            )
+            target = theirs.map
+            if pair.plan.average is not None:
+                target = target.mean(2, keepdim=True).expand_as(target)
             losses[layer] = -(target * own.map.log()).sum(-1).mean().item()
     return task.item(), losses
 

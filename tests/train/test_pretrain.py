@@ -65,13 +65,10 @@ def longhand_loss(model, images, order, visible, heads=3, decoder_heads=2, prefi
         canvas = [w["mask_token"][0, 0]] * len(places)
         for place, token in zip(places, x[0, prefix:]):
             canvas[place] = token
-        y = longhand.run_blocks(
-            w, torch.stack(canvas)[None] + w["decoder_positions"], decoder_heads, prefix="decoder"
-        )[0]
-        y = (
-            longhand.layer_norm(y, w["decoder.2.weight"], w["decoder.2.bias"]) @ w["decoder.3.weight"].T
-            + w["decoder.3.bias"]
-        )
+        x = torch.stack(canvas)[None] + w["decoder_positions"]
+        x = longhand.run_blocks(w, x, decoder_heads, prefix="decoder")[0]
+        x = longhand.layer_norm(x, w["decoder.2.weight"], w["decoder.2.bias"])
+        y = x @ w["decoder.3.weight"].T + w["decoder.3.bias"]
         target = patches_of(image, 8, 8)
         for place in places[visible:]:
             pixels = torch.tensor(target[place], dtype=torch.float64)
