@@ -106,13 +106,12 @@ def test_what_is_added_to_the_scores(kernel, name):
 
     def added(dtype):
         masks = forbidding(33)
-        return {
-            side: {
-                key: (masks[what] if key == "mask" else random_images(*what, seed=7)).to(dtype)
-                for key, what in part.items()
-            }
-            for side, part in zip(("of_student", "of_teacher"), ADDED[name])
-        }
+
+        def tensor(key, what):
+            return (masks[what] if key == "mask" else random_images(*what, seed=7)).to(dtype)
+
+        parts = ({key: tensor(key, what) for key, what in part.items()} for part in ADDED[name])
+        return dict(zip(("of_student", "of_teacher"), parts))
 
     images = 2 if name == "biases of both" else 1  # a head has the same in each
     tensors = random_qk(images, N=33)

@@ -27,12 +27,9 @@ def hub(monkeypatch):
         if "/" not in name:
             return real(name, streaming=streaming, data_files=data_files, **options)
         asked.append((name, data_files, options))
-        given = rows(
-            range(4),
-            image_column="img" if "cifar" in name else "image",
-            label_column="fine_label" if "cifar100" in name else "label",
-            label=datasets.Value("int64"),
-        )
+        columns = {"image_column": "img" if "cifar" in name else "image"}
+        columns |= {"label_column": "fine_label" if "cifar100" in name else "label"}
+        given = rows(range(4), label=datasets.Value("int64"), **columns)
         published = ("train", "validation") if "food" in name else ("train", "test")
         splits = {split: given for split in data_files or published}
         if not streaming:
