@@ -43,6 +43,13 @@ def test_ours_is_cocos(objects, seed):
     assert abs(average_precision(predictions, objects, [0.75]) - theirs.ap75) < 1e-9
 
 
+def test_no_predictions(objects):
+    none = [Found(*(part[:0] for part in prediction)) for prediction in perfect(objects)]
+    assert average_precision(none, objects) == coco_precision(none, objects).ap == 0
+    sizes = coco_precision(none, objects)
+    assert sizes.small == 0 and np.isnan(sizes.large), "nothing is large"
+
+
 def test_the_size_of_a_predicted_mask_is_its_own_not_its_boxs():
     """A wrong mask, a thin line through a large box, is small, and counts among the small."""
     true, line = torch.zeros(2, 1, 64, 64, dtype=torch.bool)
