@@ -13,7 +13,6 @@ import shutil
 import signal
 import socket
 import sys
-from collections import Counter
 from pathlib import Path
 
 import torch
@@ -22,7 +21,6 @@ import torch.distributed.fsdp
 import torch.distributed.tensor
 from accelerate import PartialState
 from accelerate.utils import DistributedType
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from atbook.worlds import glyph_images
 from atbook.worlds.glyphs import generate
@@ -131,30 +129,6 @@ def trained(rank: int, folder: Path, divided: bool) -> None:
     dist.destroy_process_group()
 
 
-class Counting(TorchDispatchMode):
-    """Counts operations by name. (CommDebugMode also follows modules, and loses a stopped teacher.)"""
-
-    def __init__(self):
-        super().__init__()
-        self.counts = Counter()
-
-    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
-        self.counts[str(operation.overloadpacket)] += 1
-        return operation(*args, **(kwargs or {}))
-
-
-def counted(rank: int, folder: Path) -> None:
-    """How often weights are gathered, and gradients scattered, in two steps."""
-    folder.mkdir(exist_ok=True)
-    pretend_gpus()
-    with Counting() as counting:
-        train(
-            small_pair(), glyph_images(generate("train", 24)), Recipe(steps=2, batch_size=12), progress=None
-        )
-    (folder / f"counts-{rank}.json").write_text(json.dumps(counting.counts))
-    dist.destroy_process_group()
-
-
 def detected(rank: int, folder: Path, coco: Path) -> None:
     """A detector learns three scenes a process; one whose answers are known is measured on five."""
     train_on, measured_on = (
@@ -172,14 +146,13 @@ def detected(rank: int, folder: Path, coco: Path) -> None:
     dist.destroy_process_group()
 
 
-def unless_aborted(made: Path | None, start, *arguments, **options) -> list[int]:
+def unless_aborted(made: Path, start, *arguments, **options) -> list[int]:
     """How the two processes of a start ended. On some machines gloo has aborted one of them now and then
     (SIGABRT, once in hundreds of starts), with no word of ours: this start alone is then made again, at most
     twice, without what it had `made`. What they said is kept, and the tests show it as a warning."""
     for attempt in range(3):
-        if made:
-            for path in made.parent.glob(f"{made.name}*"):
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        for path in made.parent.glob(f"{made.name}*"):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
         ended = start(*arguments, **options)
         if -signal.SIGABRT not in ended:
             break
@@ -194,7 +167,6 @@ def main(folder: Path) -> dict[str, list[int]]:
     ended = {
         "whole": unless_aborted(whole, ranks, trained, whole, False),
         "divided": unless_aborted(divided, ranks, trained, divided, True, extra=large),
-        "counted": unless_aborted(None, ranks, counted, divided, extra=large),
     }
     coco = coco_folder(folder / "coco", train2017=6, val2017=5)
     ended["detected"] = unless_aborted(folder / "detected", ranks, detected, folder / "detected", coco)

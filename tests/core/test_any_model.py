@@ -11,12 +11,11 @@ import torch.nn.functional as F
 from timm.models import checkpoint_seq
 from timm.models.eva import Eva
 from torch import nn
-from torch._subclasses import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from atlib import AttentionTransfer, Plan, create_vit, walk
 from atlib.attention import SDPA, Instead, find_projections
-from tests.helpers import IN_PLACE, SMALL_VIT, random_images, random_maps, randomise, since_torch_11
+from tests.helpers import SMALL_VIT, random_images, random_maps, randomise, since_torch_11
 
 # Depth, width and image size are cut: what makes a family a family stays as published.
 OF_TIMM = {
@@ -250,9 +249,8 @@ def test_masks_of_any_form_are_masks_and_numbers_are_a_bias():
         seen = walk(Own(4, 4), random_images(3, 5, 4)).layers[0]
         assert seen.bias is None and added.shape == padding.shape
         assert torch.equal(seen.map > 0, padding.expand(3, 1, 5, 5))
-    added = bias.detach().masked_fill(
-        ~allowed, -torch.inf
-    )  # as where distances are a bias, and the future none
+    # as where distances are a bias, and the future is none
+    added = bias.detach().masked_fill(~allowed, -torch.inf)
     seen = walk(Own(4, 4), random_images(3, 5, 4)).layers[0]
     assert torch.equal(seen.bias, bias.detach().masked_fill(~allowed, 0)) and seen.scores.isfinite().all()
     scores = seen.scale * seen.q @ seen.k.mT + added
@@ -304,13 +302,6 @@ def test_a_pair_compiles_in_one_graph(plan):
     assert F.scaled_dot_product_attention is SDPA
 
 
-def test_under_autocast_it_is_the_models_own_output():
-    vit, _ = vits()
-    with torch.autocast("cpu", torch.bfloat16):
-        expected, found = vit(IMAGES), walk(vit, IMAGES)
-    assert torch.equal(found.logits, expected) and found.layers[0].q.dtype == torch.bfloat16
-
-
 def test_other_threads_pass_through():
     """Two walks at a time see what they see alone, and a model that is not walked computes what it does."""
     teacher, student = vits()
@@ -345,25 +336,3 @@ def test_rows_that_nobody_reads_are_not_multiplied(build):
         return counter.get_total_flops()
 
     assert counted() - counted(projections=projections) == 2 * 2 * (2 * 17) * 24 * 48
-
-
-def test_copy_and_distill_multiply_little_more_than_fine_tuning():
-    """ViT-B at 197 tokens: Copy at most 1.16 of fine-tuning, Distill of three layers in four 1.25."""
-
-    def flops(step):
-        with FlopCounterMode(display=False, custom_mapping=IN_PLACE) as counter:
-            out = step()
-            logits, loss = out if isinstance(out, tuple) else (out, 0)
-            (F.cross_entropy(logits, torch.tensor([1])) + loss).backward()
-        return counter.get_total_flops()
-
-    with torch.device("meta"):
-        models = [create_vit("vit_base_patch16_224", depth=4, num_classes=1000) for _ in range(2)]
-    with FakeTensorMode(allow_non_fake_inputs=True):  # shapes of a CPU, and no numbers
-        teacher, student = (model.to_empty(device="cpu") for model in models)
-        images = torch.randn(1, 3, 224, 224)
-        tuned = flops(lambda: student(images))
-        plans = {"copy": Plan(), "distill": Plan(how="distill", layers=range(3))}
-        pairs = {name: AttentionTransfer(teacher, student, plan).train() for name, plan in plans.items()}
-        ratios = {name: flops(lambda: pair(images)) / tuned for name, pair in pairs.items()}
-    assert 1.1 < ratios["copy"] <= 1.16 and 1.1 < ratios["distill"] <= 1.25, ratios

@@ -179,13 +179,6 @@ def test_another_patch_grid(small_vit, how, teacher_patch, grid, options):
     assert pair.path == "dense"
 
 
-def test_registers_of_a_distilled_student_are_dropped(small_vit):
-    plan = Plan(how="distill", unequal_prefix="drop")
-    pair = pair_of(small_vit, plan, teacher={"reg_tokens": 1}, reg_tokens=3)
-    target, own = (lambda maps, n=n: [longhand.without(p, range(1, 1 + n)) for p in maps] for n in (1, 3))
-    assert_equal(pair, straight(range(3)), target=target, own=own)
-
-
 # --- maps of which some rows or columns are the student's own
 
 
@@ -243,14 +236,8 @@ def test_rows_and_columns_of_the_students_own(small_vit, how, kind):
 @pytest.mark.parametrize("how", ["copy", "distill"])
 def test_all_remedies_at_once(small_vit, how):
     """Registers dropped, heads merged, then moved to another grid, then averaged over layers."""
-    plan = Plan(
-        how=how,
-        layers={0: 4, 2: 1},
-        unequal_heads="aggregate",
-        unequal_grid="resample",
-        unequal_prefix="drop",
-        average="layers",
-    )
+    unequal = {"unequal_heads": "aggregate", "unequal_grid": "resample", "unequal_prefix": "drop"}
+    plan = Plan(how=how, layers={0: 4, 2: 1}, average="layers", **unequal)
     pair = pair_of(small_vit, plan, teacher={"depth": 5, "num_heads": 4, "patch_size": 4, "reg_tokens": 1})
 
     def target(maps):

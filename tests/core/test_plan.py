@@ -19,10 +19,8 @@ indices = st.lists(st.integers(0, 11), min_size=1, max_size=6, unique=True)
 )
 def test_mappings_come_to_one_form(layers, heads):
     plan = Plan(layers=layers, heads=heads)
-    backwards = Plan(
-        layers=dict(reversed(layers.items())),
-        heads={layer: iter(reversed(heads[layer])) for layer in reversed(heads)},
-    )
+    turned = {layer: iter(reversed(heads[layer])) for layer in reversed(heads)}
+    backwards = Plan(layers=dict(reversed(layers.items())), heads=turned)
     assert plan == backwards and hash(plan) == hash(backwards)
     assert plan == dataclasses.replace(plan) == Plan(**json.loads(json.dumps(plan.describe())))
     assert dict(plan.pairs_of(12, 24)) == layers and plan.layers_of(12) == tuple(sorted(layers))

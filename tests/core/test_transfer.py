@@ -6,10 +6,10 @@ from torch import distributed
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from atlib import AttentionTransfer, Plan, walk
+from atlib import AttentionTransfer, Plan
 from atlib.attention import sample_drop_path
 from tests import longhand
-from tests.helpers import mine, random_images, same, state_of, tiny
+from tests.helpers import mine, random_images, tiny
 
 LABELS = torch.tensor([0, 3, 1])
 
@@ -29,22 +29,6 @@ def test_common_tokens_are_those_of_the_size_that_both_are_built_for():
         pair(random_images(2, 3, 64, 64))
     alike = AttentionTransfer(teacher, tiny(2, dynamic_img_size=True, reg_tokens=2), plan)
     assert alike(random_images(2, 3, 64, 64)).transfer_loss > 0, "nothing is left out between equals"
-
-
-@pytest.mark.parametrize("how", ["copy", "distill"])
-def test_the_teacher_stays_whole_and_can_teach_again(small_vit, how):
-    """A pair of its first layers changes nothing; another type moves all; it teaches a second student."""
-    teacher, images = small_vit(seed=1), random_images(2, 3, 32, 32)
-    before, logits = state_of(teacher), teacher(images)
-    pair = AttentionTransfer(teacher, small_vit(seed=2), Plan(how=how, layers=[0, 1])).train()
-    pair(images)
-    assert pair.teacher is teacher and len(teacher.blocks) == 3
-    assert same(state_of(teacher), before) and torch.equal(pair.teacher(images), logits)
-    pair.double()
-    assert {p.dtype for p in teacher.parameters()} == {torch.float64}
-    torch.testing.assert_close(teacher(images.double()).float(), logits)
-    again = AttentionTransfer(pair.teacher, small_vit(seed=3).double(), Plan(how="distill")).train()
-    assert again(images.double()).transfer_loss > 0
 
 
 @pytest.mark.parametrize("how", ["copy", "distill"])
@@ -105,18 +89,6 @@ def test_paths_are_shared_between_equals_alone(small_vit, teacher, layers):
     masks = sample_drop_path(pair.student, images)
     (found,), (expected,) = pair.teacher_layers(images, masks), pair.teacher_layers(images)
     assert torch.equal(found.q, expected.q) and pair.train()(images).transfer_loss > 0
-
-
-@pytest.mark.parametrize("how", ["copy", "distill"])
-def test_given_maps_stand_in_for_the_teacher(small_vit, how):
-    pair, images = pair_of(small_vit, Plan(how=how)), random_images(2, 3, 32, 32)
-
-    def maps(images):
-        return {i: seen.map for i, seen in enumerate(walk(pair.teacher, images).layers)}
-
-    given = AttentionTransfer(pair.teacher, pair.student, pair.plan, maps=maps)
-    for one, other in zip(given(images), pair(images)):
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
 
 
 def test_a_student_in_ddp_is_refused_and_the_pair_in_ddp_is_not(small_vit, tmp_path):

@@ -6,7 +6,7 @@ import torch
 from atlib import walk
 from atlib.attention import Instead, sample_drop_path
 from tests import longhand
-from tests.helpers import DROPS, assert_same_logits, mine, random_images, same, set_fused, state_of
+from tests.helpers import DROPS, Adapted, assert_same_logits, random_images, same, set_fused, state_of
 
 
 @pytest.mark.parametrize("fused", [True, False])
@@ -32,12 +32,8 @@ def test_nothing_is_left_on_the_model(small_vit):
     vit, images = small_vit(drop_path_rate=0.2), random_images(2, 3, 32, 32)
     before, weights = insides(vit), state_of(vit)
     layers = walk(vit, images).layers
-    walk(
-        vit,
-        images,
-        replace={1: Instead(map=layers[0].map), 2: Instead(q=layers[0].q[:, :1], heads=[1])},
-        drop_path=sample_drop_path(vit, images),
-    )
+    replace = {1: Instead(map=layers[0].map), 2: Instead(q=layers[0].q[:, :1], heads=[1])}
+    walk(vit, images, replace=replace, drop_path=sample_drop_path(vit, images))
     walk(vit, images, stop_after=1)
     assert insides(vit) == before
     assert same(state_of(vit), weights)
@@ -55,29 +51,6 @@ def test_seen_logits_and_stream_equal_the_longhand(small_vit, options):
         assert (tokens - expected["stream"]).abs().max() <= 1e-12
         assert seen.scale == pytest.approx(8**-0.5) and seen.given is None
         assert seen.map.amax() > 0.2, "a flat map (1 / 17) would hide a wrong scale"
-
-
-@pytest.mark.parametrize("layer", [0, 2])
-def test_stop_after_runs_nothing_later(small_vit, layer):
-    """Bombs are in all that is later; the values of the layer itself are not computed."""
-    images, vit = random_images(2, 3, 32, 32), mine(small_vit(), after=layer)
-    whole = walk(small_vit(), images)
-    with torch.no_grad():
-        vit.blocks[layer].attn.qkv.weight[48:] = vit.blocks[layer].attn.qkv.bias[48:] = torch.nan
-    found = walk(vit, images, stop_after=layer)
-    assert found.logits is None and len(found.layers) == layer + 1 and len(found.stream) == layer
-    torch.testing.assert_close(found.layers[layer].map, whole.layers[layer].map)
-    assert found.layers[layer].v is None
-    for seen, tokens, of_whole, whole_tokens in zip(found.layers, found.stream, whole.layers, whole.stream):
-        torch.testing.assert_close((seen.v, tokens), (of_whole.v, whole_tokens))
-
-
-def test_drop_path_masks_scale_the_branches_they_belong_to(small_vit):
-    vit, images = small_vit().double(), random_images(2, 3, 32, 32, dtype=torch.float64)
-    factors = {(layer, b): torch.rand(2, dtype=torch.float64) for layer in range(3) for b in range(2)}
-    masks = [tuple(factors[layer, branch][:, None, None] for branch in range(2)) for layer in range(3)]
-    expected = longhand.layers(vit.state_dict(), images, 3, masks=factors)[0]
-    assert (walk(vit, images, drop_path=masks).logits - expected).abs().max() <= 1e-12
 
 
 def test_sampled_masks_have_the_models_rates(small_vit):
@@ -100,3 +73,31 @@ def test_a_block_that_stands_several_times_in_its_list_runs_as_often(small_vit):
         whole, headless = walk(vit, images), walk(vit, images, head=False)
     assert len(whole.layers) == len(headless.layers) == 3
     assert torch.equal(whole.tokens, headless.tokens) and headless.logits is None
+
+
+# --- with something in the place of what a layer computes; more in `test_modes.py`
+
+
+def close(left, right):
+    return (left - right).abs().max() <= 1e-11
+
+
+def test_some_heads_take_queries_and_keys_of_another_scale(small_vit):
+    vit, images = small_vit().double(), random_images(2, 3, 32, 32, dtype=torch.float64)
+    q, k = torch.randn(2, 2, 2, 17, 8, dtype=torch.float64)
+    found = walk(vit, images, replace={1: Instead(q=q, k=k, scale=0.2, heads=[2, 0])}).layers[1].map
+    assert close(found[:, [2, 0]], (0.2 * q @ k.mT).softmax(-1))
+    assert close(found[:, 1], walk(vit, images).layers[1].map[:, 1])
+
+
+def test_a_projection_that_is_more_than_linear_is_called_and_not_read(small_vit):
+    """An adapter keeps the base weight under the name weight; reading it would leave the adapter out."""
+    vit, images = small_vit(), random_images(2, 3, 32, 32)
+    adapted = Adapted(24, 72)
+    adapted.load_state_dict(vit.blocks[1].attn.qkv.state_dict())
+    vit.blocks[1].attn.qkv = adapted
+    plain = walk(vit, images)
+    torch.testing.assert_close(plain.logits, vit(images))
+    for part in ("q", "k", "v", "map"):
+        found = walk(vit, images, replace={1: Instead(**{part: getattr(plain.layers[1], part)})})
+        torch.testing.assert_close(found.logits, plain.logits)

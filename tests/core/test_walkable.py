@@ -92,14 +92,6 @@ def test_hooks_run(part):
     assert torch.equal(changed, vit(IMAGES)) and not torch.allclose(pair(IMAGES).logits, expected, atol=1e-3)
 
 
-def test_distilled_training_mode():
-    """It returns two predictions, which are handed out as they are."""
-    vit = create_vit("deit_tiny_distilled_patch16_224", depth=2, img_size=32)
-    vit.set_distilled_training()
-    assert isinstance(walk(vit.train(), IMAGES).logits, tuple)
-    assert walk(vit.eval(), IMAGES).logits.shape == (2, 1000)
-
-
 @pytest.mark.parametrize("ratio", [0, None])
 def test_a_config_of_ones_own_with_a_mask_ratio(ratio):
     """Only a forward that takes noise is given it."""

@@ -104,10 +104,8 @@ def test_run_lengths_are_those_of_cocos_program(written, scenes, files, tmp_path
 
     def change(content):
         form = content["annotations"][0]
-        content["annotations"] = [
-            form | {"id": i, "image_id": 0, "segmentation": segmentation}
-            for i, segmentation in enumerate(segmentations)
-        ]
+        of_first = enumerate(segmentations)
+        content["annotations"] = [form | {"id": i, "image_id": 0, "segmentation": x} for i, x in of_first]
 
     read = CocoObjects(*changed(files, tmp_path, change), size=64).original(0).masks
     assert (read.numpy() == np.stack(masks)).all()

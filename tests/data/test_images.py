@@ -1,5 +1,7 @@
 """Images in memory and their batches; what the `datasets` library reads is in test_hub.py."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 import torch
@@ -41,13 +43,8 @@ def test_crop_and_flip_cuts_from_the_padded_image():
     # four pixels reflected at either end, the edge itself once
     index = [4, 3, 2, 1, *range(16), 14, 13, 12, 11]
     padded = image[:, index][:, :, index]
-    windows = [
-        window.flip(-1) if flip else window
-        for top in range(9)
-        for left in range(9)
-        for window in [padded[:, top : top + 16, left : left + 16]]
-        for flip in (False, True)
-    ]
+    cuts = (padded[:, top : top + 16, left : left + 16] for top, left in product(range(9), repeat=2))
+    windows = [window for cut in cuts for window in (cut, cut.flip(-1))]
     keys = {window.contiguous().numpy().tobytes(): number for number, window in enumerate(windows)}
     assert len(keys) == 162
     augment, seeds, many = crop_and_flip(4), torch.arange(8100), image.expand(8100, -1, -1, -1)

@@ -50,11 +50,8 @@ def test_real_samples_agree_by_id_and_by_name():
     ids, names = list(rows["wnid"]), list(rows["name"])
     assert IMAGENET.indices(ids) == list(range(1000))
     # Short names; those of a few classes are spelt in another way there, or are the name of two classes.
-    clear = [
-        index
-        for index, name in enumerate(names)
-        if name.replace("_", " ") in IMAGENET.names[index].split(", ")[:1] and names.count(name) == 1
-    ]
+    first = [of_class.split(", ")[0].replace(" ", "_") for of_class in IMAGENET.names]
+    clear = [i for i, name in enumerate(names) if name == first[i] and names.count(name) == 1]
     assert len(clear) > 900 and IMAGENET.indices([names[index] for index in clear]) == clear
 
 

@@ -11,7 +11,6 @@ from atlib import AttentionTransfer, Plan, walk
 from atlib.attention import Instead
 from atlib.data import Images, crop_and_flip, pair
 from atlib.evaluate import evaluate, predict
-from atlib.loading import ShardSpec
 from atlib.recipe import Recipe
 from atlib.train import train
 from tests.helpers import randomise, same, tiny
@@ -55,14 +54,6 @@ def test_distilling_pulls_to_the_maps_of_the_other_image():
     expected = sum(-(t.map * s.map.log()).sum(-1).mean() for s, t in zip(own, target, strict=True))
     found = one(torch.stack([images, twins], 1)).transfer_loss
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
-
-
-def test_both_of_a_pair_are_cut_and_turned_alike():
-    images = pair(SCENES, SCENES).with_augment(crop_and_flip())
-    (batch, *_) = images.epoch(ShardSpec(0, 0, 40))
-    assert torch.equal(batch.images[:, 0], batch.images[:, 1])
-    (alone, *_) = SCENES.with_augment(crop_and_flip()).epoch(ShardSpec(0, 0, 40))
-    assert torch.equal(batch.images[:, 0], alone.images) and batch.indices == alone.indices
 
 
 def test_evaluation_shows_the_teacher_the_twin_too():

@@ -27,16 +27,13 @@ def test_the_order_is_that_of_torchs_random_sampler(count):
 )
 def test_every_image_comes_once_over_all_processes(count, batch_size, world, epoch):
     shares = [my_batches(count, ShardSpec(1, epoch, batch_size, rank, world)) for rank in range(world)]
-    assert {len(of_rank) for of_rank in shares} == {steps_per_epoch(count, batch_size)}, (
-        "no process may have more steps than another"
-    )
+    assert {len(of_rank) for of_rank in shares} == {steps_per_epoch(count, batch_size)}, "the same of all"
     order = epoch_order(count, 1, epoch)
     for step, of_step in enumerate(zip(*shares)):
         seen = [index for indices, weight in of_step if weight for index in indices]
         assert sorted(seen) == sorted(order[step * batch_size : (step + 1) * batch_size])
-        assert all(len(indices) == 1 for indices, weight in of_step if not weight), (
-            "a process left without an image gets a stand-in"
-        )
+        # a process that is left without an image gets a stand-in
+        assert all(len(indices) == 1 for indices, weight in of_step if not weight)
         # The mean over processes of weight · (mean over its images) is the mean over the images.
         value = {index: float(index**2) for index in range(count)}
         means = [weight * sum(value[i] for i in indices) / len(indices) for indices, weight in of_step]

@@ -1,6 +1,5 @@
 """Torch's own Dataset and DataLoader: the same bits as this project's data, also after an interruption."""
 
-import random
 import warnings
 
 import numpy as np
@@ -12,30 +11,15 @@ from torchvision.datasets import ImageFolder
 
 from atlib import AttentionTransfer, Plan
 from atlib.data import TorchData, as_data, normalisation_of
-from atlib.evaluate import evaluate, predict
+from atlib.evaluate import evaluate
 from atlib.pair import IMAGENET, Normalisation, attach
 from atlib.recipe import Recipe
 from atlib.train import train
-from atrun.checkpoint_manager import CheckpointManager
 from tests.helpers import same, state_of, tiny
 from tests.picture_files import write_folders
 
 SHORT = Recipe(steps=6, batch_size=8, lr=1e-3)
 IN_WORLD = Normalisation(0.5, 0.25)
-
-
-class Noisy(Dataset):
-    """Draws from all three global generators, as transforms do."""
-
-    def __init__(self, images):
-        self.pixels, self.labels = images.take(range(len(images)))
-
-    def __len__(self):
-        return len(self.labels)
-
-    def __getitem__(self, index):
-        drawn = random.random() + np.random.rand() + torch.rand(()).item()
-        return self.pixels[index] + drawn, int(self.labels[index])
 
 
 class Items(Dataset):
@@ -80,15 +64,6 @@ def test_what_of_a_loader_is_replaced_is_said(tensors, images):
     assert same(found, trained(images))
 
 
-def test_an_interrupted_run_goes_on_with_the_same_bits(images, tmp_path):
-    def keeper():
-        return CheckpointManager(tmp_path / "checkpoints", 1, 2, {}, "accuracy", ())
-
-    expected = trained(Noisy(images))
-    trained(Noisy(images), keeper=keeper(), stop_at=4)  # in the second pass
-    assert same(trained(Noisy(images), keeper=keeper()), expected)
-
-
 def folder_of(path, transform=None, **options):
     write_folders(path, "train", range(12))
     return ImageFolder(path / "train", transform, **options)
@@ -97,24 +72,6 @@ def folder_of(path, transform=None, **options):
 def prepared(*more, normalise=IMAGENET):
     steps = [transforms.RandomResizedCrop(16), transforms.RandomHorizontalFlip(), transforms.ToTensor()]
     return transforms.Compose([*steps, transforms.Normalize(normalise.mean, normalise.std), *more])
-
-
-def test_an_image_folder_teaches_a_pair(tmp_path):
-    data = folder_of(tmp_path, prepared(transforms.RandomErasing(0.5)))
-    options = {"img_size": 16, "num_classes": len(data.classes)}
-
-    def pair():
-        teacher = tiny(1, **options)
-        attach(teacher, Normalisation(0.5, 0.5))
-        return AttentionTransfer(teacher, tiny(2, **options), Plan(how="distill"), normalisation=IMAGENET)
-
-    recipe = Recipe(steps=4, batch_size=5, lr=1e-3, transfer_weight=1.0)
-    first, second = pair(), pair()
-    assert same(trained(data, first, recipe), trained(data, second, recipe))
-    assert not same(state_of(first), state_of(pair()))
-    labels = torch.tensor([label for _, label in data.samples])
-    right = predict(first, data).argmax(1) == labels
-    assert evaluate(first, data).accuracy == right.double().mean().item()
 
 
 def test_normalisation_is_read_off_the_transform(tmp_path):

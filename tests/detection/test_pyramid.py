@@ -1,11 +1,10 @@
 """The simple pyramid is ViTDet's, and a backbone's gradients go where its plan lets them."""
 
-import pytest
 import torch
 from safetensors.torch import load_file
 
 from atfamily.detection.pyramid import SCALES, GridOfTokens, SimplePyramid
-from atlib import AttentionTransfer, Plan, walk
+from atlib import walk
 from tests.detection.knows import scene_vit
 from tests.helpers import ROOT, random_images, randomise
 
@@ -28,12 +27,3 @@ def test_the_grid_is_the_tokens_in_their_places():
     tokens = student.norm(walk(student, images, head=False).tokens)
     for row, column in ((0, 0), (2, 5), (7, 7)):
         assert torch.equal(grid[:, :, row, column], tokens[:, 1 + 8 * row + column])
-
-
-@pytest.mark.parametrize("how", ["copy", "distill"])
-def test_a_pair_in_evaluation_is_its_walk(how):
-    pair = AttentionTransfer(randomise(scene_vit(1)), randomise(scene_vit(2), 1), Plan(how=how)).eval()
-    images = random_images(2, 3, 64, 64)
-    seen = GridOfTokens(pair).eval()(images)
-    tokens = pair.student.norm(pair.walk(images).tokens)[:, 1:]
-    assert torch.equal(seen.grid.flatten(2).mT, tokens) and seen.transfer_loss.item() == 0

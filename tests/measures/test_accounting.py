@@ -28,10 +28,8 @@ def pair(how, size=SIZE, layers=None):
 
 def test_the_papers_count_for_vit_large_and_a_vit_with_rotary_positions():
     with torch.device("meta"):
-        numbers, rotary = (
-            transferred_numbers(create_vit(name))
-            for name in ("vit_large_patch16_224", "eva02_tiny_patch14_224")
-        )
+        vits = (create_vit(name) for name in ("vit_large_patch16_224", "eva02_tiny_patch14_224"))
+        numbers, rotary = map(transferred_numbers, vits)
     assert rotary == (12 * 257 * 192, 12 * 257 * 192, 12 * 257 * 192, 12 * 3 * 257**2, 12 * 257 * 192)
     assert numbers.q + numbers.k == 24 * 16 * 197 * 64 * 2 == 9_682_944  # 9.7 M
     assert numbers.map == 24 * 16 * 197**2 == 14_902_656  # 15 M

@@ -46,10 +46,8 @@ def test_a_jigsaw_is_the_map_of_moved_tokens():
     tokens = vit._pos_embed(vit.patch_embed(IMAGES))[:, order]
     for layer, block in enumerate(vit.blocks):
         heads, width = block.attn.num_heads, block.attn.head_dim
-        q, k = (
-            part.unflatten(-1, (heads, width)).transpose(1, 2)
-            for part in block.attn.qkv(block.norm1(tokens)).chunk(3, -1)[:2]
-        )
+        parts = block.attn.qkv(block.norm1(tokens)).chunk(3, -1)[:2]
+        q, k = (part.unflatten(-1, (heads, width)).transpose(1, 2) for part in parts)
         expected = (q @ k.mT / math.sqrt(width)).softmax(-1)
         torch.testing.assert_close(moved[layer], expected, atol=1e-5, rtol=0)
         assert (moved[layer] - given[layer]).abs().max() > 0.05
@@ -99,9 +97,8 @@ def test_a_smaller_student_with_aggregated_heads_and_mapped_layers():
         "mean map": lambda p: p.mean(0, keepdim=True).expand_as(p),
     }.items():
         sums = {i: change(given[j]).double().log().sum(1, keepdim=True) for i, j in layers.items()}
-        instead = {
-            i: Instead(map=(x / 10).softmax(-1).float().expand(-1, 2, -1, -1)) for i, x in sums.items()
-        }
+        maps = {i: (x / 10).softmax(-1).float().expand(-1, 2, -1, -1) for i, x in sums.items()}
+        instead = {i: Instead(map=p) for i, p in maps.items()}
         with torch.no_grad():
             expected = walk(student, images, replace=instead).logits.argmax(1) == labels
         assert torch.equal(rows[name], expected), name
@@ -146,10 +143,8 @@ def test_each_row_takes_the_rate_that_is_best_on_validation_images(taught):
 
 def test_the_table_has_intervals_over_seeds_and_the_share_of_the_gain():
     generator = torch.Generator().manual_seed(0)
-    rows = [
-        Control(name, torch.rand(3, 200, generator=generator) < share)
-        for name, share in (("scratch", 0.3), ("own maps", 0.8), ("jigsaw", 0.5))
-    ]
+    shares = {"scratch": 0.3, "own maps": 0.8, "jigsaw": 0.5}
+    rows = [Control(name, torch.rand(3, 200, generator=generator) < x) for name, x in shares.items()]
     apart = [100 * (rows[2].right[s].double() - rows[1].right[s].double()).mean().item() for s in range(3)]
     mean = sum(apart) / 3
     deviation = math.sqrt(sum((value - mean) ** 2 for value in apart) / 2)

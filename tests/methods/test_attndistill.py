@@ -20,12 +20,8 @@ PAIRS = {  # the teacher's options, the student's
 
 def pair_of(small_vit, kind="alike", **options):
     of_teacher, of_student = PAIRS[kind]
-    pair = AttnDistill(
-        small_vit(seed=1, **of_teacher),
-        small_vit(seed=2, **of_student),
-        resample="patch_size" in of_teacher,
-        **options,
-    )
+    teacher, student = small_vit(seed=1, **of_teacher), small_vit(seed=2, **of_student)
+    pair = AttnDistill(teacher, student, resample="patch_size" in of_teacher, **options)
     randomise(pair.projector, 3)
     return pair.double().train()
 

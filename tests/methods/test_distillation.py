@@ -118,8 +118,5 @@ def test_evaluated_the_student_is_alone(small_vit, kind):
     pair = kind(*models(small_vit)).eval()
     pair._teacher, pair.projector = (Bomb("the teacher"),), Bomb("the projector")
     output = pair(images_of())
-    assert (
-        torch.equal(output.logits, pair.student(images_of()))
-        and output.transfer_loss.item() == 0
-        and not pair.needs_teacher
-    )
+    assert torch.equal(output.logits, pair.student(images_of()))
+    assert output.transfer_loss.item() == 0 and not pair.needs_teacher

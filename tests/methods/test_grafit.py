@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from atfamily.grafit import NOT_SEEN, Grafit, grafit_loss, instance_loss, knn_loss, numbered, snca_loss
-from atlib import AttentionTransfer, Plan
 from atlib.data import UNLABELLED, Images
 from atlib.losses import noted
 from atlib.recipe import Recipe
@@ -149,11 +148,3 @@ def test_a_step_is_one_call(loss):
     recipe = Recipe(steps=2, batch_size=8, accumulate=2)
     with pytest.raises(ValueError):
         train(grafit(), numbered(some_images()), recipe, loss=loss, progress=None, cpu=True)
-
-
-# --- The whole
-
-
-def test_a_pair_that_distills_is_no_trunk():
-    with pytest.raises(ValueError):
-        grafit(AttentionTransfer(tiny(1), tiny(num_classes=3), Plan(how="distill")))

@@ -67,14 +67,8 @@ def translated(golden):
         "patch_embed.proj.weight": weight[f"{merging}.2.weight"][:, ours],
         "patch_embed.proj.bias": weight[f"{merging}.2.bias"],
     }
-    names = {
-        "0.norm": "norm1",
-        "0.fn.to_qkv": "attn.qkv",
-        "0.fn.to_out.0": "attn.proj",
-        "1.norm": "norm2",
-        "1.fn.net.0": "mlp.fc1",
-        "1.fn.net.3": "mlp.fc2",
-    }
+    names = {"0.norm": "norm1", "0.fn.to_qkv": "attn.qkv", "0.fn.to_out.0": "attn.proj"}
+    names |= {"1.norm": "norm2", "1.fn.net.0": "mlp.fc1", "1.fn.net.3": "mlp.fc2"}
     for layer in range(2):
         for theirs, mine in names.items():
             for kind in ("weight", "bias"):

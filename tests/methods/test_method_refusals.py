@@ -14,6 +14,7 @@ from atfamily.cait import CaitTransfer, walk_cait
 from atfamily.contrast import Dino, MoCo
 from atfamily.distillation_token import DistillationToken
 from atfamily.distilled_mae import DistilledMae
+from atfamily.grafit import Grafit
 from atfamily.late_class import LateClassViT
 from atfamily.layer_reserve import keep_first
 from atfamily.locality import LocalityAttention, ShiftedPatches, localise_attention, shift_patches
@@ -71,6 +72,7 @@ BAD = {
         lambda: Dino(vit(), student_temperature=-0.1),
         lambda: SimilarityDistillation(vit(), vit(), student_temperature=-0.2),
         lambda: CompRess(vit(), vit(), temperature=-0.04),
+        lambda: Grafit(AttentionTransfer(vit(1), vit(), Plan(how="distill")), torch.clone, 24),
     ],
     "attndistill": [
         *(

@@ -32,11 +32,8 @@ def images():
 @pytest.mark.parametrize("name, pool", [("single", "attention"), ("multi", "per class")])
 def test_equals_the_published_network(name, pool):
     golden = load_file(GOLDEN)
-    state = {
-        key.removeprefix(f"{name}.weights."): value.double()
-        for key, value in golden.items()
-        if key.startswith(f"{name}.weights.")
-    }
+    start = f"{name}.weights."
+    state = {key.removeprefix(start): x.double() for key, x in golden.items() if key.startswith(start)}
     model = PatchConvNet(5, width=16, depth=2, pool=pool).double().eval()
     model.load_state_dict(published_weights.patch_conv_net(state))
     look = model.look(golden["images"].double())

@@ -85,15 +85,6 @@ def test_the_oracle_is_told_to_all_heads_and_layers():
     assert not distilled.needs_teacher and distilled(SOURCE, TARGET).transfer_loss > 0
 
 
-def test_of_two_sources_the_second_is_shown_to_the_teacher():
-    transfer, other = pair(cross="copy"), SOURCE[[1, 1, 1]]
-    maps = walk_sequences(transfer.teacher, other, TARGET).cross
-    replace = Maps(cross={index: layer.map for index, layer in enumerate(maps)})
-    expected = walk_sequences(transfer.student, SOURCE, TARGET, replace=replace).logits
-    found = transfer(torch.stack([SOURCE, other], 1), TARGET).logits
-    torch.testing.assert_close(found, expected, **TOLERANCE)
-
-
 def test_what_the_teacher_gives_to_words_that_the_student_lacks_is_left_out_of_the_loss():
     transfer, shown = pair(cross="distill"), SOURCE.clamp(min=3)  # words in place of padding
     loss = transfer(torch.stack([SOURCE, shown], 1), TARGET).transfer_loss

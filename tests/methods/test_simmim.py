@@ -1,5 +1,7 @@
 """SimMIM: what is hidden, and the loss pixel by pixel."""
 
+from itertools import product
+
 import pytest
 import torch
 
@@ -28,20 +30,12 @@ def test_squares_are_hidden(small_vit, unit, hidden):
 def test_the_loss_pixel_by_pixel(small_vit):
     model = build(small_vit)
     w = {name.removeprefix("vit."): value for name, value in model.state_dict().items()}
-    mask = model.draw_mask(IMAGES)
-    errors = []
+    kernel, mask, errors = w["patch_embed.proj.weight"].flatten(1), model.draw_mask(IMAGES), []
     for image, hidden in zip(IMAGES, mask):
-        patches = [
-            image[:, 8 * row : 8 * row + 8, 8 * column : 8 * column + 8].flatten()
-            for row in range(4)
-            for column in range(4)
-        ]
-        embedded = [
-            w["mask_token"][0, 0]
-            if gone
-            else w["patch_embed.proj.weight"].flatten(1) @ patch + w["patch_embed.proj.bias"]
-            for patch, gone in zip(patches, hidden)
-        ]
+        places = product(range(0, 32, 8), repeat=2)
+        patches = [image[:, down : down + 8, right : right + 8].flatten() for down, right in places]
+        embedded = [kernel @ patch + w["patch_embed.proj.bias"] for patch in patches]
+        embedded = [w["mask_token"][0, 0] if gone else token for token, gone in zip(embedded, hidden)]
         tokens = torch.stack([w["cls_token"][0, 0], *embedded])[None] + w["pos_embed"]
         x = longhand.run_blocks(w, tokens, 3)[0]
         x = longhand.layer_norm(x, w["norm.weight"], w["norm.bias"]) @ w["to_pixels.weight"].T

@@ -17,7 +17,7 @@ from atlib import create_vit
 from atrun.data.coco import CocoObjects
 from tests import divided
 from tests.detection.knows import Knows
-from tests.helpers import in_a_fork, made_once
+from tests.helpers import in_a_fork, made_once, same
 
 pytestmark = pytest.mark.slow
 
@@ -77,17 +77,11 @@ def test_divided_weights_end_where_whole_ones_do(part, done):
     """The divided run was stopped after four of six steps besides, and went on with new models."""
     folder, _, _ = done
     whole, halves = (load_file(folder / name / f"{part}-0.safetensors") for name in ("whole", "divided"))
-    assert {name: value.shape for name, value in whole.items()} == {
-        name: value.shape for name, value in halves.items()
-    }
+    shapes = [{name: value.shape for name, value in state.items()} for state in (whole, halves)]
+    assert shapes[0] == shapes[1]
     assert difference(*map(without_bias_of_keys, (whole, halves))) < 1e-6
-    assert difference(divided.small_pair().student.state_dict(), whole) > 1e-3, (
-        "the run must have gone somewhere"
-    )
-    assert all(
-        torch.equal(value, load_file(folder / "divided" / f"{part}-1.safetensors")[name])
-        for name, value in halves.items()
-    )
+    assert difference(divided.small_pair().student.state_dict(), whole) > 1e-3, "it went somewhere"
+    assert same(halves, load_file(folder / "divided" / f"{part}-1.safetensors"))
 
 
 def test_metrics_of_divided_weights_are_those_of_whole_ones(done):
@@ -107,16 +101,6 @@ def test_checkpoints_of_divided_weights_are_whole(done):
     student = load_file(done[0] / "divided" / "student-0.safetensors")
     assert difference(student, of_student(weights)) == 0
     assert not list(newest.rglob("*.metadata")) and not list(newest.rglob("*.distcp"))
-
-
-def test_what_is_sent_in_a_step(done):
-    """Two blocks: the root is gathered once and each Mlp twice, and the gradients of the three are scattered;
-    in two steps twice that. At the end of the pass each hears of the other's corrupt images: how long that
-    list is, and the list."""
-    for rank in range(2):
-        counts = json.loads((done[0] / "divided" / f"counts-{rank}.json").read_text())
-        assert counts["c10d._allgather_base_"] == 2 * (1 + 2 * 2) + 2
-        assert counts["c10d._reduce_scatter_base_"] == 2 * (1 + 2)
 
 
 def test_a_detector_learns_in_two_processes_and_is_measured_by_both(done):

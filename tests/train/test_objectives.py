@@ -43,10 +43,8 @@ def test_cutmix_is_the_area_that_the_targets_say():
 
 
 def test_both_are_used_in_turn():
-    kinds = {
-        len(mixed(*solid(2), Recipe(mixup=0.8, cutmix=1.0), 2, (0, step))[0][0].unique())
-        for step in range(20)
-    }
+    recipe = Recipe(mixup=0.8, cutmix=1.0)
+    kinds = {len(mixed(*solid(2), recipe, 2, (0, step))[0][0].unique()) for step in range(20)}
     assert kinds == {1, 2}, "a blend is one value, a cut is two"
 
 

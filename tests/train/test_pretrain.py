@@ -1,5 +1,7 @@
 """Masked auto-encoding: what is hidden, what is painted, and the loss."""
 
+from itertools import product
+
 import pytest
 import torch
 
@@ -15,9 +17,8 @@ def autoencoder(small_vit):
 
     def build(**options):
         vit = small_vit(**options.pop("vit", {}))
-        return randomise(
-            MaskedAutoencoder(vit, **({"decoder_width": 16, "decoder_heads": 2} | options)), 1
-        ).double()
+        model = MaskedAutoencoder(vit, **{"decoder_width": 16, "decoder_heads": 2} | options)
+        return randomise(model, 1).double()
 
     return build
 
@@ -27,17 +28,9 @@ IMAGES = random_images(3, 3, 32, 32, dtype=torch.float64)
 
 def patches_of(image, height, width):
     """The patches of one image (C, H, W) in reading order, each flattened channel by channel, row by row."""
-    channels, rows, columns = image.shape
-    return [
-        [
-            image[c, top + i, left + j].item()
-            for c in range(channels)
-            for i in range(height)
-            for j in range(width)
-        ]
-        for top in range(0, rows, height)
-        for left in range(0, columns, width)
-    ]
+    _, rows, columns = image.shape
+    places = product(range(0, rows, height), range(0, columns, width))
+    return [image[:, top : top + height, left : left + width].flatten().tolist() for top, left in places]
 
 
 def test_patchify_equals_loops():
@@ -58,9 +51,7 @@ def longhand_loss(model, images, order, visible, heads=3, decoder_heads=2, prefi
     losses = []
     for image, places in zip(images, order.tolist()):
         tokens = longhand.embed(w, image[None], 8)
-        shown = torch.cat(
-            [tokens[:, :prefix], *[tokens[:, [prefix + place]] for place in places[:visible]]], 1
-        )
+        shown = torch.cat([tokens[:, :prefix], *[tokens[:, [prefix + i]] for i in places[:visible]]], 1)
         x = longhand.run_blocks(w, shown, heads)[0]
         if "norm.weight" in w:
             x = longhand.layer_norm(x, w["norm.weight"], w["norm.bias"])
@@ -68,19 +59,15 @@ def longhand_loss(model, images, order, visible, heads=3, decoder_heads=2, prefi
         canvas = [w["mask_token"][0, 0]] * len(places)
         for place, token in zip(places, x[0, prefix:]):
             canvas[place] = token
-        y = longhand.run_blocks(
-            w, torch.stack(canvas)[None] + w["decoder_positions"], decoder_heads, prefix="decoder"
-        )[0]
-        y = (
-            longhand.layer_norm(y, w["decoder.2.weight"], w["decoder.2.bias"]) @ w["decoder.3.weight"].T
-            + w["decoder.3.bias"]
-        )
+        x = torch.stack(canvas)[None] + w["decoder_positions"]
+        x = longhand.run_blocks(w, x, decoder_heads, prefix="decoder")[0]
+        x = longhand.layer_norm(x, w["decoder.2.weight"], w["decoder.2.bias"])
+        y = x @ w["decoder.3.weight"].T + w["decoder.3.bias"]
         target = patches_of(image, 8, 8)
         for place in places[visible:]:
             pixels = torch.tensor(target[place], dtype=torch.float64)
-            pixels = (pixels - pixels.mean()) / (
-                ((pixels - pixels.mean()) ** 2).sum() / (len(pixels) - 1) + 1e-6
-            ).sqrt()
+            centred = pixels - pixels.mean()
+            pixels = centred / ((centred**2).sum() / (len(pixels) - 1) + 1e-6).sqrt()
             losses.append(((y[0, place] - pixels) ** 2).mean())
     return sum(losses) / len(losses)
 

@@ -4,13 +4,7 @@ import pytest
 import torch
 
 from atbook.worlds import glyphs
-from atbook.worlds.pretext import (
-    placed_images,
-    placed_loss,
-    retrieval_images,
-    retrieval_loss,
-    retrieval_model,
-)
+from atbook.worlds.pretext import placed_images, placed_loss, retrieval_images
 from atlib.recipe import Recipe
 from atlib.vit import create_vit
 
@@ -41,12 +35,3 @@ def test_the_place_is_asked_for_beside_the_pixels():
     squared = (guess[:, :192] - images.targets[:, :192]).square().mean()
     loss = placed_loss(model, pixels, images.targets, Recipe())
     assert loss.item() == pytest.approx((squared + 0.02 * named).item(), rel=1e-5)
-
-
-def test_retrieval_loss_is_the_mean_squared_error():
-    model, images, clean = retrieval_model(), torch.randn(2, 3, 32, 32), torch.rand(2, 192)
-    guess = model(images)
-    assert guess.shape == (2, 192)
-    pairs = zip(guess.flatten().tolist(), clean.flatten().tolist())
-    expected = sum((g - c) ** 2 for g, c in pairs) / (2 * 192)
-    assert retrieval_loss(model, images, clean, Recipe()).item() == pytest.approx(expected, rel=1e-5)

@@ -6,7 +6,6 @@ import pytest
 from atbook.worlds.glyphs import Glyphs, World, generate
 from atbook.worlds.shifts import SHIFTS, shifted
 
-# The far end of every dial, written down once more: World's field and its value at severity 5.
 SIZE = 60
 
 
@@ -28,19 +27,16 @@ def test_the_same_scenes_under_every_severity(name):
         for part in ("shape", "hue", "cell"):
             assert np.array_equal(getattr(drawn, part), getattr(plain, part))
         if name != "rendering":  # an inverted glyph is its own scene's opposite; that test is below
-            flat = [
-                (images - images.mean((1, 2, 3), keepdims=True)).reshape(SIZE, -1)
-                for images in (drawn.images / 255, plain.images / 255)
-            ]
+            both = drawn.images / 255, plain.images / 255
+            flat = [(x - x.mean((1, 2, 3), keepdims=True)).reshape(SIZE, -1) for x in both]
             # a shifted image is most like its own scene
             assert ((flat[0] @ flat[1].T).argmax(1) == np.arange(SIZE)).mean() > 0.9
 
 
 def test_rendering_is_a_share_of_the_images():
     size = 1000
-    plain, inverted, dotted = (
-        generate("test", size, 0, World(rendering=name)).images for name in ("filled", "inverted", "dotted")
-    )
+    worlds = (World(rendering=name) for name in ("filled", "inverted", "dotted"))
+    plain, inverted, dotted = (generate("test", size, 0, world).images for world in worlds)
 
     def which(severity):
         drawn = shifted("rendering", severity, size=size)
