@@ -206,6 +206,7 @@ def test_after_an_error_the_model_is_a_plain_one(glyphs64):
     recipe = replace(SHORT, mixed_precision="bf16", checkpoint_activations=True)
 
     def stop(entry):
+        assert model.grad_checkpointing
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
