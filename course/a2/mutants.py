@@ -82,8 +82,8 @@ MUTANTS = {
     ("q1", "a"): [
         STUDENTS_TOKENS,
         LEARNS,
-        ("torch.where(copies, theirs, own)", "torch.where(copies, own, theirs)", 0),
-        ("torch.where(copies, theirs, own)", "own", 0),  # the schedule is not looked at
+        ("torch.where(copies, p_t, p_s)", "torch.where(copies, p_s, p_t)", 0),
+        ("torch.where(copies, p_t, p_s)", "p_s", 0),  # the schedule is not looked at
         ("use[i].bool()", "use[i, :1].bool()", 2),  # the first image's schedule for all
     ],
     ("q1", "b"): [
@@ -93,10 +93,10 @@ MUTANTS = {
         ("use[i].bool()", "use[i, :, :1].bool()", 2),  # the first head's for all
     ],
     ("q1", "c"): [
-        ("own = (q @ k.mT * b_s.attn.scale).softmax(-1)", "own = (q @ k.mT).softmax(-1)", 1),
-        ("(1 - a) * own", "(1 - a) * own.detach()", 4),
+        ("p_s = (q @ k.mT * b_s.attn.scale).softmax(-1)", "p_s = (q @ k.mT).softmax(-1)", 1),
+        ("(1 - a) * p_s", "(1 - a) * p_s.detach()", 4),
         ("a = share[i]", "a = share[i].round()", 2),
-        ("p = a * theirs + (1 - a) * own", "p = (a * theirs.log() + (1 - a) * own.log()).softmax(-1)", 2),
+        ("p = a * p_t + (1 - a) * p_s", "p = (a * p_t.log() + (1 - a) * p_s.log()).softmax(-1)", 2),
     ],
     ("q2", "a"): [WHOLE, SHORT, ABOVE, ("(z_t / tau).softmax(-1)", "z_t.softmax(-1)", 0)],
     ("q2", "b"): [

@@ -27,11 +27,11 @@ MUTANTS = {
     ("q1", "b"): [
         NOT_CENTRED,
         ANY_SIZE,
-        ("+ n * found", "+ found", 5),  # groups of a class alike
+        ("+ n * hsics", "+ hsics", 5),  # groups of a class alike
         ("sums[c] / images[c]", "sums[c]", 3),  # images alike
     ],
     ("q1", "c"): [
-        ("(total.square().sum() - squares) / (images**2 - own)", "total.square().sum() / images**2", 0),
+        ("(total.square().sum() - squares) / (images**2 - diagonal)", "total.square().sum() / images**2", 0),
         ("/ (n - 1)", "/ n", 3),
         ("/ (n - 1)\n", "/ (n - 1)\n            n = 1\n", 3),  # groups alike
         ("len(p) >= 2", "len(p) >= 1", 4),

@@ -78,7 +78,7 @@ def cut(content: bytes) -> bytes:
 MUTANTS = {
     ("q1", "a"): [
         ("d = [a[s] - b[s] for s in a if s in b]", "d = [x - y for x, y in zip(a.values(), b.values())]", 1),
-        ("abs(sum(x * y for x, y in zip(d, each)))", "sum(x * y for x, y in zip(d, each))", 0),
+        ("abs(sum(x * y for x, y in zip(d, signs)))", "sum(x * y for x, y in zip(d, signs))", 0),
         (">= abs(sum(d)) - 1e-9", "> abs(sum(d)) + 1e-9", 0),
     ],
     ("q1", "b"): [
