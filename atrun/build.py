@@ -28,7 +28,7 @@ from atlib.pair import IMAGENET, Normalisation, Pair, attach, student_of
 from atlib.plan import Plan
 from atlib.student import differences, unlike
 from atlib.vit import Architecture, without_weights
-from atrun.config import COCO, UNTRAINED, RunConfig, built_for, is_run, read_config
+from atrun.config import COCO, UNTRAINED, RunConfig, built_for
 from atrun.data.catalogue import CATALOGUE
 from atrun.data.generated import is_generated, maker
 from atrun.data.transforms import Augmentation
@@ -171,18 +171,6 @@ def image_size(config: RunConfig) -> int:
     if taken is None:  # any size: as they come
         return maker(config.data)(split=config.training_split, size=1, seed=0).pixels.shape[-1]
     return taken[0]
-
-
-def preparation_of(path: Path) -> tuple[bool, Augmentation | None]:
-    """Whether it is known how images are prepared for a file of weights, and how (None: taken as they are):
-    as the file says, else as the run does in whose folder it lies."""
-    header, folder = read_header(path), path.parent
-    if "augmentation" not in header:
-        return (True, read_config(folder, trust_data=True).augmentation) if is_run(folder) else (False, None)
-    try:
-        return True, None if header["augmentation"] is None else Augmentation(**header["augmentation"])
-    except (TypeError, ValueError) as error:
-        raise OSError(f"{path} does not say how its images are prepared ({error})") from error
 
 
 def known_size(config: RunConfig) -> tuple[int, int] | None:

@@ -15,14 +15,12 @@ from atlib.checkpoint import read_header
 from atlib.data import Images
 from atlib.evaluate import predict, score
 from atlib.objectives import outputs as outputs_of
-from atlib.pair import Normalisation, Pair, student_of
-from atrun.build import READING, coco_images, held_out, held_out_images, preparation_of, require_size
+from atrun.build import READING, coco_images, held_out, held_out_images, require_size
 from atrun.classes import classes_of, labels_by_name
 from atrun.config import (
     COCO,
     TRUST_DATA,
     RunConfig,
-    built_for,
     is_run,
     read_config,
     read_settings,
@@ -32,7 +30,8 @@ from atrun.config import (
 from atrun.configure import data_name, evaluated_split
 from atrun.data.decoding import CorruptImage, decode
 from atrun.data.generated import is_generated
-from atrun.data.transforms import Augmentation
+from atrun.data.transforms import AS_STORED, Augmentation
+from atrun.looking.file_preparation import augmentation_of, preparation_in
 from atrun.overrides import help_text, pairs
 from atrun.runner import is_main_process, load_result, tested_as, weights_of
 
@@ -152,14 +151,11 @@ def tested_anew(path: Path, config: RunConfig, split: str, images) -> str:
 
 def _preparation(path: Path, model: nn.Module) -> tuple[Augmentation | None, str]:
     """How images are prepared for a file's weights, or a guess, noted."""
-    known, augmentation = preparation_of(path)
-    if known:
+    (known, augmentation), (found, said) = augmentation_of(path), preparation_in(path, model)
+    if known and (augmentation is not None or said in (None, AS_STORED)):
         return augmentation, ""
-    size = built_for(student_of(model))
-    guess = Augmentation() if size is None else Augmentation(size[0])
-    normalisation = model.normalisation if isinstance(model, Pair) else Normalisation.of(model)
-    if normalisation is not None:
-        guess = replace(guess, mean=normalisation.mean, std=normalisation.std)
+    how = {name: getattr(found, name) for name in ("mean", "std", "crop_pct", "interpolation")}
+    guess = Augmentation(found.size[0], **how)
     return guess, (
         f"\n{path} does not say how images were prepared for it; here they were taken at"
         f" {guess.image_size} pixels, crop {guess.crop_pct}, mean {guess.mean} and std {guess.std}"

@@ -14,11 +14,11 @@ from atlib._util import write_atomically
 from atlib.checkpoint import read_header
 from atlib.evaluate import predict, says_nothing
 from atlib.pair import student_of
-from atrun.build import preparation_of
 from atrun.classes import class_names
 from atrun.config import is_run, read_config
 from atrun.data.decoding import ON_CORRUPT
 from atrun.data.folders import pictures_below
+from atrun.looking.file_preparation import augmentation_of
 from atrun.measure import readable
 from atrun.runner import load_result, weights_of
 
@@ -52,7 +52,7 @@ def predictions(path: Path, files: Sequence[Path], on_corrupt: str = "raise") ->
 
     from atrun.data.photos import Photos
 
-    _, augmentation = preparation_of(path)
+    _, augmentation = augmentation_of(path)
     if augmentation is None:
         says_it = 'save_vit(..., {"augmentation": Augmentation(...).describe(), "classes": [...]}) says it'
         raise ValueError(f"{path} does not say how image files are prepared for it: {says_it}")

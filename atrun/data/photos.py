@@ -11,16 +11,16 @@ import torch
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import BatchSampler, Dataset
+from torchvision.transforms.functional import normalize, to_tensor
 
 from atlib._util import require_known
 from atlib.data import UNLABELLED, Images
 from atlib.loading import Batch, ShardSpec, augmentation_seeds, loader_of, my_batches, my_repeats
 from atlib.pair import Normalisation
 from atrun.data.decoding import ON_CORRUPT, CorruptImage, Made, decode, large_pictures
-from atrun.data.transforms import Augmentation, in_two
+from atrun.data.transforms import AS_STORED, Augmentation, in_two
 from atrun.data.views import Views
 
-AS_STORED = Normalisation(0.5, 0.25)  # as `Images` normalises
 NAMED = 20  # corrupt images that are warned about one by one
 
 
@@ -83,7 +83,7 @@ class Decoded:
 
     def _treated(self, picture: Image.Image, seed: int | None) -> Tensor:
         if (a := self.augmentation) is None:
-            return (torch.from_numpy(np.array(picture)).permute(2, 0, 1).float() / 255 - 0.5) / 0.25
+            return normalize(to_tensor(picture), AS_STORED.mean, AS_STORED.std)
         return a.evaluate(picture) if seed is None else a.train(picture, seed)
 
     def deliver(

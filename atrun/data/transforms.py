@@ -17,6 +17,8 @@ from atlib.data import Augment, cut_out
 from atlib.loading import rng_put_back, seed_generators
 from atlib.pair import Normalisation
 
+AS_STORED = Normalisation(0.5, 0.25)  # as `atlib.data.Images` normalises
+
 
 @dataclass(frozen=True)
 class Augmentation:

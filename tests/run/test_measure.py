@@ -138,6 +138,17 @@ def test_an_ensemble_is_the_mean_of_probabilities_each_model_with_its_own_images
     assert said(capsys, two, "--data", data)[1] == accuracies[1:2]
 
 
+def test_photographs_for_a_model_of_images_in_memory_are_normalised_as_its_file_says(tmp_path, capsys):
+    data = write_folders(tmp_path / "images", "validation", range(30))
+    stored = {"augmentation": None, "normalisation": {name: LOOK[name] for name in ("mean", "std")}}
+    files = [
+        photographs.vit_file(tmp_path / f"{name}.safetensors", 3, said=header)
+        for name, header in (("stored", stored), ("prepared", {"augmentation": LOOK}))
+    ]
+    losses = [re.findall(r"loss [\d.]+", said(capsys, file, "--data", data)[2])[0] for file in files]
+    assert losses[0] == losses[1]
+
+
 def test_folders_of_other_images_with_equal_labels_make_no_ensemble(tmp_path):
     images = glyph_images(glyphs.generate("test", 8))
     one = ModelOnTest(Path("one"), tiny(1), images, images.targets, "here, test")
