@@ -91,7 +91,7 @@ def training_images(config: RunConfig):
     else:
         from atrun.data.photos import open_photos
 
-        images, name = open_photos(data, train=True, **_photographs(config)), f"{data} train"
+        images, name = open_photos(data, **_photographs(config)), f"{data} train"
     return images if size is None else images.select(draw(len(images), size, config.seed, name))
 
 
@@ -130,7 +130,7 @@ def held_out_images(
 
     options = {"data_path": None, "on_corrupt": "skip", **reading}
     path = options.pop("data_path")
-    return open_photos(data, path=path, split=split, augmentation=augmentation, train=False, **options)
+    return open_photos(data, path=path, split=split, augmentation=augmentation, **options)
 
 
 def held_out(config: RunConfig, split: str | None = None):

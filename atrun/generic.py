@@ -204,7 +204,7 @@ def _material(data: str, settings: Mapping[str, Any], seed: int, labelled=True) 
     from atrun.data.photos import open_photos  # imported here: `datasets` takes seconds
 
     options = {name: settings.get(name) for name in ("image_column", "label_column")} | {"labelled": labelled}
-    photos = open_photos(data, path=settings.get("data_path"), split=split, train=True, **options)
+    photos = open_photos(data, path=settings.get("data_path"), split=split, **options)
     some = range(0, len(photos), max(1, len(photos) // LOOKED_AT))
     sides = []
     for index in some:

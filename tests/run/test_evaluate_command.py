@@ -94,7 +94,7 @@ def test_data_are_read_as_asked(tmp_path, capsys):
     assert said(capsys, *asked)[2] == "7", "left out, and counted"
     code, accuracy, count, loss, text = said(capsys, *asked, "--on_corrupt=skip", "--workers=1")
     assert "image 2 " in text and "image 5 " in text
-    options = {"train": False, "augmentation": Augmentation(16), "image_column": "pix", "label_column": "y"}
+    options = {"augmentation": Augmentation(16), "image_column": "pix", "label_column": "y"}
     with pytest.warns(UserWarning):
         left = open_photos(data, split="validation", on_corrupt="skip", **options)
         expected = evaluate(load_vit(weights), left)
