@@ -222,9 +222,8 @@ def _carry_out(
             # kept: another version of torch may draw other numbers from the seed
             save_vit(folder / "teacher.safetensors", built.untrained, built.teacher)
     split = "none" if config.method.pretrains else config.evaluation_split
-    best = f"{split}_{'box_AP' if detects else 'accuracy'}"
     free = (*FREE, *may_differ)
-    keeper = CheckpointManager(folder / "checkpoints", config.save_every, config.keep, same, best, free)
+    keeper = CheckpointManager(folder / "checkpoints", config.save_every, config.keep, same, free)
 
     def metrics(model: nn.Module) -> dict:
         if detects:
