@@ -32,6 +32,7 @@ from atrun.runner import free_memory
 from atrun.teachers.build import headless, on_meta
 
 STEPS = 4  # timed; the first is thrown away
+LIMIT = 20  # seconds that they may take in all
 SAFE_SHARE = 0.6  # of the memory that is free
 EFFICIENCY = 0.4  # of a matrix product's speed that a step reaches: a guess
 # Of Copy and of Distill with ViT-L on ImageNet-1k: the cost table of arXiv 2411.09702.
@@ -75,9 +76,9 @@ class Estimate(NamedTuple):
         return steps_per_epoch(self.count, self.config.recipe.batch_size)
 
 
-def estimate(config: RunConfig, count: int, outputs: int, limit: float = 20, processes: int = 1) -> Estimate:
+def estimate(config: RunConfig, count: int, outputs: int, processes: int = 1) -> Estimate:
     """What the run would be on `count` images, divided among processes with a device each: a few steps are
-    timed on random numbers, in some `limit` seconds; where that is too short, the time comes from FLOPs."""
+    timed on random numbers, in some `LIMIT` seconds; where that is too short, the time comes from FLOPs."""
     config, skeleton = config.on(count), config.skeleton(outputs)
     with without_weights():
         model = assembled(config, outputs)
@@ -86,7 +87,7 @@ def estimate(config: RunConfig, count: int, outputs: int, limit: float = 20, pro
     batch = -(-config.recipe.batch_size // processes)  # of one device
     share = replace(config, recipe=replace(config.recipe, batch_size=batch))
     memory = memory_of(share, outputs)
-    timed, seconds = time_steps(share, outputs, flops, memory, limit) or (None, None)
+    timed, seconds = time_steps(share, outputs, flops, memory, LIMIT) or (None, None)
     if timed is not None:
         seconds = seconds * batch / timed
     elif flops is not None:
