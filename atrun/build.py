@@ -392,6 +392,6 @@ def result_of(config: RunConfig, model: nn.Module) -> nn.Module:
     """What is kept of a trained model: the student, with what it needs of its teacher, or the ViT."""
     if config.method.contrasts:
         return model.result
-    if config.method in (Method.MAE, Method.DMAE, Method.SIMMIM):
+    if config.method.hides_patches:
         return student_of(model).vit
     return model if isinstance(model, Pair) and model.needs_teacher else student_of(model)

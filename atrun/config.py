@@ -48,7 +48,7 @@ PARTS = {
     "Training with labels": ("evaluation_split evaluate_every task_weight", _LABELLED, _ANY),
     "Classifying whole images": (" ".join(("maps_every", *OF_CLASSIFYING)), _LABELLED, _WHOLE),
     "Detection": ("detector detector_sizes jitter", _DETECTING, {COCO}),
-    "The methods that hide patches": ("mask_ratio", {Method.MAE, Method.DMAE, Method.SIMMIM}, _ANY),
+    "The methods that hide patches": ("mask_ratio", {m for m in Method if m.hides_patches}, _ANY),
     "Masked auto-encoding": ("decoder_width decoder_depth decoder_heads", {Method.MAE, Method.DMAE}, _ANY),
     "AttnDistill": ("attention_weight attention_temperature projector_layers", {Method.ATTNDISTILL}, _ANY),
     "SimMIM": ("mask_unit", {Method.SIMMIM}, _ANY),
@@ -76,7 +76,7 @@ USES = {
         _ANY,
     ),
     "Distill": ("transfer_weight", {method for method in Method if method.has_transfer_loss}, _ANY),
-    "the method features": ("feature_layers", {Method.FEATURES, Method.FEATURES_UNLABELLED}, _ANY),
+    "the method features": ("feature_layers", {m for m in Method if m.distils_features}, _ANY),
     "the method mean-maps": ("reference_images", {Method.MEAN_MAPS}, _ANY),
     "a teacher beside them": ("student_weights", {m for m in Method if m.keeps_weights_apart}, _ANY),
     "an augmentation of one view (`atrun.data.views`)": (
@@ -279,7 +279,7 @@ class RunConfig:
             raise ValueError(f"{name!r} has no distillation token: name a DeiT, set model.distilled to true")
         elif len(model.blocks) == 0:
             raise ValueError(f"the model {name!r} has no blocks: set model.depth to at least 1")
-        if self.method.pretrains and not self.method.is_unlabelled:
+        if self.method.has_pretext:
             try:
                 with without_weights():
                     self.pretext(model, self.skeleton(0) if self.method.needs_teacher else None)

@@ -237,14 +237,13 @@ def flops_of(config: RunConfig, skeleton: nn.Module) -> int | None:
     """
     method, native = config.method, teacher_architecture(config)
     uncounted = method is Method.MEAN_MAPS or method.reads_logits or not isinstance(skeleton, VITS)
-    if uncounted or method.pretrains and not method.is_unlabelled:
+    if uncounted or method.has_pretext:
         return None
     if config.plan is not None and config.plan.what != "map":
         return None
-    features = method in (Method.FEATURES, Method.FEATURES_UNLABELLED)
     try:
         shape = teacher = shape_of(skeleton)
-        if config.plan is None and not features:
+        if config.plan is None and not method.distils_features:
             return accounting.fine_tuning(shape)
         if native is not None:
             teacher = shape_of(on_meta(headless(native, config.teacher_image_size or image_size(config))))
@@ -252,7 +251,7 @@ def flops_of(config: RunConfig, skeleton: nn.Module) -> int | None:
         return None
     pairs = (config.plan or Plan(layers=config.feature_layers)).pairs_of(shape.depth, None)
     last = 1 + max(layer for _, layer in pairs)  # the teacher runs up to it, whichever layers are transferred
-    if features:
+    if method.distils_features:
         projectors = 0 if shape.width == teacher.width else len(pairs)
         return accounting.feature_distillation(shape, last, teacher, projectors)
     transfer = accounting.copy if method is Method.COPY else accounting.distill

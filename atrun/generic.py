@@ -166,7 +166,7 @@ def derive(name: str, data: str, teacher: str | None, changes: Mapping[str, str]
 
     # the plan, and for features the layers of the plan that would distill
     layers: dict[str, Any] = {"plan": None}
-    if method.transfers or method in (Method.FEATURES, Method.FEATURES_UNLABELLED):
+    if method.transfers or method.distils_features:
         sizes = (_sizes(vit) for vit in (model.teacher or model.vit, model.vit))
         plan, whys = plan_of_sizes(*sizes, method.how or "distill")
         if method.transfers:
