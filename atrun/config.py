@@ -92,12 +92,12 @@ USES = {
 BOUNDS = (
     (0, 2**32 - 1, "seed"),  # as NumPy's generators ask for
     (0, 0.99, "drop_path"),
-    (0, 1, "momentum temperature_warmup frozen"),
+    (0, 1, "temperature_warmup frozen"),
     (0, math.inf, "workers on_device evaluate_every maps_every local_views attention_weight"),
     (1, math.inf, "save_every keep reference_images teacher_image_size data_size"),
-    (1, math.inf, "decoder_width decoder_depth decoder_heads mask_unit projector_layers"),
+    (1, math.inf, "decoder_width decoder_depth decoder_heads projector_layers"),
     (1, math.inf, "hidden_width projection_width outputs bottleneck_width local_size"),
-    (1e-9, math.inf, "attention_temperature contrast_temperature teacher_temperature local_scale jitter"),
+    (1e-9, math.inf, "attention_temperature local_scale jitter"),
 )
 PAIRS = ("teacher_temperature", "local_scale", "jitter")
 

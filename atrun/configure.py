@@ -14,7 +14,6 @@ from atrun.checkpoint_manager import differences
 from atrun.config import COCO, UNTRAINED, RunConfig, as_plain, is_run, read_config, with_settings
 from atrun.data.catalogue import CATALOGUE, find
 from atrun.data.generated import is_generated, maker
-from atrun.log import require_tracker
 from atrun.method import DERIVED
 from atrun.recipes import FOR_PYTHON, TASKS, Published, names, published
 from atrun.runner import result_path
@@ -60,7 +59,6 @@ def configured(
 
 def _checked(values: Mapping[str, Any], changes: Mapping[str, str]) -> RunConfig:
     config = with_settings(values, changes)
-    require_tracker(config.tracker)
     check_fits(config)
     return config
 

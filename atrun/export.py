@@ -199,10 +199,9 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
 
 
 def export_command(arguments: argparse.Namespace) -> int:
-    out, (mean, std) = arguments.out, (arguments.mean, arguments.std)
-    if (mean is None) != (std is None):
-        raise ValueError("--mean and --std belong together: give both, or leave both out")
-    normalisation = None if mean is None else Normalisation(*(v if len(v) > 1 else v[0] for v in (mean, std)))
+    out, given = arguments.out, (arguments.mean, arguments.std)
+    numbers = [one[0] if one and len(one) == 1 else one for one in given]
+    normalisation = None if numbers == [None, None] else Normalisation(*numbers)  # which refuses one alone
     model = open_to_export(weights_of(arguments.path, arguments.averaged), normalisation)
     if normalisation is not None:
         attach(student_of(model.model), normalisation)  # the written file says it too

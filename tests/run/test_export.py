@@ -205,7 +205,8 @@ def test_what_cannot_be_exported_is_refused_and_nothing_is_written(tmp_path, cap
     save_file({"x": torch.zeros(1)}, foreign)
     for arguments, word in (
         ((source, full), "not empty"),
-        ((source, tmp_path / "new", "--mean", 0.5), "--std"),
+        ((source, tmp_path / "new", "--mean", 0.5), "std=None"),
+        ((source, tmp_path / "new", "--std", 0.5), "mean=None"),
         ((source, tmp_path / "new", "--mean", 0.5, "--std", 0.5), "leave --mean"),
         ((foreign, tmp_path / "new"), "foreign.safetensors"),
     ):
