@@ -219,19 +219,26 @@ def build(
         model = MeanMapCopy(teacher_model, model, reference_images(config), normalisation=images)
     else:
         model = joined(config, model, teacher_model, images)
-    view, paired = None, isinstance(model, Pair)
-    if paired:
-        view = model.teacher_view() if model.teachers else f"its stored maps are of {teacher.name}"
-    elif config.method is Method.FINE_TUNE:
-        view = f"the student starts from {teacher.name}, which saw {teacher.view()}"
-        if None not in (teacher.normalisation, images) and teacher.normalisation != images:
-            view += f"; its own images have {images}, to which it must adapt"
-    if teacher is not None and teacher.guessed:
-        taken = f"{teacher.guessed}: weights do not show it, --teacher_heads says another"
-        view = taken if view is None else f"{view}; {taken}"
-    model = with_detector(config, model, outputs)
+    of_teacher = teacher.architecture if isinstance(model, Pair) else None
+    view = _teacher_view(config, model, teacher, images)
     untrained = teacher_model if config.teacher == UNTRAINED else None
-    return Built(model, architecture, teacher.architecture if paired else None, view, untrained)
+    return Built(with_detector(config, model, outputs), architecture, of_teacher, view, untrained)
+
+
+def _teacher_view(
+    config: RunConfig, model: nn.Module, teacher: Teacher | None, images: Normalisation | None
+) -> str | None:
+    """What the teacher sees of the images, in a line."""
+    says = []
+    if isinstance(model, Pair):
+        says.append(model.teacher_view() if model.teachers else f"its stored maps are of {teacher.name}")
+    elif config.method is Method.FINE_TUNE:
+        says.append(f"the student starts from {teacher.name}, which saw {teacher.view()}")
+        if None not in (teacher.normalisation, images) and teacher.normalisation != images:
+            says.append(f"its own images have {images}, to which it must adapt")
+    if teacher is not None and teacher.guessed:
+        says.append(f"{teacher.guessed}: weights do not show it, --teacher_heads says another")
+    return "; ".join(says) or None
 
 
 def untrained_teacher(config: RunConfig, folder: Path | None = None) -> Teacher:

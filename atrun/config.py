@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +13,7 @@ import torch
 from atfamily import contrast, distilled_mae, simmim
 from atfamily.attndistill import AttnDistill
 from atlib import mae
-from atlib._util import write_atomically
+from atlib._util import as_plain, write_atomically
 from atlib.pair import Normalisation
 from atlib.plan import Plan
 from atlib.recipe import Recipe
@@ -284,7 +284,8 @@ class RunConfig:
                 with without_weights():
                     self.pretext(model, self.skeleton(0) if self.method.needs_teacher else None)
             except AssertionError as error:  # timm's blocks refuse a width that their heads do not divide
-                raise ValueError(f"decoder_width is no multiple of {self.decoder_heads=}") from error
+                width, heads = self.decoder_width, self.decoder_heads
+                raise ValueError(f"decoder_width={width}: no multiple of decoder_heads={heads}") from error
         if self.plan is not None:
             self.plan.layers_of(len(model.blocks))
         if self.feature_layers is not None:
@@ -448,12 +449,6 @@ def read_config(folder: Path, trust_data: bool = False) -> RunConfig:
 def is_run(path: Path) -> bool:
     """Whether a path is a run's folder, by its config: other folders have a config.json of another kind."""
     return config_says(path, "recipe_name")
-
-
-def as_plain(value: object) -> object:
-    """A value as JSON has it."""
-    named = value._asdict() if isinstance(value, Architecture) else value
-    return json.loads(json.dumps(named, default=asdict))
 
 
 def _tuples(values: Mapping[str, Any]) -> dict[str, Any]:

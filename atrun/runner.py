@@ -149,6 +149,11 @@ def note(text: str) -> None:
         print(f"python -m atlib: {text}", file=sys.stderr)
 
 
+def device() -> str:
+    """Where a trained model computes."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
 def load_result(path: Path) -> nn.Module:
     """The model in a file that a run has left, after Copy teacher and student as one. Raises `OSError`."""
     header = read_header(path)

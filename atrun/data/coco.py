@@ -65,9 +65,7 @@ class CocoObjects:
         self._number = {category["id"]: number for number, category in enumerate(categories)}
         names = [entry["file_name"] for entry in self.entries]
         if absent := [name for name in names if not (self.folder / name).is_file()]:
-            raise FileNotFoundError(
-                f"{len(absent)} images of {self.file} are not in {self.folder}: {absent[0]} ..."
-            )
+            raise FileNotFoundError(f"{self.folder} lacks {len(absent)} images of {self.file}: {absent[0]}")
 
     def __len__(self) -> int:
         return len(self.entries)
