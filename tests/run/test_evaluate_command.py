@@ -56,7 +56,7 @@ def test_moved_weights_see_the_images_as_their_run_did(tmp_path, capsys):
     save_vit(silent, vit, Architecture(**read_header(moved)["architecture"]))
     guessed = said(capsys, silent, "--data", data)
     assert guessed[0] == 0 and guessed[3] != here[3]
-    assert "16 pixels, crop 0.875, mean (0.485, 0.456, 0.406)" in guessed[4]
+    assert "16 pixels, crop 0.9, mean (0.485, 0.456, 0.406)" in guessed[4]
 
 
 def test_a_folder_that_has_grown_since_holds_other_images_out(tmp_path, capsys):
