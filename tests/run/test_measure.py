@@ -140,6 +140,8 @@ def test_an_ensemble_is_the_mean_of_probabilities_each_model_with_its_own_images
 
 def test_photographs_for_a_model_of_images_in_memory_are_normalised_as_its_file_says(tmp_path, capsys):
     data = write_folders(tmp_path / "images", "validation", range(30))
+    for index, file in enumerate(sorted(data.rglob("*.png"))):
+        file.write_bytes(encoded(picture(index, (16, 16))))
     stored = {"augmentation": None, "normalisation": {name: LOOK[name] for name in ("mean", "std")}}
     files = [
         photographs.vit_file(tmp_path / f"{name}.safetensors", 3, said=header)
