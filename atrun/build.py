@@ -155,9 +155,8 @@ def coco_images(
     them in FOLDER/annotations/instances_SPLIT.json. The rest: as in `atrun.data.coco.CocoObjects`."""
     if folder is None:
         raise ValueError(f"data {COCO!r}: --data_path FOLDER, with annotations/instances_{split}.json")
-    from atrun.data.coco import CocoObjects
-
     import_module("pycocotools")  # of an extra: else it would be missed in the evaluation, after hours
+    from atrun.data.coco import CocoObjects
 
     images, file = Path(folder) / split, Path(folder) / "annotations" / f"instances_{split}.json"
     return CocoObjects(images, file, size=size, jitter=jitter, masks=masks, workers=workers)
