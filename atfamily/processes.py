@@ -34,9 +34,9 @@ def gathered(rows: Tensor) -> tuple[Tensor, int]:
     if _alone():
         return rows, 0
     dist = torch.distributed
-    mine = torch.tensor([len(rows)], device=rows.device)
-    counts = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-    dist.all_gather(counts, mine)
+    row_count = torch.tensor([len(rows)], device=rows.device)
+    counts = [torch.empty_like(row_count) for _ in range(dist.get_world_size())]
+    dist.all_gather(counts, row_count)
     numbers = [int(count) for count in counts]
     padded = rows.new_zeros(max(numbers), *rows.shape[1:])
     padded[: len(rows)] = rows

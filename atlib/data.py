@@ -55,6 +55,7 @@ class Images(Dataset):
     """
 
     corrupt: Mapping[int, str] = {}  # pixels in memory are decoded already
+    source: Any = None  # what they were read from
 
     def __init__(
         self,

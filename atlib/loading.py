@@ -84,8 +84,8 @@ def my_batches(count: int, part: ShardSpec) -> list[tuple[list[int], float]]:
     dealt out in turn, so repeats of one go to different processes; one that is left without an image gets the
     step's first with weight 0."""
     order = epoch_order(count, part.seed, part.epoch, part.repeats)
-    mine = my_positions(count, part)
-    return [([order[position] for position in positions], weight) for positions, weight in mine]
+    shares = my_positions(count, part)
+    return [([order[position] for position in positions], weight) for positions, weight in shares]
 
 
 def my_repeats(count: int, part: ShardSpec) -> list[list[int]]:
@@ -100,8 +100,8 @@ def my_positions(count: int, part: ShardSpec) -> list[tuple[Sequence[int], float
     shares = []
     for first in range(part.start * part.batch_size, count, part.batch_size):
         step = range(first, min(first + part.batch_size, count))
-        mine = step[part.rank :: part.world]
-        shares.append((mine, len(mine) * part.world / len(step)) if mine else (step[:1], 0.0))
+        positions = step[part.rank :: part.world]
+        shares.append((positions, len(positions) * part.world / len(step)) if positions else (step[:1], 0.0))
     return shares
 
 

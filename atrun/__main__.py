@@ -94,10 +94,10 @@ def _explained(error: Exception) -> tuple[int, str | None]:
 
 def _as_sentence(program: str, plain):
     """What shows a warning: ours as a sentence, those of other packages as Python does it."""
-    ours = [Path(__file__).parents[1] / package for package in ("atlib", "atfamily", "atrun", "atbook")]
+    folders = [Path(__file__).parents[1] / package for package in ("atlib", "atfamily", "atrun", "atbook")]
 
     def show(message, category, filename, lineno, file=None, line=None):
-        if any(Path(filename).is_relative_to(folder) for folder in ours):
+        if any(Path(filename).is_relative_to(folder) for folder in folders):
             print(f"{program}: {message}", file=sys.stderr)
         else:
             plain(message, category, filename, lineno, file, line)

@@ -177,9 +177,9 @@ def known_size(config: RunConfig) -> tuple[int, int] | None:
     count, classes = None, None
     if config.data == COCO and config.data_path is None and config.training_split == "train2017":
         count, classes = COCO_KNOWN
-    elif config.data in CATALOGUE:
-        known = CATALOGUE[config.data]
-        count, classes = known.images_in(config.training_split), known.classes
+    elif config.data in CATALOGUE and config.data_path is None:
+        entry = CATALOGUE[config.data]
+        count, classes = entry.images_in(config.training_split), entry.classes
     return None if count is None else (config.data_size or count, classes)
 
 
@@ -228,16 +228,16 @@ def _teacher_view(
     config: RunConfig, model: nn.Module, teacher: Teacher | None, images: Normalisation | None
 ) -> str | None:
     """What the teacher sees of the images, in a line."""
-    says = []
+    sentences = []
     if isinstance(model, Pair):
-        says.append(model.teacher_view() if model.teachers else f"its stored maps are of {teacher.name}")
+        sentences.append(model.teacher_view() if model.teachers else f"its stored maps are of {teacher.name}")
     elif config.method is Method.FINE_TUNE:
-        says.append(f"the student starts from {teacher.name}, which saw {teacher.view()}")
+        sentences.append(f"the student starts from {teacher.name}, which saw {teacher.view()}")
         if None not in (teacher.normalisation, images) and teacher.normalisation != images:
-            says.append(f"its own images have {images}, to which it must adapt")
+            sentences.append(f"its own images have {images}, to which it must adapt")
     if teacher is not None and teacher.guessed:
-        says.append(f"{teacher.guessed}: weights do not show it, --teacher_heads says another")
-    return "; ".join(says) or None
+        sentences.append(f"{teacher.guessed}: weights do not show it, --teacher_heads says another")
+    return "; ".join(sentences) or None
 
 
 def untrained_teacher(config: RunConfig, folder: Path | None = None) -> Teacher:

@@ -182,10 +182,10 @@ def what_is_trained(run: Training) -> dict[str, Any]:
         "recipe": run.recipe.describe(),
         "seed": run.seed,
         "images": len(run.data),
-        "model": {"kind": type(run.given).__name__, **planned},
+        "network": {"kind": type(run.given).__name__, **planned},
         "loss": _name_of(run.loss),
         # files can be seen otherwise elsewhere: the main process's answer counts
-        "data": run.of_main(identity_of(run.data) if run.accelerator.is_main_process else None),
+        "contents": run.of_main(identity_of(run.data) if run.accelerator.is_main_process else None),
     }
     if isinstance(targets := getattr(run.data, "targets", None), Tensor):
         trained["targets"] = digest_of_tensors({"targets": targets})
@@ -303,7 +303,7 @@ def _force(path: Path) -> None:
 def identity_of(data: Any) -> dict[str, str]:
     """Digests of what data are: the names of their classes, their pixels where these are in memory, and of
     their files the names, the sizes and the times of the last change."""
-    digests = {}
+    digests, data = {}, getattr(data, "source", None) or data
     if classes := getattr(data, "classes", None):
         digests["classes"] = _digest(map(str, classes))
     if isinstance(pixels := getattr(data, "pixels", None), Tensor):

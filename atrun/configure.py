@@ -35,11 +35,7 @@ def configured(
     recipe: str, data: str, teacher: str | None = None, changes: Mapping[str, str] = {}, seed: int = 0
 ) -> tuple[RunConfig, str]:
     """`configure`, and what was derived: a line for each value with its rule, "" where nothing was."""
-    if "data_path" in changes:  # in full, so that the run can go on from another folder
-        changes = {**changes, "data_path": str(Path(changes["data_path"]).resolve())}
-    if changes.get("student_weights", "null").lower() not in ("none", "null"):
-        changes = {**changes, "student_weights": _weights(changes["student_weights"], "student weights")}
-    data = data_name(data, changes.get("data_path"))
+    data, changes = data_name(data, changes.get("data_path")), _in_full(changes)
     if recipe in FOR_PYTHON:
         raise ValueError(f"the recipe {recipe!r} is for Python: no command trains its network")
     require_known("recipe", recipe, (*DERIVED, *TASKS, *names()))
@@ -55,6 +51,16 @@ def configured(
     if data == COCO:
         common["training_split"] = "train2017"
     return _checked({**of_recipe, **common}, changes), rules
+
+
+def _in_full(changes: Mapping[str, str]) -> dict[str, str]:
+    """Settings with paths in full, so that the run can go on from another folder."""
+    changes = dict(changes)
+    if "data_path" in changes:
+        changes["data_path"] = str(Path(changes["data_path"]).resolve())
+    if changes.get("student_weights", "null").lower() not in ("none", "null"):
+        changes["student_weights"] = _weights(changes["student_weights"], "student weights")
+    return changes
 
 
 def _checked(values: Mapping[str, Any], changes: Mapping[str, str]) -> RunConfig:
@@ -79,11 +85,13 @@ def configure_again(
         if is_generated(data) != is_generated(values["data"]):
             raise ValueError(f"--data {data}: {values['data']} come in another way, start with --recipe")
         name = data_name(data, changes.get("data_path"))
+        for of_old_data in ("data_path", "image_column", "label_column"):
+            values.pop(of_old_data, None)
         values |= {"data": name, "evaluation_split": evaluated_split(data)}
     if teacher is not None:
         values["teacher"] = teacher_name(teacher)
     values |= {} if seed is None else {"seed": seed}
-    return _checked(values, changes)
+    return _checked(values, _in_full(changes))
 
 
 def config_diff(config: RunConfig, images: int) -> list[str]:
@@ -110,9 +118,9 @@ def data_name(name_or_path: str, path: str | None = None) -> str:
         maker(name_or_path)
     if name_or_path == COCO or is_generated(name_or_path):
         return name_or_path
-    known = CATALOGUE.get(name_or_path) if path is None else None
-    if known is not None and Path(name_or_path).exists() and not is_run(Path(name_or_path)):
-        hub = f" or {known.hub}" if known.hub else ""
+    entry = CATALOGUE.get(name_or_path) if path is None else None
+    if entry is not None and Path(name_or_path).exists() and not is_run(Path(name_or_path)):
+        hub = f" or {entry.hub}" if entry.hub else ""
         raise ValueError(f"{name_or_path}: a folder here, and a published set: ./{name_or_path}{hub}")
     _, place, _ = find(name_or_path, path)
     return str(place.resolve()) if path is None and place is not None else name_or_path

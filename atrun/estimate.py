@@ -330,8 +330,8 @@ def as_text(estimate: Estimate, config_diff: Sequence[str] = ()) -> str:
     config, recipe = estimate.config, estimate.config.recipe
     teacher = "" if config.teacher is None else f", from {config.teacher}"
     if config.method.keeps_weights_apart:
-        known = config.teacher == UNTRAINED or teacher_architecture(config) is not None
-        teacher = f", teacher {config.teacher}{'' if known else ' (taken to be of the same architecture)'}"
+        is_known = config.teacher == UNTRAINED or teacher_architecture(config) is not None
+        teacher = f", teacher {config.teacher}{'' if is_known else ' (taken to be of the same architecture)'}"
     if config.student_weights is not None:
         teacher += f", the student starts from {config.student_weights}"
     parts = "" if recipe.accumulate == 1 else f", computed in {recipe.accumulate} parts"

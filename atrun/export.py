@@ -141,7 +141,7 @@ class _Logits(nn.Sequential):
 
 def _preparation(path: Path, model: nn.Module, normalisation: Normalisation | None) -> dict[str, Any]:
     """How images are prepared for a file's model, as it says, or as its run's folder does."""
-    found, stated = preparation_in(path, model)
+    preparation, stated = preparation_in(path, model)
     if stated is not None and normalisation not in (None, stated):
         raise ValueError(f"{path} says that its images have {stated}: leave --mean and --std out")
     stated = stated or normalisation
@@ -149,8 +149,8 @@ def _preparation(path: Path, model: nn.Module, normalisation: Normalisation | No
         raise ValueError(f"{path} does not say how its images are normalised: --mean and --std say it")
     if built_for(student := student_of(model)) is None:
         raise ValueError(f"{path} holds a {type(student).__name__}, which takes no one image size")
-    how = {name: getattr(found, name) for name in ("interpolation", "crop_pct", "crop_mode")}
-    return {"input_size": [3, *found.size], **stated.describe(), **how}
+    how = {name: getattr(preparation, name) for name in ("interpolation", "crop_pct", "crop_mode")}
+    return {"input_size": [3, *preparation.size], **stated.describe(), **how}
 
 
 def _timm_call(architecture: Architecture, vit: nn.Module) -> tuple[str, dict[str, Any]]:
@@ -199,8 +199,8 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
 
 
 def export_command(arguments: argparse.Namespace) -> int:
-    out, given = arguments.out, (arguments.mean, arguments.std)
-    numbers = [one[0] if one and len(one) == 1 else one for one in given]
+    out, scales = arguments.out, (arguments.mean, arguments.std)
+    numbers = [scale[0] if scale and len(scale) == 1 else scale for scale in scales]
     normalisation = None if numbers == [None, None] else Normalisation(*numbers)  # which refuses one alone
     model = open_to_export(weights_of(arguments.path, arguments.averaged), normalisation)
     if normalisation is not None:

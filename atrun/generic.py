@@ -195,7 +195,8 @@ def _material(data: str, settings: Mapping[str, Any], seed: int, labelled=True) 
         return len(images), min(images.take([0])[0].shape[-2:])
     if settings.get("streaming") and size is None:
         raise ValueError("a stream does not say how many images it has: --data_size NUMBER")
-    count = CATALOGUE[data].images_in(split) if data in CATALOGUE else None
+    is_published = data in CATALOGUE and "data_path" not in settings  # a copy may have fewer images
+    count = CATALOGUE[data].images_in(split) if is_published else None
     if settings.get("streaming") or count is not None:
         return size or count, None
     from atrun.data.decoding import CorruptImage, decode

@@ -154,11 +154,12 @@ def tested_anew(path: Path, config: RunConfig, split: str, images) -> str:
 
 def _preparation(path: Path, model: nn.Module) -> tuple[Augmentation | None, str]:
     """How images are prepared for a file's weights, or a guess, noted."""
-    (known, augmentation), (found, said) = augmentation_of(path), preparation_in(path, model)
-    if known and (augmentation is not None or said in (None, AS_STORED)):
+    is_known, augmentation = augmentation_of(path)
+    preparation, normalisation = preparation_in(path, model)
+    if is_known and (augmentation is not None or normalisation in (None, AS_STORED)):
         return augmentation, ""
-    how = {name: getattr(found, name) for name in ("mean", "std", "crop_pct", "interpolation")}
-    guess = Augmentation(found.size[0], **how)
+    how = {name: getattr(preparation, name) for name in ("mean", "std", "crop_pct", "interpolation")}
+    guess = Augmentation(preparation.size[0], **how)
     return guess, (
         f"\n{path} does not say how images were prepared for it; here they were taken at"
         f" {guess.image_size} pixels, crop {guess.crop_pct}, mean {guess.mean} and std {guess.std}"

@@ -5,9 +5,13 @@ from enum import StrEnum
 from atlib._util import require_known
 
 
-def _one_of(says: str, *of: str | property) -> property:
+def _one_of(doc: str, *kinds: str | property) -> property:
     """Whether a method is one of these, or has one of these properties."""
-    return property(lambda self: any(self == x if isinstance(x, str) else x.fget(self) for x in of), doc=says)
+
+    def holds(method: str) -> bool:
+        return any(method == kind if isinstance(kind, str) else kind.fget(method) for kind in kinds)
+
+    return property(holds, doc=doc)
 
 
 class Method(StrEnum):

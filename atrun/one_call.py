@@ -18,6 +18,7 @@ from atlib.checkpoint import read_header, save_vit
 from atlib.compatibility import sizes_of
 from atlib.evaluate import predict
 from atlib.pair import Normalisation, config_of
+from atlib.processes import processes_asked
 from atlib.student import built_with
 from atlib.vit import Architecture
 from atrun import generic
@@ -201,7 +202,7 @@ def _written(
             (path / "preprocessor_config.json").write_text(json.dumps(stated))
         return str(path), settings
     if library == "torchvision":
-        path = path.with_suffix(".pth")
+        path = path.with_name(f"{path.name}.pth")  # a name may hold dots
         torch.save(teacher.state_dict(), path)
         parts = {} if normalisation is None else vars(normalisation)
         stated = {f"teacher_{name}": json.dumps(value) for name, value in parts.items()}
@@ -210,7 +211,7 @@ def _written(
         raise ValueError(f"a {type(teacher).__name__} cannot be written as a file: use AttentionTransfer")
     name, arguments = built_with(teacher)
     arguments = {"num_classes": teacher.num_classes, **arguments}
-    path = path.with_suffix(".safetensors")
+    path = path.with_name(f"{path.name}.safetensors")
     return str(save_vit(path, teacher, Architecture(name, arguments))), settings
 
 
@@ -232,6 +233,8 @@ def _as_words(settings: Mapping[str, str]) -> list[str]:
 
 def _carried_out(config: RunConfig, rules: str, words: Sequence[str], folder: Path) -> Trained:
     """The run in its folder, begun, gone on with, or only read, where it is finished; and its page."""
+    if processes_asked() > 1:
+        raise ValueError(f"one process measures and reports: under a launcher `{' '.join(words[:3])}`")
     images, finished = training_images(config), is_finished(folder, config)
     if not (folder / "config.json").exists():
         record = start(config, folder, images)

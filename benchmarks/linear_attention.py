@@ -62,11 +62,11 @@ def main() -> None:
     asked = parser.parse_args()
     print("    N | seconds fused dense linear | peak MB fused dense linear | fused / linear | dense / linear")
     for tokens in asked.tokens:
-        found = measure(tokens, asked.device, asked.repetitions)
-        ways = [found[name] for name in ("fused", "dense", "linear")]
+        figures = measure(tokens, asked.device, asked.repetitions)
+        ways = [figures[name] for name in ("fused", "dense", "linear")]
         seconds = " ".join(f"{way['seconds']:.4f}" for way in ways)
         peaks = " ".join(f"{way['peak_memory_mb']:.1f}" for way in ways)
-        ratios = (found[f"{name} / linear"] for name in ("fused", "dense"))
+        ratios = (figures[f"{name} / linear"] for name in ("fused", "dense"))
         shown = " | ".join(
             f"{r['ratio']:.2f} ({r['ratio_low']:.2f} to {r['ratio_high']:.2f})" for r in ratios
         )

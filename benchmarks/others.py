@@ -91,7 +91,7 @@ def torchdistill_maps(teacher: nn.Module, student: nn.Module) -> tuple[nn.Module
         with torch.no_grad():
             teacher(images)
         maps = [[value["output"].mean(1) for value in manager.pop_io_dict().values()] for manager in hooks]
-        apart = sum(-(p * own.clamp(min=1e-9).log()).sum(-1).mean() for own, p in zip(*maps))
+        apart = sum(-(p_t * p_s.clamp(min=1e-9).log()).sum(-1).mean() for p_s, p_t in zip(*maps))
         return nn.functional.cross_entropy(logits, labels) + RECIPE.transfer_weight * apart
 
     return student, loss

@@ -64,11 +64,11 @@ def binary_vit(state: Mapping[str, Tensor], depths: Sequence[int]) -> dict[str, 
         for block in range(depth)
     }
 
-    def ours(name: str) -> str:
-        name = re.sub(r"^vit\.encoder\.layer\.(\d+)", lambda found: places[found[1]], name)
+    def renamed(name: str) -> str:
+        name = re.sub(r"^vit\.encoder\.layer\.(\d+)", lambda match: places[match[1]], name)
         name = re.sub(r"^vit\.encoder\.patch_embed(\d)", lambda at: f"merging.{int(at[1]) - 1}", name)
-        for theirs, instead in BINARY_VIT:
-            name = re.sub(theirs, instead, name)
+        for pattern, instead in BINARY_VIT:
+            name = re.sub(pattern, instead, name)
         return name
 
     def shaped(name: str, value: Tensor) -> Tensor:
@@ -76,7 +76,7 @@ def binary_vit(state: Mapping[str, Tensor], depths: Sequence[int]) -> dict[str, 
             return value.view(1, 1, -1)
         return value.flatten() if name.endswith(".shift") else value  # of a convolution: (1, D, 1, 1) there
 
-    named = {ours(name): value for name, value in state.items()}
+    named = {renamed(name): value for name, value in state.items()}
     return {name: shaped(name, value) for name, value in named.items()}
 
 
@@ -95,10 +95,10 @@ PATCH_CONV_NET = (
 
 def patch_conv_net(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The published code's weights of a PatchConvNet under the names of this one: a state dict to load."""
-    found = {}
+    weights = {}
     for name, value in state.items():
-        for theirs, ours in PATCH_CONV_NET:
-            name = name.replace(theirs, ours)
+        for old, new in PATCH_CONV_NET:
+            name = name.replace(old, new)
         match name.split("."):
             case ["trunk", "0", index, *_]:
                 name = f"trunk.0.{index}.weight"  # there, each convolution is in a Sequential of its own
@@ -107,9 +107,9 @@ def patch_conv_net(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
                 name = name.replace(".norm1.", ".norm.").replace(".gamma_1", ".scale.gamma")
             case ["pool", "scale1" | "scale2"]:
                 name += ".gamma"
-        found[name] = value
+        weights[name] = value
     for part in ("weight", "bias"):  # one layer for each class
-        rows = [found.pop(f"head.{c}.{part}") for c in range(len(state)) if f"head.{c}.{part}" in found]
+        rows = [weights.pop(f"head.{c}.{part}") for c in range(len(state)) if f"head.{c}.{part}" in weights]
         if rows:
-            found[f"head.{part}"] = torch.cat(rows)
-    return found
+            weights[f"head.{part}"] = torch.cat(rows)
+    return weights

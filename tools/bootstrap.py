@@ -32,8 +32,8 @@ def main(venv):
     if before and before.split("\n")[0] == wanted.split("\n")[0]:
         os.remove(stamp)
     else:
-        ours = venv.startswith(ROOT + os.sep) and os.path.exists(os.path.join(venv, "pyvenv.cfg"))
-        if os.path.exists(venv) and not ours:
+        of_project = venv.startswith(ROOT + os.sep) and os.path.exists(os.path.join(venv, "pyvenv.cfg"))
+        if os.path.exists(venv) and not of_project:
             sys.exit("set-up: %s is no environment of this folder; name another: make VENV=..." % venv)
         shutil.rmtree(venv, ignore_errors=True)
         make, pip = [sys.executable, "-m", "venv", venv], [sys.executable, "-m", "pip", "--python", python]

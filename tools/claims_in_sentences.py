@@ -128,14 +128,14 @@ def sentence_at(text: str, place: int) -> str:
 
 def says(sentence: str, negated: bool, answer: Judged) -> bool:
     """Whether a sentence that cites a claim, with "not" where `negated`, says what its verdict is."""
-    said = {verdict: match for verdict, phrase in PHRASES.items() if (match := phrase.search(sentence))}
+    matches = {verdict: match for verdict, phrase in PHRASES.items() if (match := phrase.search(sentence))}
     if answer.verdict in (HOLDS, DOES_NOT_HOLD):
-        undecided = said.keys() & {TOO_SMALL, UNSEEN, NOT_RECORDED}
+        undecided = matches.keys() & {TOO_SMALL, UNSEEN, NOT_RECORDED}
         return not undecided and negated == (answer.verdict == DOES_NOT_HOLD)
     turned = {IN_ALL: IN_NONE, IN_NONE: IN_ALL} if negated else {}
     if negated and answer.verdict not in turned:
         return False
-    phrase = said.get(turned.get(answer.verdict, answer.verdict))
+    phrase = matches.get(turned.get(answer.verdict, answer.verdict))
     if phrase is None:
         return False
     seeds = phrase.groupdict().get("seeds")
@@ -154,26 +154,26 @@ def problems_of(passage: Passage, judged: Mapping[tuple[str, str], Judged]) -> l
         return [f"{passage.where}: a comment is not of the form '<!-- claim: ID SCALE ... -->'"]
     if not comments and compares(passage):
         return [f"{passage.where}: a {passage.kind} compares and cites no claim: {text[:90]}"]
-    found = []
+    lines = []
     for comment in comments:
         if comment["kind"] == "no claim":
             if comment["what"] not in REASONS:
-                found.append(f"{passage.where}: {comment['what']!r} is not among the reasons {list(REASONS)}")
+                lines.append(f"{passage.where}: {comment['what']!r} is not among the reasons {list(REASONS)}")
             elif comment["what"] == "observed" and not re.search(r"\b(seeds?|runs?|live)\b", text):
-                found.append(f"{passage.where}: observed, but in how many seeds is not said")
+                lines.append(f"{passage.where}: observed, but in how many seeds is not said")
             continue
         negated, claim, *scales = re.fullmatch(r"(not )?(.*)", comment["what"]).groups("")
         claim, *scales = claim.split()
-        said = " ".join(sentence_at(text, comment.start()).split())
-        plain = re.sub(r"\*|<!--.*?-->", "", said)
+        sentence = " ".join(sentence_at(text, comment.start()).split())
+        plain = re.sub(r"\*|<!--.*?-->", "", sentence)
         for scale in scales or [None]:
             answer = judged.get((claim, scale))
             if answer is None:
-                found.append(f"{passage.where}: no claim {claim!r} is asked at {scale!r}")
+                lines.append(f"{passage.where}: no claim {claim!r} is asked at {scale!r}")
             elif not says(plain, bool(negated), answer):
                 verdict = answer.words if answer.estimate else answer.verdict
-                found.append(f"{passage.where}: {claim}, {scale}: {verdict}; other is said: {said}")
-    return found
+                lines.append(f"{passage.where}: {claim}, {scale}: {verdict}; other is said: {sentence}")
+    return lines
 
 
 def cited(path: Path) -> set[str]:
@@ -194,11 +194,11 @@ def recorded_verdicts() -> dict[tuple[str, str], Judged]:
 def main() -> int:
     """Print what is wrong, and which claims no sentence cites; 1 where anything is wrong."""
     judged = recorded_verdicts()
-    found = [problem for page in pages() for problem in problems(page, judged)]
+    lines = [problem for page in pages() for problem in problems(page, judged)]
     uncited = {claim.id for claim in CLAIMS}.difference(*map(cited, pages()))
-    print(*found, f"{len(found)} sentences say something else than their verdict", sep="\n")
+    print(*lines, f"{len(lines)} sentences say something else than their verdict", sep="\n")
     print("claims that no sentence cites:", ", ".join(sorted(uncited)) or "none")
-    return 1 if found else 0
+    return 1 if lines else 0
 
 
 if __name__ == "__main__":

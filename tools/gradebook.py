@@ -42,11 +42,11 @@ class Student(NamedTuple):
     # The number that Moodle gives the student's submission, or the student.
     moodle: str = ""
 
-    def answers_to(self, said: str) -> bool:
+    def answers_to(self, text: str) -> bool:
         """Whether a name or number means this student, however it is typed."""
-        known = {_plain(part) for part in (self.id, self.name, self.email) if part}
+        names = {_plain(part) for part in (self.id, self.name, self.email) if part}
         words = re.findall(r"\w+", self.name.lower())
-        return bool(_plain(said)) and _plain(said) in known | {"".join(words[-1:] + words[:-1])}
+        return bool(_plain(text)) and _plain(text) in names | {"".join(words[-1:] + words[:-1])}
 
 
 class Late(NamedTuple):
@@ -167,10 +167,10 @@ def lines_of(
             line.notes.append("STUDENT is the model solution's: its numbers and files are public")
         if handed.file in whose:
             partners = [replace(line, notes=[*line.notes]) for _ in whose[handed.file][1:]]
-            for each, student in zip([line, *partners], whose[handed.file]):
-                each.id, each.name, each.email = student.id, student.name, student.email
-                each.is_known = True
-                each.canvas, each.moodle = student.canvas, student.moodle
+            for entry, student in zip([line, *partners], whose[handed.file]):
+                entry.id, entry.name, entry.email = student.id, student.name, student.email
+                entry.is_known = True
+                entry.canvas, entry.moodle = student.canvas, student.moodle
             of_partners += partners
         elif roster is not None:
             _find(line, handed, roster)
@@ -178,11 +178,11 @@ def lines_of(
     lines += of_partners
     for line in lines:
         same = [other for other in lines if other.key == line.key and other.result.status == "graded"]
-        newest = max(same, key=lambda each: (each.result.file in whose, _when(each)), default=line)
+        newest = max(same, key=lambda attempt: (attempt.result.file in whose, _when(attempt)), default=line)
         if newest is line or roster is None or not line.id:
             continue
         (student,) = (student for student in roster if student.id == line.id)
-        names, names_newest = (student.answers_to(each.result.student) for each in (line, newest))
+        names, names_newest = (student.answers_to(attempt.result.student) for attempt in (line, newest))
         # a name in a file takes nobody's attempt away, nor does an attempt that names another student
         agree = line.is_known and newest.is_known and (names_newest or not names)
         if agree or newest.result.file in whose:
@@ -213,13 +213,13 @@ def _find(line: Line, handed: Handed, roster: Sequence[Student]) -> None:
     by_platform = by_platform or [s for s in roster if name and s.answers_to(name)]
     by_typed = [s for s in roster if s.answers_to(line.result.student)]
     # where a platform names somebody, a file does not
-    found = by_platform if number or by_platform else by_typed
-    if len(found) != 1:
-        what = "not in the roster" if not found else "more than one student of the roster"
+    students = by_platform if number or by_platform else by_typed
+    if len(students) != 1:
+        what = "not in the roster" if not students else "more than one student of the roster"
         line.notes.append(f"{what}: say in whose.csv whose work it is")
         line.is_unlisted = True
         return
-    student, line.is_known = found[0], bool(by_platform)
+    student, line.is_known = students[0], bool(by_platform)
     line.id, line.name, line.email = student.id, student.name, student.email
     line.canvas, line.moodle = student.canvas, student.moodle or (number if not student.canvas else "")
     if by_platform and student not in by_typed:
@@ -232,16 +232,16 @@ def remark_what_is_shared(lines: Sequence[Line], everybody: Sequence[Handed], ed
     names = {name: task["typed"] for name, task in edition.tasks.items() if "typed" in task}
     readings = [handed.reading for handed in everybody]
     same_uploads = getattr(edition.cases(), "same_uploads", None)
-    for (line, own), (other, others) in combinations(list(zip(lines, readings)), 2):
+    for (line, reading), (other, other_reading) in combinations(list(zip(lines, readings)), 2):
         student, second = line.result.student.lower(), other.result.student.lower()
         if student and student == second:
             if not (line.id and line.id == other.id):
                 _both(line, other, "the same STUDENT as")
             continue
-        for task in own.typed.keys() & others.typed.keys():
-            if alike(own.typed[task].value, others.typed[task].value):
+        for task in reading.typed.keys() & other_reading.typed.keys():
+            if alike(reading.typed[task].value, other_reading.typed[task].value):
                 _both(line, other, f"{names[task]} is the same, although the images are others, as in")
-        if same_uploads and (shared := same_uploads(own.uploads, others.uploads)):
+        if same_uploads and (shared := same_uploads(reading.uploads, other_reading.uploads)):
             _both(line, other, f"{shared}, as in")
 
 
@@ -261,14 +261,14 @@ def alike(a, b) -> bool:
 def similar(everybody: Sequence[Handed], edition: Edition) -> list[dict]:
     """Pairs of submissions whose answers or texts are alike, the likest first: {first, second, task, per
     cent}. It says that they are alike, and not who copied: short right answers often are."""
-    found = []
+    pairs = []
     for name, task in edition.tasks.items():
         if "answer" in task:
             code = [handed.reading.pieces.get(name, set()) for handed in everybody]
-            found += _pairs(everybody, code, f"{name} (code)", 0.8)
+            pairs += _pairs(everybody, code, f"{name} (code)", 0.8)
     texts = [pieces(" ".join(own_texts(handed, edition)).lower().split(), 5) for handed in everybody]
-    found += _pairs(everybody, texts, "text", 0.25)
-    return sorted(found, key=lambda pair: -pair["per cent"])
+    pairs += _pairs(everybody, texts, "text", 0.25)
+    return sorted(pairs, key=lambda pair: -pair["per cent"])
 
 
 def _pairs(everybody: Sequence[Handed], of_each: Sequence[set], what: str, least: float) -> list[dict]:
@@ -331,19 +331,19 @@ def add_hand_lines(path: Path, lines: Sequence[Line], edition: Edition) -> list[
     }
     rows = read_table(path)
     rows = [row for row in rows if not row["item"].startswith("test ") or _item(row) in untested]
-    known = {_item(row) for row in rows}
+    item_keys = {_item(row) for row in rows}
     for line in lines:
         if line.result.status != "graded" or line.superseded_by:
             continue
         for task, says in edition.by_hand.items():
             items = says["rubric"] or [{"points": says["points"], "for": says["title"]}]
             for number, item in enumerate(items, start=1):
-                if (line.key, task, str(number)) not in known:
-                    known.add((line.key, task, str(number)))
+                if (line.key, task, str(number)) not in item_keys:
+                    item_keys.add((line.key, task, str(number)))
                     row = {"key": line.key, "name": line.name, "task": task, "item": str(number)}
                     rows.append(row | {"for": item["for"], "of": str(item["points"])})
         for (key, task, item), test in untested.items():
-            if key == line.key and (key, task, item) not in known:
+            if key == line.key and (key, task, item) not in item_keys:
                 row = {"key": key, "name": line.name, "task": task, "item": item}
                 rows.append(row | {"for": f"{test.title} (could not be tested)", "of": str(test.of)})
     write_table(path, HAND, rows)
@@ -410,9 +410,9 @@ def write_grades(folder: Path, edition: Edition, lines: Sequence[Line]) -> None:
     (folder / "feedback").mkdir(exist_ok=True)
     for line in lines:
         if not line.superseded_by:
-            own = [row for row in hand if row["key"].lstrip("'") == line.key]
+            hand_rows = [row for row in hand if row["key"].lstrip("'") == line.key]
             page = folder / "feedback" / f"{page_name(line)}.html"
-            write_atomically(page, feedback(line, edition, own).encode())
+            write_atomically(page, feedback(line, edition, hand_rows).encode())
 
 
 def _title(edition: Edition) -> str:
@@ -528,11 +528,11 @@ def grade_folder(
         row["file"]: aware(datetime.fromisoformat(row["time"]))
         for row in read_table(submissions / "received.csv")
     }
-    known, whose = {student.id: student for student in roster or ()}, {}
+    by_id, whose = {student.id: student for student in roster or ()}, {}
     for row in read_table(submissions / "whose.csv"):
-        if row["id"] not in known:
+        if row["id"] not in by_id:
             raise ValueError(f"whose.csv: {row['file']} is of {row['id']!r}, who is not in the roster")
-        whose.setdefault(row["file"], []).append(known[row["id"]])
+        whose.setdefault(row["file"], []).append(by_id[row["id"]])
     files = {handed.file for handed in everybody}
     if absent := sorted(whose.keys() - files):
         raise ValueError(f"whose.csv: there is no submission {absent[0]!r}")

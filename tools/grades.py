@@ -109,11 +109,11 @@ class Edition:
 
 
 def graded(
-    handed: Handed, edition: Edition, cage: Cage, own: Cage | None = None, again: bool = False
+    handed: Handed, edition: Edition, cage: Cage, grader: Cage | None = None, again: bool = False
 ) -> Result:
-    """The result of a submission. cage: for its answers; own: for what the grader evaluates (None: the same).
-    Raises `CageDamaged` where a cage did not reply, which says nothing of the submission; again: what was
-    asked then is left to the teacher, and the rest graded."""
+    """The result of a submission. cage: for its answers; grader: for what the grader evaluates (None: the
+    same). Raises `CageDamaged` where a cage did not reply, which says nothing of the submission; again: what
+    was asked then is left to the teacher, and the rest graded."""
     start = time.monotonic()
     handed.reading = reading = read(handed, cage, edition.label, edition.uploads, edition.code, edition.tasks)
     problem, labels = reading.problem, cleaned(", ".join(reading.labels))
@@ -126,7 +126,7 @@ def graded(
         remarks.append("the notebook does not say of which edition it is")
     student = reading.name.value or ""
     asked = Asked(
-        student, edition.label, edition.variants, edition.key, edition.files, own or cage, reading.uploads
+        student, edition.label, edition.variants, edition.key, edition.files, grader or cage, reading.uploads
     )
     cases, tests = edition.cases(), {}
     for task, says in edition.automatic.items():
@@ -196,8 +196,8 @@ def grade(
 
     def one(handed: Handed, again: bool = False) -> Result | CageDamaged:
         try:
-            with edition.cage(use_namespaces) as cage, edition.cage(use_namespaces) as own:
-                return graded(handed, edition, cage, own, again)
+            with edition.cage(use_namespaces) as cage, edition.cage(use_namespaces) as grader:
+                return graded(handed, edition, cage, grader, again)
         except CageDamaged as error:
             return error
         except Exception as error:  # the cage does not start, the disk is full: a line, and on to the next
@@ -205,10 +205,10 @@ def grade(
 
     results = []
     with ThreadPoolExecutor(jobs) as pool:
-        for found in pool.map(one, everybody):
-            results.append(found)
-            if isinstance(found, Result):
-                done(found)
+        for result in pool.map(one, everybody):
+            results.append(result)
+            if isinstance(result, Result):
+                done(result)
     for at, (handed, first) in enumerate(zip(everybody, results)):
         if isinstance(first, Result):
             continue

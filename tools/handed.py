@@ -107,7 +107,7 @@ def read(
     return Reading(
         name=Typed(*says["name"]),
         labels=says["labels"],
-        answers={task: Found(*found) for task, found in says["answers"].items()},
+        answers={task: Found(*answer) for task, answer in says["answers"].items()},
         typed={task: Typed(*typed) for task, typed in says["typed"].items()},
         pieces={task: set(numbers) for task, numbers in says["pieces"].items()},
         texts=says["texts"],

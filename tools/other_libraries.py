@@ -52,7 +52,7 @@ def _of_transformers(attention: str) -> Mapping[str, Callable[[], nn.Module]]:
 
         return made
 
-    each, shared = {"use_relative_position_bias": True}, {"use_shared_relative_position_bias": True}
+    bias, shared = {"use_relative_position_bias": True}, {"use_shared_relative_position_bias": True}
     dino = {"mlp_ratio": HIDDEN // WIDTH, "layerscale_value": 0.5}
     data2vec = {"layer_scale_init_value": 0.5}
     return {
@@ -85,13 +85,13 @@ def _of_transformers(attention: str) -> Mapping[str, Callable[[], nn.Module]]:
         "CLIPForImageClassification": with_text(hf.CLIPForImageClassification, hf.CLIPConfig),
         "SiglipVisionModel": build(hf.SiglipVisionModel, hf.SiglipVisionConfig),
         "SiglipForImageClassification": with_text(hf.SiglipForImageClassification, hf.SiglipConfig),
-        "BeitModel": build(hf.BeitModel, hf.BeitConfig, **each),
+        "BeitModel": build(hf.BeitModel, hf.BeitConfig, **bias),
         "BeitModel, one bias for all layers": build(hf.BeitModel, hf.BeitConfig, **shared),
         "BeitModel, positions": build(hf.BeitModel, hf.BeitConfig, use_absolute_position_embeddings=True),
-        "BeitForImageClassification": build(hf.BeitForImageClassification, hf.BeitConfig, **each),
-        "Data2VecVisionModel": build(hf.Data2VecVisionModel, hf.Data2VecVisionConfig, **each, **data2vec),
+        "BeitForImageClassification": build(hf.BeitForImageClassification, hf.BeitConfig, **bias),
+        "Data2VecVisionModel": build(hf.Data2VecVisionModel, hf.Data2VecVisionConfig, **bias, **data2vec),
         "Data2VecVisionForImageClassification": build(
-            hf.Data2VecVisionForImageClassification, hf.Data2VecVisionConfig, **each, **data2vec
+            hf.Data2VecVisionForImageClassification, hf.Data2VecVisionConfig, **bias, **data2vec
         ),
     }
 

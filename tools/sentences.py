@@ -169,7 +169,7 @@ def functions(results: Path | None = None) -> dict[str, Callable[..., float]]:
             r.seconds for r in read_records("notebooks", None, results=results) if r.method == notebook
         )
 
-    known = {
+    names = {
         "seconds": seconds,
         "acc": acc,
         "one": one,
@@ -180,19 +180,19 @@ def functions(results: Path | None = None) -> dict[str, Callable[..., float]]:
         "position": position,
         "paper": paper,
     }
-    known |= {"share": share, "three": three, "gap": gap, "overlap": right_where, "by_partner": by_partner}
-    return known | {"min": min, "max": max, "sum": sum}
+    names |= {"share": share, "three": three, "gap": gap, "overlap": right_where, "by_partner": by_partner}
+    return names | {"min": min, "max": max, "sum": sum}
 
 
-def evaluated(expression: str, known: dict[str, Callable[..., float]]) -> float:
-    return eval(expression, {"__builtins__": {}} | known)  # written by us, in our own pages
+def evaluated(expression: str, names: dict[str, Callable[..., float]]) -> float:
+    return eval(expression, {"__builtins__": {}} | names)  # written by us, in our own pages
 
 
-def wrong(guard: Guarded, known: dict[str, Callable[..., float]]) -> str | None:
+def wrong(guard: Guarded, names: dict[str, Callable[..., float]]) -> str | None:
     """What is wrong with a number, in words; None where its expression gives it."""
     where = f"{guard.path.relative_to(ROOT) if guard.path.is_relative_to(ROOT) else guard.path}:{guard.line}"
     try:
-        value = evaluated(guard.expression, known)
+        value = evaluated(guard.expression, names)
     except Exception as error:  # whatever it is, it is told with its place
         return f"{where}: {guard.expression} cannot be computed: {type(error).__name__}: {error}"
     digits = len(guard.number.partition(".")[2])
@@ -202,16 +202,16 @@ def wrong(guard: Guarded, known: dict[str, Callable[..., float]]) -> str | None:
     return None
 
 
-def mend(path: Path, known: dict[str, Callable[..., float]]) -> None:
+def mend(path: Path, names: dict[str, Callable[..., float]]) -> None:
     """Correct the numbers of a page that are no longer what their expressions give; digits and sign keep the
     form in which they were printed."""
 
     def anew(match: re.Match) -> str:
-        if wrong(Guarded(path, 0, match["number"], " ".join(match["expression"].split())), known) is None:
+        if wrong(Guarded(path, 0, match["number"], " ".join(match["expression"].split())), names) is None:
             return match[0]
         digits = len(match["number"].partition(".")[2])
         form = "+" * match["number"].startswith("+") + "," * ("," in match["number"]) + f".{digits}f"
-        number = format(evaluated(" ".join(match["expression"].split()), known), form)
+        number = format(evaluated(" ".join(match["expression"].split()), names), form)
         return number.replace("-", "−") + match[0][len(match["number"]) :]
 
     text = path.read_text(encoding="utf-8")
@@ -232,11 +232,11 @@ def main() -> int:
     """Print what is wrong; returns 1 where anything is wrong and was not mended."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--mend", action="store_true", help="write the wrong numbers anew")
-    mending, known = parser.parse_args().mend, functions()
+    mending, names = parser.parse_args().mend, functions()
     numbers = [number for page in pages() for number in guarded(page)]
-    problems = list(filter(None, map(partial(wrong, known=known), numbers)))
+    problems = list(filter(None, map(partial(wrong, names=names), numbers)))
     for page in {number.path for number in numbers} if mending and problems else ():
-        mend(page, known)
+        mend(page, names)
     print(*problems, f"{len(numbers)} numbers in sentences, {len(problems)} wrong", sep="\n")
     return 1 if problems and not mending else 0
 

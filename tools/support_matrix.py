@@ -125,9 +125,9 @@ def tried(build: Callable[[bool], nn.Module]) -> dict[str, Any]:
             row["class"] = type(model).__name__
             example = example_of(model)
             with torch.no_grad(), in_eval_mode(model):
-                expected, found = outputs(model, example), walk(model, example)
-            row["layers"] = len(found.layers)
-            row["difference"] = ((found.logits - expected).abs().max() / expected.abs().max()).item()
+                expected, result = outputs(model, example), walk(model, example)
+            row["layers"] = len(result.layers)
+            row["difference"] = ((result.logits - expected).abs().max() / expected.abs().max()).item()
             student = randomised(build(narrow))
             for how in ("copy", "distill"):
                 row[how] = one_step(model, student, example, how)

@@ -211,9 +211,9 @@ def child(content: bytes, settings: dict, seconds: float, threads: bool, out: in
         limit(settings, seconds, threads)
         from atbook.cage.values import pack, unpack
 
-        said = io.StringIO()
+        output = io.StringIO()
         try:
-            with redirect_stdout(said), redirect_stderr(said):
+            with redirect_stdout(output), redirect_stderr(output):
                 reply = pack(answered(unpack(content)))
         except MemoryError:
             reply = pack({"error": "MemoryError: the answer needs more memory than it may have"})
@@ -318,18 +318,18 @@ def main() -> None:
         content = requests.read(size)
         inner = tempfile.mkdtemp(dir=folder)
         os.chmod(inner, 0o777)
-        ours, theirs = socket.socketpair()  # which no path below /proc opens, as it does a pipe
+        parent_end, child_end = socket.socketpair()  # which no path below /proc opens, as it does a pipe
         pid = os.fork()
         if not pid:
-            ours.close()
+            parent_end.close()
             os.chdir(inner)
             tempfile.tempdir = inner
-            child(content, settings, seconds, threads, theirs.fileno())
-        theirs.close()
+            child(content, settings, seconds, threads, child_end.fileno())
+        child_end.close()
         measured, data = waited(
-            pid, ours.fileno(), seconds, settings, folder if settings["bounded"] else None
+            pid, parent_end.fileno(), seconds, settings, folder if settings["bounded"] else None
         )
-        ours.close()
+        parent_end.close()
         emptied(folder)
         reports.write(json.dumps(measured).encode() + b"\n" + data)
         reports.flush()

@@ -169,9 +169,9 @@ class Cage:
         self._temporary = TemporaryDirectory(prefix="cage-")
         folder = Path(self._temporary.name).resolve()
         folder.chmod(0o755)
-        own = folder / "own"
-        own.mkdir()
-        own.chmod(0o777)
+        workspace = folder / "own"
+        workspace.mkdir()
+        workspace.chmod(0o777)
         self._socket, other = socket.socketpair()
         settings = {
             "imports": self._imports,
@@ -192,8 +192,8 @@ class Cage:
                 stdout=subprocess.DEVNULL,
                 stderr=errors,
                 pass_fds=[other.fileno()],
-                cwd=own,
-                env=_environment(str(own)),
+                cwd=workspace,
+                env=_environment(str(workspace)),
                 start_new_session=True,
             )
             other.close()
@@ -203,9 +203,9 @@ class Cage:
                 if self._reports.readline():
                     return
             errors.seek(0)
-            said = errors.read()[-2000:].decode(errors="replace").strip()
+            message = errors.read()[-2000:].decode(errors="replace").strip()
         self.close()
-        raise RuntimeError(f"the cage's process did not start: {said or 'it said nothing'}")
+        raise RuntimeError(f"the cage's process did not start: {message or 'it said nothing'}")
 
     def close(self) -> None:
         """End the cage's process and all that it started."""

@@ -50,13 +50,13 @@ def pictograms(task: str, accuracies: Mapping[str, Any]) -> str:
     for x, *lines in heads:
         parts += [text(x + SIZE / 2, 32 + 13 * i, line) for i, line in enumerate(lines) if line]
     parts.append(text(BAR, 45, "right, of 100 new scenes", "start"))
-    said = []
+    phrases = []
     for i, (method, row) in enumerate(ROWS.items()):
         y = TOP + i * STEP
         parts += [text(4, y + 13, row.name, "start", bold=True), *_pictures(y + 19, row, image, task)]
         results, words = _accuracy(y + 19, method, accuracies[method])
         parts += results
-        said.append(f"{row.name}: {words}")
+        phrases.append(f"{row.name}: {words}")
     guess = number(BAR + WIDE / 8)
     lines = (
         f'<path d="M{guess} {TOP}V{TOP + len(ROWS) * STEP - 6}" stroke="{GREY}" stroke-dasharray="1.5 3"/>'
@@ -64,7 +64,7 @@ def pictograms(task: str, accuracies: Mapping[str, Any]) -> str:
     parts += [lines, text(BAR + WIDE / 8, TOP + len(ROWS) * STEP + 7, "guessing")]
     alt = f"{title}, a row for each thing that a student gets, and how many of 100 scenes it has right. "
     file = drawing(TOP + len(ROWS) * STEP + 14, "", parts)
-    return _in_a_page(file, alt + "; ".join(said) + ".")
+    return _in_a_page(file, alt + "; ".join(phrases) + ".")
 
 
 def photograph(image: np.ndarray, shares: np.ndarray) -> str:

@@ -55,7 +55,7 @@ RULERS = {
 def ruler(lines: tuple[Line, ...]) -> str:
     """The drawing, an SVG file. The way from scratch to fine-tuning is thick; a line goes on, thin, to a
     method that lies outside of it."""
-    parts, said, labels, seeds = [], [], set(), set()
+    parts, phrases, labels, seeds = [], [], set(), set()
     for row, line in enumerate(lines):
         measured = [_measured(line, SCRATCH), _measured(line, ("fine-tune",))]
         measured += [_measured(line, (mark.method,), mark.study) for mark in line.marks]
@@ -80,11 +80,11 @@ def ruler(lines: tuple[Line, ...]) -> str:
             anchor, nudge = ("start", -6) if x < 100 else ("end", 6) if x > 250 else ("middle", 0)
             parts.append(text(x + nudge, y - 10, f"{mark.name} {reaches}", anchor, bold=True))
             way = 100 * (mean - means[0]) / (means[1] - means[0])
-            said.append(f"{line.where}, {mark.name}: {reaches}, {way:.0f} % of the way")
-    counts = [" or ".join(f"{count:,}" for count in sorted(of)) for of in (labels, seeds)]
+            phrases.append(f"{line.where}, {mark.name}: {reaches}, {way:.0f} % of the way")
+    counts = [" or ".join(f"{count:,}" for count in sorted(values)) for values in (labels, seeds)]
     y = 22 + len(lines) * STEP
     parts.append(text(LEFT - 10, y, "Test accuracy, {} labels, mean of {} seeds.".format(*counts), "start"))
-    return drawing(y + 6, "A line from scratch to fine-tuning. " + "; ".join(said) + ".", parts)
+    return drawing(y + 6, "A line from scratch to fine-tuning. " + "; ".join(phrases) + ".", parts)
 
 
 class _Measured(NamedTuple):

@@ -21,13 +21,13 @@ MEETS = {
 def twin(kind: str = "routing") -> str:
     """What the teacher sees beside the image: the teacher's eye on the one, the student's on the other. kind:
     of twin, "routing" or "message"."""
-    image, theirs = seen.scene(), seen.scene(kind)
-    named = seen.answer("copy", image, theirs)
+    image, twin_scene = seen.scene(), seen.scene(kind)
+    named = seen.answer("copy", image, twin_scene)
     where, *meets = MEETS[kind]
     alt = (
         f"Two scenes of Match. The student sees the image, which asks for a {image.shape}. The teacher sees "
-        f"the twin, which asks for a {theirs.shape}, {where}. The teacher's class "
-        f"token looks at the key of what it sees in layer 1, and at the {theirs.shape} in layer 3. The "
+        f"the twin, which asks for a {twin_scene.shape}, {where}. The teacher's class "
+        f"token looks at the key of what it sees in layer 1, and at the {twin_scene.shape} in layer 3. The "
         f"student uses these maps on the image, and names a {named}."
     )
     sign = "✓" if named == image.shape else "✗"
@@ -41,16 +41,16 @@ def twin(kind: str = "routing") -> str:
         text(RIGHT, 250, meets[0], "start"),
         text(RIGHT, 265, meets[1], "start"),
         arrow(LEFT + LARGE + 1, 312, RIGHT - 1, 312, COLOURS[f"copy-{kind}-twin"]),
-        text(LEFT + LARGE / 2, 390, f"(a {theirs.shape} in the twin)"),
+        text(LEFT + LARGE / 2, 390, f"(a {twin_scene.shape} in the twin)"),
         text(RIGHT + LARGE / 2, 390, f"It answers: {named} {sign}", bold=True),
     ]
-    for left, sees in ((LEFT, theirs), (RIGHT, image)):
+    for left, sees in ((LEFT, twin_scene), (RIGHT, image)):
         parts += _framed(left, 38, LARGE, sees)
         parts.append(text(left + LARGE / 2, 222, f"the glyph asked for: {sees.shape}"))
         for place, (layer, what) in enumerate(seen.LOOKS.items()):
             x = left + place * (LARGE - SMALL)
-            parts += _looked_at(x, 273, SMALL, sees, theirs, layer)
-            meant = sees is theirs or kind == "routing"
+            parts += _looked_at(x, 273, SMALL, sees, twin_scene, layer)
+            meant = sees is twin_scene or kind == "routing"
             parts.append(text(x + SMALL / 2, 366, what if meant else f"not {what}"))
     return drawing(398, alt, parts)
 
@@ -58,17 +58,17 @@ def twin(kind: str = "routing") -> str:
 def looks() -> str:
     """Where the teacher's class token looks in the scene, a frame for each layer."""
     image, size, step = seen.scene(), 82, 90
-    parts, said = [], []
+    parts, phrases = [], []
     for layer in range(len(image.maps)):
         x = 4 + layer * step
         shares = image.looks(layer).flatten()
         words = f"key {shares[image.key]:.2f}", f"glyph {shares[image.cell]:.2f}"
-        said.append(f"layer {layer}, {words[0]}, {words[1]}")
+        phrases.append(f"layer {layer}, {words[0]}, {words[1]}")
         parts.append(text(x + size / 2, 14, f"layer {layer}", bold=True))
         parts += _looked_at(x, 22, size, image, image, layer)
         parts += [text(x + size / 2, 120 + 15 * line, what) for line, what in enumerate(words)]
     alt = "A scene of Match four times, darker where the teacher's class token does not look. Shares of its "
-    return drawing(140, f"{alt}attention, of the head that looks there most: {'; '.join(said)}.", parts)
+    return drawing(140, f"{alt}attention, of the head that looks there most: {'; '.join(phrases)}.", parts)
 
 
 def jigsaw() -> str:

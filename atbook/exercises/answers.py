@@ -314,7 +314,7 @@ def _changes(statement: ast.stmt) -> set[str]:
 
 def broken_rules(code: str, refused: Mapping[str, str]) -> list[str]:
     """Which rules of a task some code breaks: {a name: what to do instead}, as it would be said."""
-    said = []
+    messages = []
     for node in ast.walk(ast.parse(code)):
         names: Collection[str] = ()
         match node:
@@ -326,8 +326,8 @@ def broken_rules(code: str, refused: Mapping[str, str]) -> list[str]:
                 names = name.split(".")
             case ast.ImportFrom(module=str(name)):
                 names = name.split(".")
-        said += [f"{name} is not for this task: {refused[name]}" for name in names if name in refused]
-    return list(dict.fromkeys(said))
+        messages += [f"{name} is not for this task: {refused[name]}" for name in names if name in refused]
+    return list(dict.fromkeys(messages))
 
 
 # --- What was typed in ---

@@ -115,10 +115,10 @@ def _one_hot(labels: Tensor, like: Tensor) -> Tensor:
     return torch.nn.functional.one_hot(labels).to(like)
 
 
-def _scores(known: Tensor, targets: Tensor, asked: Tensor, ridge: float) -> Tensor:
+def _scores(p: Tensor, targets: Tensor, asked: Tensor, ridge: float) -> Tensor:
     """Ridge regression, by as many equations as there are numbers in a map."""
-    eye = torch.eye(known.shape[1]).to(known)
-    return asked @ torch.linalg.solve(known.T @ known + ridge * eye, known.T @ targets)
+    eye = torch.eye(p.shape[1]).to(p)
+    return asked @ torch.linalg.solve(p.T @ p + ridge * eye, p.T @ targets)
 
 
 def read_labels(p: Tensor, labels: Tensor, asked: Tensor, ridge: float) -> Tensor:
@@ -132,17 +132,17 @@ def read_labels(p: Tensor, labels: Tensor, asked: Tensor, ridge: float) -> Tenso
 def by_images(p: Tensor, labels: Tensor, asked: Tensor, ridge: float) -> Tensor:
     """The same by as many equations as there are images."""
     middle, targets = _flat(p).mean(0), _one_hot(labels, p)
-    known, new = _flat(p) - middle, _flat(asked) - middle
-    gram = known @ known.T + ridge * torch.eye(len(p)).to(p)
-    return targets.mean(0) + new @ known.T @ torch.linalg.solve(gram, targets - targets.mean(0))
+    centred, new = _flat(p) - middle, _flat(asked) - middle
+    gram = centred @ centred.T + ridge * torch.eye(len(p)).to(p)
+    return targets.mean(0) + new @ centred.T @ torch.linalg.solve(gram, targets - targets.mean(0))
 
 
 def classes_as_amounts(p, labels, asked, ridge):
     """You fitted the class's number, as if class 2 were twice class 1. Give each class a column of its own:
     1 for its images, 0 for others."""
     middle, start = _flat(p).mean(0), labels.to(p).mean()
-    said = _scores(_flat(p) - middle, labels.to(p)[:, None] - start, _flat(asked) - middle, ridge) + start
-    return said.expand(-1, int(labels.max()) + 1)
+    scores = _scores(_flat(p) - middle, labels.to(p)[:, None] - start, _flat(asked) - middle, ridge) + start
+    return scores.expand(-1, int(labels.max()) + 1)
 
 
 def all_maps_centred(p, labels, asked, ridge):
@@ -150,8 +150,8 @@ def all_maps_centred(p, labels, asked, ridge):
     learned: take it over the known ones."""
     middle = torch.cat([p, asked]).mean(0)
     targets = _one_hot(labels, p)
-    said = _scores(_flat(p - middle), targets - targets.mean(0), _flat(asked - middle), ridge)
-    return targets.mean(0) + said
+    scores = _scores(_flat(p - middle), targets - targets.mean(0), _flat(asked - middle), ridge)
+    return targets.mean(0) + scores
 
 
 def no_ridge(p, labels, asked, ridge):

@@ -43,8 +43,8 @@ def at_inference(N: int, L: int, D: int, teacher_D: int) -> Costs:
 
 def by_accounting(N: int, L: int, D: int, teacher_D: int) -> Costs:
     """The same with atlib's count."""
-    own, teacher = (accounting.Shape(N, 0, L, width, 4 * width, 0, 0) for width in (D, teacher_D))
-    return {"distill": accounting.plain(own), "copy": accounting.copy_inference(own, L, teacher)}
+    student, teacher = (accounting.Shape(N, 0, L, width, 4 * width, 0, 0) for width in (D, teacher_D))
+    return {"distill": accounting.plain(student), "copy": accounting.copy_inference(student, L, teacher)}
 
 
 # --- 10.2 ---

@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
 
 def exercises_command(arguments: argparse.Namespace) -> int:
     """Print the verdicts; 0 where all are right, 1 where one is not."""
-    said = verdicts(arguments.notebook)
+    by_number = verdicts(arguments.notebook)
     cells = json.loads(arguments.notebook.read_text(encoding="utf-8"))["cells"]
     above = {number: head for cell in cells for number, head in headings("".join(cell["source"])).items()}
     listed = [
@@ -73,7 +73,7 @@ def exercises_command(arguments: argparse.Namespace) -> int:
             "right": says.startswith("right"),
             "says": says,
         }
-        for number, says in said.items()
+        for number, says in by_number.items()
     ]
     if arguments.json:
         print(json.dumps(listed, indent=1, ensure_ascii=False))

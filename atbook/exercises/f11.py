@@ -27,9 +27,9 @@ def ranked(text: str) -> tuple[Tensor]:
 # --- F11.2 ---
 
 
-def same_class(asked: Tensor, known: Tensor) -> Tensor:
+def same_class(asked_classes: Tensor, known_classes: Tensor) -> Tensor:
     """(q, n): whether both have one coarse class."""
-    return asked[:, None] == known
+    return asked_classes[:, None] == known_classes
 
 
 def nearest_first(scores: Tensor) -> Tensor:
@@ -37,15 +37,15 @@ def nearest_first(scores: Tensor) -> Tensor:
     return scores.argsort(1, descending=True)
 
 
-def class_first(cosines: Tensor, asked: Tensor, known: Tensor) -> Tensor:
+def class_first(cosines: Tensor, asked_classes: Tensor, known_classes: Tensor) -> Tensor:
     """By class, then by cosine."""
-    return nearest_first(cosines + 3 * same_class(asked, known))
+    return nearest_first(cosines + 3 * same_class(asked_classes, known_classes))
 
 
-def two_sorts(cosines: Tensor, asked: Tensor, known: Tensor) -> Tensor:
+def two_sorts(cosines: Tensor, asked_classes: Tensor, known_classes: Tensor) -> Tensor:
     """The same by two stable sorts: the last one decides first."""
     order = nearest_first(cosines)
-    same = same_class(asked, known).gather(1, order).int()
+    same = same_class(asked_classes, known_classes).gather(1, order).int()
     return order.gather(1, same.argsort(dim=1, descending=True, stable=True))
 
 
@@ -91,22 +91,20 @@ EXERCISES = (
         wrong={
             "You added 1 to those of the same class. Cosines can be 2 apart,"
             " and an image of another class can still be in front: add"
-            " more than 2.": lambda cosines, asked, known: nearest_first(cosines + same_class(asked, known)),
+            " more than 2.": lambda cosines, *classes: nearest_first(cosines + same_class(*classes)),
             "You multiplied by 0 and 1: images of other classes all have a"
             " score of 0, ahead of those of the same class with a negative"
-            " cosine.": lambda cosines, asked, known: nearest_first(cosines * same_class(asked, known)),
+            " cosine.": lambda cosines, *classes: nearest_first(cosines * same_class(*classes)),
             "The order begins with the least similar image:"
-            " argsort is ascending, unless you say descending=True.": lambda cosines, asked, known: (
-                cosines + 3 * same_class(asked, known)
+            " argsort is ascending, unless you say descending=True.": lambda cosines, *classes: (
+                cosines + 3 * same_class(*classes)
             ).argsort(1),
-            "The class comes first, and within it the cosines are forgotten.": lambda cosines, asked, known: (
-                same_class(asked, known).int().argsort(dim=1, descending=True, stable=True)
+            "The class comes first, and within it the cosines are forgotten.": lambda cosines, *classes: (
+                same_class(*classes).int().argsort(dim=1, descending=True, stable=True)
             ),
-            "That is the ranking without the coarse class.": lambda cosines, asked, known: nearest_first(
-                cosines
-            ),
+            "That is the ranking without the coarse class.": lambda cosines, *classes: nearest_first(cosines),
             "You returned each image's rank. Asked for is the other table: at each rank, the number"
-            " of the image.": lambda cosines, asked, known: class_first(cosines, asked, known).argsort(1),
+            " of the image.": lambda cosines, *classes: class_first(cosines, *classes).argsort(1),
         },
     ),
 )

@@ -43,8 +43,8 @@ def a_sure_and_an_unsure_head() -> tuple[Tensor, Tensor]:
 def partly_labelled(of_class: Tensor, of_token: Tensor, z_t: Tensor, labels: Tensor) -> Tensor:
     """DeiT's hard loss where some labels are missing: the class head learns from those that are known, the
     other from the teacher, on all images."""
-    known = labels != UNLABELLED
-    task = cross_entropy(of_class[known], labels[known]) if known.any() else 0 * of_class.sum()
+    labelled = labels != UNLABELLED
+    task = cross_entropy(of_class[labelled], labels[labelled]) if labelled.any() else 0 * of_class.sum()
     return (task + cross_entropy(of_token, z_t.argmax(-1))) / 2
 
 
@@ -66,20 +66,20 @@ def over_all_images(of_class, of_token, z_t, labels):
 def teacher_on_labelled(of_class, of_token, z_t, labels):
     """The teacher is heard on labelled images alone. It answers for every image, and there its answer is the
     label once more."""
-    known = labels != UNLABELLED
-    if not known.any():
+    labelled = labels != UNLABELLED
+    if not labelled.any():
         return 0 * (of_class.sum() + of_token.sum())
-    return partly_labelled(of_class[known], of_token[known], z_t[known], labels[known])
+    return partly_labelled(of_class[labelled], of_token[labelled], z_t[labelled], labels[labelled])
 
 
 def teacher_on_the_others(of_class, of_token, z_t, labels):
     """The teacher is heard on unlabelled images alone. In DeiT the token learns its answer for every
     image."""
-    known = labels != UNLABELLED
-    task = cross_entropy(of_class[known], labels[known]) if known.any() else 0 * of_class.sum()
-    if known.all():
+    labelled = labels != UNLABELLED
+    task = cross_entropy(of_class[labelled], labels[labelled]) if labelled.any() else 0 * of_class.sum()
+    if labelled.all():
         return task / 2
-    return (task + cross_entropy(of_token[~known], z_t[~known].argmax(-1))) / 2
+    return (task + cross_entropy(of_token[~labelled], z_t[~labelled].argmax(-1))) / 2
 
 
 def labels_filled_in(of_class, of_token, z_t, labels):
@@ -108,74 +108,74 @@ def batch(*labels: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 # --- F4.3 ---
 
 
-def own_share(p_s: Tensor, own: list[int]) -> Tensor:
+def own_share(p_s: Tensor, places: list[int]) -> Tensor:
     """The share that each row of the student gives to its own tokens."""
-    return p_s[..., own].sum(-1, keepdim=True)
+    return p_s[..., places].sum(-1, keepdim=True)
 
 
-def common_tokens(p_s: Tensor, own: list[int]) -> list[int]:
+def common_tokens(p_s: Tensor, places: list[int]) -> list[int]:
     """The tokens that teacher and student have."""
-    return [token for token in range(p_s.shape[-1]) if token not in own]
+    return [token for token in range(p_s.shape[-1]) if token not in places]
 
 
-def with_own_tokens(p_t: Tensor, p_s: Tensor, own: list[int]) -> Tensor:
+def with_own_tokens(p_t: Tensor, p_s: Tensor, places: list[int]) -> Tensor:
     """The teacher's map with room for the student's own tokens: their rows are the student's, and every other
     row leaves them the student's share."""
-    common = torch.tensor(common_tokens(p_s, own))
+    common = torch.tensor(common_tokens(p_s, places))
     made = p_s.clone()
-    made[..., common[:, None], common] = (1 - own_share(p_s, own))[..., common, :] * p_t
+    made[..., common[:, None], common] = (1 - own_share(p_s, places))[..., common, :] * p_t
     return made
 
 
-def not_shrunk(p_t, p_s, own):
+def not_shrunk(p_t, p_s, places):
     """Rows sum to more than 1: the teacher's part stays whole beside the student's share s. Multiply it by 1
     - s."""
-    common = torch.tensor(common_tokens(p_s, own))
+    common = torch.tensor(common_tokens(p_s, places))
     made = p_s.clone()
     made[..., common[:, None], common] = p_t
     return made
 
 
-def own_rows_are_empty(p_t, p_s, own):
+def own_rows_are_empty(p_t, p_s, places):
     """The rows of the student's own tokens are 0. These tokens listen, too, as the student tells them to:
     their rows are the student's."""
-    made = with_own_tokens(p_t, p_s, own)
-    made[..., own, :] = 0
+    made = with_own_tokens(p_t, p_s, places)
+    made[..., places, :] = 0
     return made
 
 
-def nobody_listens(p_t, p_s, own):
+def nobody_listens(p_t, p_s, places):
     """The teacher's rows give nothing to the student's own tokens. Then no other token ever hears of them;
     they keep the share s."""
-    common = torch.tensor(common_tokens(p_s, own))
+    common = torch.tensor(common_tokens(p_s, places))
     made = p_s.clone()
     made[..., common, :] = 0
     made[..., common[:, None], common] = p_t
     return made
 
 
-def first_come(p_t, p_s, own):
-    """The teacher's tokens were put first and the student's own last. `own` says where these are; the
+def first_come(p_t, p_s, places):
+    """The teacher's tokens were put first and the student's own last. `places` says where these are; the
     teacher's fill the other places, in their order."""
     n = p_t.shape[-1]
     made = p_s.clone()
-    made[..., :n, :n] = (1 - own_share(p_s, own))[..., :n, :] * p_t
+    made[..., :n, :n] = (1 - own_share(p_s, places))[..., :n, :] * p_t
     return made
 
 
-def one_share_for_all(p_t, p_s, own):
+def one_share_for_all(p_t, p_s, places):
     """One share serves all rows. Each row gives its own s to the own tokens."""
-    common = torch.tensor(common_tokens(p_s, own))
+    common = torch.tensor(common_tokens(p_s, places))
     made = p_s.clone()
-    share = own_share(p_s, own)[..., common, :].mean(-2, keepdim=True)
+    share = own_share(p_s, places)[..., common, :].mean(-2, keepdim=True)
     made[..., common[:, None], common] = (1 - share) * p_t
     return made
 
 
-def with_more_tokens(B: int, H: int, n: int, own: list[int], seed: int = 0):
+def with_more_tokens(B: int, H: int, n: int, places: list[int], seed: int = 0):
     """The teacher's map of n tokens, the student's of n and its own."""
-    N = n + len(own)
-    return maps(B, H, n, n, seed=seed), maps(B, H, N, N, seed=seed + 1), own
+    N = n + len(places)
+    return maps(B, H, n, n, seed=seed), maps(B, H, N, N, seed=seed + 1), places
 
 
 EXERCISES = (
@@ -251,7 +251,9 @@ EXERCISES = (
         },
         wrong={
             "The share was taken from a column. A row says which tokens its token listens to, so s is the sum"
-            " of row i over the own columns.": lambda p_t, p_s, own: with_own_tokens(p_t.mT, p_s.mT, own).mT,
+            " of row i over the own columns.": lambda p_t, p_s, places: (
+                with_own_tokens(p_t.mT, p_s.mT, places).mT
+            ),
             "You put both side by side and divided by the sum, so the own tokens get s"
             " / (1 + s). The student gave them s: keep that, and shrink the teacher's"
             " part by 1 - s.": lambda *maps: not_shrunk(*maps) / not_shrunk(*maps).sum(-1, keepdim=True),

@@ -176,7 +176,7 @@ def by_tensor_split(step: list[int], processes: int) -> list:
 
 def weighed(blocks: list[list[int]], step: list[int]) -> list:
     """Shares of a step with their weights."""
-    return [[mine or step[:1], len(mine) * len(blocks) / len(step)] for mine in blocks]
+    return [[block or step[:1], len(block) * len(blocks) / len(step)] for block in blocks]
 
 
 def blocks_as_large_as_the_first(step, processes):
@@ -344,14 +344,14 @@ EXERCISES = (
             ),
             "Every share weighs 1, the stand-in among them. A mean of unequal shares' means is"
             " not the mean of the step: the weight is images of the share × processes / images"
-            " of the step.": lambda step, processes: [[mine, 1.0] for mine, _ in by_blocks(step, processes)],
+            " of the step.": lambda step, processes: [[part, 1.0] for part, _ in by_blocks(step, processes)],
             "The factor `processes` is missing in the weights: gradients are *averaged*"
             " over processes, so your step is that many times too small.": lambda step, processes: (
-                [[mine, w / processes] for mine, w in by_blocks(step, processes)]
+                [[part, w / processes] for part, w in by_blocks(step, processes)]
             ),
             "A process without images got an empty share. It has to compute something,"
             " or the others wait for it: the step's first image, with weight"
-            " 0.": lambda step, processes: [[mine if w else [], w] for mine, w in by_blocks(step, processes)],
+            " 0.": lambda step, processes: [[part if w else [], w] for part, w in by_blocks(step, processes)],
             **told(blocks_as_large_as_the_first),
         },
         see="Which process gets which image?",

@@ -34,7 +34,7 @@ class Examined(NamedTuple):
     # The name that the student filled in; "" where there is none.
     student: str
     # {what is asked for: ("right", "there", which is judged when it is graded, or "not yet", and why)}.
-    said: dict[str, tuple[str, str]]
+    verdicts: dict[str, tuple[str, str]]
     # Why the whole notebook would be refused; "" where it would not.
     refused: str
 
@@ -58,20 +58,20 @@ def examine(path: Path) -> tuple[Examined, dict]:
         return Examined("", {}, problem), handout
     if student is None:
         return Examined("", {}, problem), handout
-    said = {"STUDENT": ("there", problem)} if problem else {}
+    verdicts = {"STUDENT": ("there", problem)} if problem else {}
     folder = path.parent.resolve()
     with Cage([*handout["imports"], "atbook.exercises.judging"], [folder]) as cage:
         for task, (code, problem) in says["answers"].items():
             name = tasks[task]["answer"]
             problem = problem.removeprefix(f"{name}: ")
-            said[name] = ("not yet", problem) if problem else _judged(name, code, handout, folder, cage)
+            verdicts[name] = ("not yet", problem) if problem else _judged(name, code, handout, folder, cage)
     for task, (_, problem) in says["typed"].items():
         there = ("there", "typed in; hidden tests say whether it is right")
-        said[tasks[task]["typed"]] = ("not yet", problem) if problem else there
+        verdicts[tasks[task]["typed"]] = ("not yet", problem) if problem else there
     for upload in handout["uploads"]:
         absent = ("not yet", "not there: it belongs beside the notebook")
-        said[upload] = ("there", "it is graded") if _is_beside(path, upload) else absent
-    return Examined(student, said, ""), handout
+        verdicts[upload] = ("there", "it is graded") if _is_beside(path, upload) else absent
+    return Examined(student, verdicts, ""), handout
 
 
 def _judged(name: str, code: str, handout: dict, folder: Path, cage: Cage) -> tuple[str, str]:
@@ -116,9 +116,9 @@ def hand_in_command(arguments: argparse.Namespace) -> int:
     if examined.refused:
         print(f"not ready: {examined.refused}. No file was made.")
         return 1
-    for name, (word, says) in examined.said.items():
+    for name, (word, says) in examined.verdicts.items():
         print(f"{word:7}  {name}: {says}")
     if lacks := missing():
         print(f"(Tried here with fewer limits than the grader has. {lacks})")
     print(f"Hand in {write_file(arguments.notebook, examined.student, handout)}")
-    return int(any(word == "not yet" for word, _ in examined.said.values()))
+    return int(any(word == "not yet" for word, _ in examined.verdicts.values()))

@@ -127,11 +127,11 @@ def check(number: str, answer: Callable) -> None:
 
 def checker(exercises: Sequence[Exercise]) -> Callable[[str, Callable], None]:
     """`check` for exercises that are in no chapter, such as those of a graded assignment."""
-    known = {exercise.number: exercise for exercise in exercises}
+    by_number = {exercise.number: exercise for exercise in exercises}
 
     def find_among_these(number: str) -> Exercise:
-        require_known("exercise", number, known)
-        return known[number]
+        require_known("exercise", number, by_number)
+        return by_number[number]
 
     return partial(_say, find_among_these)
 
@@ -391,7 +391,7 @@ def _related(exercise: Exercise, trial: _Trial) -> str | None:
     factors = {name: _factor(of_case, alike) for name, of_case in pairs.items()}
     if None not in factors.values():
         for factor, says in FACTORS.items():
-            if all(math.isclose(found, factor, rel_tol=1e-3) for found in factors.values()):
+            if all(math.isclose(ratio, factor, rel_tol=1e-3) for ratio in factors.values()):
                 return f"your result is right but for a factor: {says}."
         return _size(exercise, factors)
     if all(_are_rows(w) and not _are_rows(g) for w, g in everything):

@@ -105,11 +105,11 @@ def cells_read(cells: Sequence[str], texts: Sequence[str], handed_out: Sequence[
         says["remarks"].append(f"the texts have more than {MOST_TEXT:,} letters: the rest was not read")
     for task, wants in tasks.items():
         if name := wants.get("answer"):
-            found = answers.answer(name, cells, handed_out)
-            if broken := answers.broken_rules(found.code, wants.get("refused", {})):
-                found = answers.Found("", f"{name}: {'; '.join(broken)}")
-            says["answers"][task] = found
-            says["pieces"][task] = sorted(code_pieces(found.code))
+            answer = answers.answer(name, cells, handed_out)
+            if broken := answers.broken_rules(answer.code, wants.get("refused", {})):
+                answer = answers.Found("", f"{name}: {'; '.join(broken)}")
+            says["answers"][task] = answer
+            says["pieces"][task] = sorted(code_pieces(answer.code))
         if name := wants.get("typed"):
             typed = answers.typed(name, cells)
             try:

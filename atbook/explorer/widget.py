@@ -70,8 +70,8 @@ class Explorer(anywidget.AnyWidget):
         """The live widget, and for static pages a sentence that says where to go."""
         data, metadata = super()._repr_mimebundle_(**options)
         (world, models), *_ = self.content["worlds"].items()
-        said = FALLBACK.format(names=", ".join(models), world=world.capitalize())
-        return data | {"text/html": said}, metadata
+        sentence = FALLBACK.format(names=", ".join(models), world=world.capitalize())
+        return data | {"text/html": sentence}, metadata
 
 
 def _described(name: str, model: nn.Module, teacher: nn.Module) -> dict:
@@ -97,8 +97,8 @@ def _require_size(name: str, vit: nn.Module) -> None:
     if (size := _size(vit)) != (wanted := _size(expected)):
         raise ValueError(f"{name!r} has {size}; the explorer runs ViTs that have {wanted}")
     if differing := differences(vit, expected):
-        said = ", ".join(f"{part} {here!r} instead of {there!r}" for part, (here, there) in differing.items())
-        raise ValueError(f"{name!r} is another ViT than the explorer's: {said}")
+        diff = ", ".join(f"{part} {here!r} instead of {there!r}" for part, (here, there) in differing.items())
+        raise ValueError(f"{name!r} is another ViT than the explorer's: {diff}")
 
 
 def _size(vit: VisionTransformer) -> str:

@@ -99,10 +99,10 @@ def run_examination(
     methods = tuple(dict.fromkeys(methods or examination.methods))
     require_made_for(examination, place)
     studies = {method: examination.study_of(method) for method in methods}
-    known = {(r.method, r.seed) for r in read_file(place.records(examination.name))}
-    missing = {seed: [m for m in methods if (m, seed) not in known] for seed in range(seeds)}
+    record_keys = {(r.method, r.seed) for r in read_file(place.records(examination.name))}
+    missing = {seed: [m for m in methods if (m, seed) not in record_keys] for seed in range(seeds)}
     missing = {seed: some if examination.alone else [*methods] for seed, some in missing.items() if some}
-    lost = sorted({m for seed, some in missing.items() for m in some if (m, seed) in known})
+    lost = sorted({m for seed, some in missing.items() for m in some if (m, seed) in record_keys})
     if lost and {*methods} != {*examination.methods}:
         raise ValueError(
             f"{examination.name} compares its models with each other, so its records of {', '.join(lost)}"

@@ -48,8 +48,8 @@ def stories(differences: np.ndarray, few: int = 3) -> Stories:
         verdict,
         len(parts),
         float(np.mean([part.mean * whole.mean < 0 for part in parts])),
-        float(np.mean([verdict != NOT_SEEN == said for said in verdicts])),
-        float(np.mean([said not in (NOT_SEEN, verdict) for said in verdicts])),
+        float(np.mean([verdict != NOT_SEEN == of_part for of_part in verdicts])),
+        float(np.mean([of_part not in (NOT_SEEN, verdict) for of_part in verdicts])),
     )
 
 
@@ -86,8 +86,8 @@ def gaps(values: Sequence[float], few: int = 3) -> np.ndarray:
     return np.sort(np.abs(means[first] - means[second]))
 
 
-def _alone(found: Estimate) -> str:
+def _alone(difference: Estimate) -> str:
     """The verdict on one difference that is asked alone."""
-    if found.p >= LEVEL:
+    if difference.p >= LEVEL:
         return NOT_SEEN
-    return HOLDS if found.mean > 0 else DOES_NOT_HOLD
+    return HOLDS if difference.mean > 0 else DOES_NOT_HOLD

@@ -52,19 +52,19 @@ def finer(model: nn.Module, images: Images, together: int = TOGETHER) -> dict[st
     """
     x = features(model.trunk if isinstance(model, Grafit) else model, images)
     half = len(x) // 2
-    (known, asked), labels = (x[:half], x[half:]), images.targets
-    of_known, of_asked = labels[:half], labels[half:]
-    rough_known, rough_asked = of_known // together, of_asked // together
-    similar, relevant = cosines(asked, known), of_asked[:, None] == of_known
-    among_known = cosines(known, known).fill_diagonal_(-torch.inf)  # no image votes for itself
-    said = [neighbour_votes(table, rough_known, NEIGHBOURS) for table in (similar, among_known)]
+    (gallery, queries), labels = (x[:half], x[half:]), images.targets
+    of_gallery, of_queries = labels[:half], labels[half:]
+    rough_gallery, rough_queries = of_gallery // together, of_queries // together
+    similar, relevant = cosines(queries, gallery), of_queries[:, None] == of_gallery
+    in_gallery = cosines(gallery, gallery).fill_diagonal_(-torch.inf)  # no image votes for itself
+    votes = [neighbour_votes(table, rough_gallery, NEIGHBOURS) for table in (similar, in_gallery)]
     number = len(classes(together))
-    true = [nn.functional.one_hot(rough, number).float() for rough in (rough_asked, rough_known)]
-    knn = (neighbour_votes(similar, of_known, NEIGHBOURS).argmax(1) == of_asked).float().mean()
-    coarse_knn = (said[0].argmax(1) == rough_asked).float().mean()
+    true = [nn.functional.one_hot(rough, number).float() for rough in (rough_queries, rough_gallery)]
+    knn = (neighbour_votes(similar, of_gallery, NEIGHBOURS).argmax(1) == of_queries).float().mean()
+    coarse_knn = (votes[0].argmax(1) == rough_queries).float().mean()
     return {
         "map": mean_average_precision(similar, relevant),
-        "map_conditional": mean_average_precision(conditional_scores(similar, *said), relevant),
+        "map_conditional": mean_average_precision(conditional_scores(similar, *votes), relevant),
         "map_oracle": mean_average_precision(conditional_scores(similar, *true), relevant),
         "knn": knn.item(),
         "coarse_knn": coarse_knn.item(),

@@ -14,14 +14,14 @@ def other_of_class(images: Images, same: bool, seed: int) -> Images:
     classes, rng = np.asarray(images.targets), np.random.default_rng(seed)
     chosen = np.empty(len(classes), dtype=np.int64)
     for label in np.unique(classes):
-        own = np.flatnonzero(classes == label)
+        ids = np.flatnonzero(classes == label)
         others = np.flatnonzero(classes != label)
-        if len(own if same else others) < 1 + same:
+        if len(ids if same else others) < 1 + same:
             raise ValueError(
-                f"class {label} has {len(own)} of {len(classes)} images: there is no other image of"
+                f"class {label} has {len(ids)} of {len(classes)} images: there is no other image of"
                 f" {'the same' if same else 'another'} class"
             )
         # the same class: on by 1 to n - 1 places, so never the image itself
-        step = rng.integers(1, len(own), len(own)) if same else None
-        chosen[own] = own[(np.arange(len(own)) + step) % len(own)] if same else rng.choice(others, len(own))
+        step = rng.integers(1, len(ids), len(ids)) if same else None
+        chosen[ids] = ids[(np.arange(len(ids)) + step) % len(ids)] if same else rng.choice(others, len(ids))
     return images.select(chosen.tolist())

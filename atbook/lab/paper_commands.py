@@ -60,6 +60,6 @@ class Elsewhere(NamedTuple):
 def elsewhere() -> dict[str, list[Elsewhere]]:
     """The tables and figures of the other founding documents, by the document's title."""
     return {
-        content["title"]: [Elsewhere(paper, table, *said) for table, said in content["tables"].items()]
+        content["title"]: [Elsewhere(paper, table, *row) for table, row in content["tables"].items()]
         for paper, content in _read("other_papers.toml").items()
     }

@@ -201,11 +201,11 @@ def fine_tuned(sources: Sources) -> nn.Module:
 
 def _said_once(model: Callable[[Tensor], Tensor], batches: Iterable[Tensor]) -> Callable[[Tensor], Tensor]:
     """What a model says of images that are among these: it is asked once for each, here."""
-    said: dict[bytes, Tensor] = {}
+    answers: dict[bytes, Tensor] = {}
     with torch.inference_mode():
         for images in batches:
-            said |= zip(keys_of(images), model(images).clone())
-    return lambda images: torch.stack([said[key] for key in keys_of(images)]).clone()
+            answers |= zip(keys_of(images), model(images).clone())
+    return lambda images: torch.stack([answers[key] for key in keys_of(images)]).clone()
 
 
 def _pulled_to_tokens(sources: Sources) -> nn.Module:
@@ -221,12 +221,12 @@ class Reader(nn.Module):
 
     def __init__(self, read: Callable[[Tensor], Tensor], reference: Images, classes: int):
         super().__init__()
-        said = torch.cat([read(some) for some, _ in reference.loader(250)])
-        std, mean = torch.std_mean(said, 0)
+        readings = torch.cat([read(some) for some, _ in reference.loader(250)])
+        std, mean = torch.std_mean(readings, 0)
         self.register_buffer("mean", mean, persistent=False)
         # what never changes says nothing, and stays 0
         self.register_buffer("std", std.where(std > 0, 1), persistent=False)
-        self.linear, self._read = nn.Linear(said.shape[1], classes), read
+        self.linear, self._read = nn.Linear(readings.shape[1], classes), read
         nn.init.zeros_(self.linear.weight)
         nn.init.zeros_(self.linear.bias)
 

@@ -70,12 +70,12 @@ def study_table(study: Study, scale: str, results: Path | None = None) -> str:
     unlearned = did_not_learn(study.name, scale, results)
     rows = []
     for method in dict.fromkeys(record.method for record in records):
-        own = of_variant[method]
-        (values,) = by_method([r for r in records if r.method == method], f"test_{own}").values()
+        main_figure = of_variant[method]
+        (values,) = by_method([r for r in records if r.method == method], f"test_{main_figure}").values()
         cell = spread([100 * value for value in values])
         if method in unlearned:
             cell = f"did not learn in {unlearned[method]} trials"
-        cells = [cell if figure == own else "" for figure in figures]
+        cells = [cell if figure == main_figure else "" for figure in figures]
         rows.append([method + " ‡" * (method in waiting), *cells, len(values)])
     return markdown_table(["variant", *(FIGURES[figure] for figure in figures), "seeds"], *rows)
 
@@ -87,21 +87,21 @@ def verdict_line(claim: str, *scales: str, results: Path | None = None) -> str:
     results: the folder of the records, by default the book's. Raises `ValueError` for an id without a claim
     and a scale at which it is not asked.
     """
-    require_known("claim", claim, [known.id for known in CLAIMS])
-    (asked,) = (known for known in CLAIMS if known.id == claim)
+    require_known("claim", claim, [entry.id for entry in CLAIMS])
+    (asked,) = (entry for entry in CLAIMS if entry.id == claim)
     for scale in scales:
         require_known("scale", scale, asked.scales)
     judged = {answer.scale: answer for answer in verdicts(results=results) if answer.claim == asked}
-    said = []
+    parts = []
     for scale in scales or asked.scales:
         answer = judged[scale]
         if answer.verdict == NOT_RECORDED:
-            said.append(f"**{NOT_RECORDED}** ({SCALES[scale]})")
+            parts.append(f"**{NOT_RECORDED}** ({SCALES[scale]})")
             continue
         mean, low, high = (f"{100 * value:+.1f}" for value in answer.estimate[:3])
         seeds = f"in {answer.seeds_for} of {answer.estimate.seeds} seeds"
-        said.append(f"**{answer.words}** ({SCALES[scale]}; {seeds}, {mean} points, {low} to {high})")
-    return f"*{asked.sentence}*: " + ", ".join(said).replace("-", "−").replace("CIFAR−10", "CIFAR-10") + "."
+        parts.append(f"**{answer.words}** ({SCALES[scale]}; {seeds}, {mean} points, {low} to {high})")
+    return f"*{asked.sentence}*: " + ", ".join(parts).replace("-", "−").replace("CIFAR−10", "CIFAR-10") + "."
 
 
 def kept_share(scale: str, part: Side, whole: Side, base: Side, results: Path | None = None) -> Share | None:

@@ -74,9 +74,9 @@ class Place(NamedTuple):
 
 def scale_of(place: Place) -> Scale:
     """The scale that a place names. Raises `ValueError` for an unknown one."""
-    known = scales(place.data)
-    require_known("scale", place.scale, known)
-    return known[place.scale]
+    by_name = scales(place.data)
+    require_known("scale", place.scale, by_name)
+    return by_name[place.scale]
 
 
 class Sources(NamedTuple):
@@ -258,8 +258,8 @@ _EXPERIMENTS = tomllib.loads(Path(__file__).with_name("experiments.toml").read_t
 
 def described(name: str) -> dict[str, Any]:
     """What `experiments.toml` says of an experiment of the book."""
-    said = _EXPERIMENTS[name]
-    return said | {"only": tuple(said.get("only", ()))}
+    entry = _EXPERIMENTS[name]
+    return entry | {"only": tuple(entry.get("only", ()))}
 
 
 def study(name: str, *variants: Variant) -> Study:
@@ -446,8 +446,8 @@ def trained(run: Run) -> nn.Module:
     scale = variant.scale(scale_of(run.place))
     model = variant.build(Sources(run.place, scale, run.seed, schooling=variant.schooling))
     student = student_of(model)
-    known = run.record() is not None
-    if known and run.weights.exists():
+    is_recorded = run.record() is not None
+    if is_recorded and run.weights.exists():
         load_weights(run.weights, student)
         return model
     recipe = recipe_of(run)
@@ -469,7 +469,7 @@ def trained(run: Run) -> nn.Module:
     teaches = run.method in [variant.name for variant in run.study.needed_by(run.study.variants)]
     if run.trial is None or teaches or (variant.like is None and run.method == "fine-tune"):
         save_weights(run.weights, student)
-    if not known:
+    if not is_recorded:
         described = recipe.describe() | ({"stop_at": variant.stop_at} if variant.stop_at else {})
         if variant.like is not None and hasattr(model, "plan"):  # a central method says it by its name
             described["plan"] = model.plan.describe()
@@ -522,13 +522,13 @@ def make_teacher(place: Place, seed: int, study: Study = CENTRAL, schooling: Sch
     weights = place.teacher(seed, schooling)
     key = "teacher", f"teacher {schooling.name}" if schooling else "teacher", seed, None
     path, scale, start = place.records(study.name), scale_of(place), time.perf_counter()
-    known = next((record for record in read_file(path) if record.key == key), None)
-    if known and known.config["unlabelled"] != scale.unlabelled:
+    record = next((record for record in read_file(path) if record.key == key), None)
+    if record and record.config["unlabelled"] != scale.unlabelled:
         raise ValueError(
-            f"{path}: {key[1]}, seed {seed}, learned from {known.config['unlabelled']} images, not"
+            f"{path}: {key[1]}, seed {seed}, learned from {record.config['unlabelled']} images, not"
             f" {scale.unlabelled}: move this file and {weights} away, and run it anew"
         )
-    if known and weights.exists():
+    if record and weights.exists():
         return
     name = f"{key[1]}, seed {seed}"
     recipe, before = scale.pretraining, 0.0
@@ -547,7 +547,7 @@ def make_teacher(place: Place, seed: int, study: Study = CENTRAL, schooling: Sch
     recipe = replace(recipe, steps=history[-1]["step"])  # more of them, where its gate asked for it
     measured = {name: history[-1][name] for name in ("unlearned", "evenness") if name in history[-1]}
     results = {"pretraining_loss": history[-1]["loss"]} | measured
-    if not known:
+    if not record:
         write_run(study.name, place, scale, key, recipe.describe(), results, history, seconds)
 
 
@@ -624,10 +624,10 @@ def run_study(
             f"at most {TUNING_SEED} seeds: seed {TUNING_SEED} is the one that recipes are tuned on, got"
             f" {seeds}"
         )
-    known = [v.name for v in study.variants if study is not CENTRAL or v.name in scale.methods]
-    names = tuple(dict.fromkeys(methods or known))
+    available = [v.name for v in study.variants if study is not CENTRAL or v.name in scale.methods]
+    names = tuple(dict.fromkeys(methods or available))
     for name in names:
-        require_known("method", name, known)
+        require_known("method", name, available)
     variants = [study.variant(name) for name in names]
     first = study.needed_by(variants)
     tuned_here = {variant.name for variant in variants} if study is CENTRAL else set()
@@ -702,13 +702,13 @@ def _run_variants(study: Study, variants: list[Variant], place: Place, seeds: in
         ]
 
     runs = [Run(study, place, variant.name, seed) for variant in variants for seed in range(seeds)]
-    known = {record.key: record for record in read_file(path)}
-    missing = [run for run in runs if run.key not in known]
+    by_key = {record.key: record for record in read_file(path)}
+    missing = [run for run in runs if run.key not in by_key]
     make_models(study, variants, place, sorted({run.seed for run in (*trials(), *missing)}), jobs)
     while waiting := trials():
         run_each(make_run, [(run,) for run in waiting], jobs)
     for variant in variants:
-        recorded = [known[run.key] for run in runs if run.method == variant.name and run.key in known]
+        recorded = [by_key[run.key] for run in runs if run.method == variant.name and run.key in by_key]
         if recorded:
             recipe = recipe_of(Run(study, place, variant.name, 0))
             _require_same(recorded, recipe, variant.scale(scale), path)
@@ -721,8 +721,8 @@ def _require_same(records: Sequence[Record], recipe: Recipe, scale: Scale, path:
     recipe did not have yet was at its default. Raises `ValueError` where one is not."""
     now = json.loads(json.dumps(_of_scale(scale)))
     for record in records:
-        said = record.config
-        changed = [f"{key} {said.get(key)}, not {now[key]}" for key in now if said.get(key) != now[key]]
+        config = record.config
+        changed = [f"{key} {config.get(key)}, not {now[key]}" for key in now if config.get(key) != now[key]]
         if Recipe.described(record.config["recipe"]) != recipe:
             changed.append("another recipe than is chosen now")
         if changed:

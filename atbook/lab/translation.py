@@ -25,11 +25,11 @@ TEACHER = "teacher"
 def translated(model: nn.Module, sentences: Sentences) -> dict:
     """How a model translates sentences, word by word: the share that is right to the last word, and BLEU."""
     longest, device = sentences.targets.shape[1] - 1, next(model.parameters()).device
-    said = [translate(model, sources.to(device), longest).cpu() for sources, _ in sentences.loader(500)]
-    said = [nn.functional.pad(words, (0, longest - words.shape[1])) for words in said]
-    words, meant = torch.cat(said), sentences.targets[:, 1:]
+    outputs = [translate(model, sources.to(device), longest).cpu() for sources, _ in sentences.loader(500)]
+    outputs = [nn.functional.pad(words, (0, longest - words.shape[1])) for words in outputs]
+    words, meant = torch.cat(outputs), sentences.targets[:, 1:]
     right = (words == meant).all(1)
-    of_words = [[[word for word in said if word > END] for said in of.tolist()] for of in (words, meant)]
+    of_words = [[[word for word in row if word > END] for row in table.tolist()] for table in (words, meant)]
     return {"accuracy": right.double().mean().item(), "bleu": bleu(*of_words), RIGHT: pack_bits(right)}
 
 

@@ -225,8 +225,8 @@ def share_of(part: np.ndarray, whole: np.ndarray) -> Share:
 
     def told_from(s: float) -> float:
         """Above 0: the rule tells the part from that share."""
-        found = estimate(part - s * whole)
-        return max(found.low, -found.high)
+        difference = estimate(part - s * whole)
+        return max(difference.low, -difference.high)
 
     def end(direction: int) -> float:
         reach = 1.0
@@ -259,8 +259,8 @@ def accuracies(
     for method in dict.fromkeys(record.method for record in records):
         values = Side(study, of.get(method, (method,)), figure and on_test(figure)).values(records)
         if len(values) > 1:
-            found = proportion(np.stack([values[seed] for seed in sorted(values)]))
-            estimates[method] = found._replace(unlearned=unlearned.get(method, 0))
+            accuracy = proportion(np.stack([values[seed] for seed in sorted(values)]))
+            estimates[method] = accuracy._replace(unlearned=unlearned.get(method, 0))
     return estimates
 
 

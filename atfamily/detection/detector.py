@@ -200,14 +200,14 @@ class RegionHeads(nn.Module):
         # class 0 is the background here
         wanted = None if objects is None else _to_learn(objects, 1)
         proposals, of_proposals = self.proposals(batch, named, wanted)
-        found, of_regions = self.regions(named, proposals, batch.image_sizes, wanted)
-        return of_proposals | of_regions, [self._said(each, images.shape[-2:]) for each in found]
+        results, of_regions = self.regions(named, proposals, batch.image_sizes, wanted)
+        return of_proposals | of_regions, [self._said(result, images.shape[-2:]) for result in results]
 
-    def _said(self, found: dict[str, Tensor], size: Sequence[int]) -> Found:
+    def _said(self, detection: dict[str, Tensor], size: Sequence[int]) -> Found:
         masks = None
         if self.masks:
-            masks = paste_masks_in_image(found["masks"], found["boxes"], tuple(size))[:, 0] > 0.5
-        return Found(found["boxes"], found["labels"] - 1, found["scores"], masks)
+            masks = paste_masks_in_image(detection["masks"], detection["boxes"], tuple(size))[:, 0] > 0.5
+        return Found(detection["boxes"], detection["labels"] - 1, detection["scores"], masks)
 
 
 class Detector(nn.Module):
@@ -230,8 +230,8 @@ class Detector(nn.Module):
         if self.training and objects is None:
             raise ValueError("in training a detector needs objects, got None: call .eval() to detect")
         seen = self.backbone(images)
-        losses, found = self.heads(self.pyramid(seen.grid), images, objects if self.training else None)
-        return Detected(losses, seen.transfer_loss, found)
+        losses, detections = self.heads(self.pyramid(seen.grid), images, objects if self.training else None)
+        return Detected(losses, seen.transfer_loss, detections)
 
     @property
     def teacher(self) -> nn.Module | None:
@@ -299,8 +299,8 @@ def detect(model: nn.Module, images: ObjectImages, batch_size: int = 50) -> list
     """What a detector says of all images in order, on the CPU. The model is left in the mode it was in."""
     device = next(model.parameters()).device
     with torch.no_grad(), in_eval_mode(model):
-        found = [one for batch, _ in images.loader(batch_size) for one in model(batch.to(device)).found]
-    return [Found(*(x if x is None else x.cpu() for x in one)) for one in found]
+        results = [entry for batch, _ in images.loader(batch_size) for entry in model(batch.to(device)).found]
+    return [Found(*(x if x is None else x.cpu() for x in entry)) for entry in results]
 
 
 class _NoBackbone(nn.Identity):

@@ -45,8 +45,8 @@ def evaluate_detector(model: Detector, images: "CocoObjects", batch_size: int = 
                 predicted = images.back(number, Found(*(x if x is None else x.cpu() for x in prediction)))
                 true = images.original(number)
                 outlined = (annotations(objects, True) if masks else [] for objects in (predicted, true))
-                known = [one | area for one, area in zip(annotations(true, False), images.areas(number))]
-                seen.append((number, annotations(predicted, False), known, *outlined))
+                true_boxes = [box | area for box, area in zip(annotations(true, False), images.areas(number))]
+                seen.append((number, annotations(predicted, False), true_boxes, *outlined))
     if processes > 1:
         seen = gather_object(seen)
     if rank != 0:

@@ -46,7 +46,7 @@ class ObjectBatch(Sequence[Objects]):
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "ObjectBatch":
         """The same on a device."""
-        moved = ((x if x is None else x.to(device, non_blocking=non_blocking) for x in each) for each in self)
+        moved = ((x if x is None else x.to(device, non_blocking=non_blocking) for x in item) for item in self)
         return ObjectBatch([Objects(*parts) for parts in moved])
 
     def tensor_split(self, parts: int) -> list["ObjectBatch"]:
@@ -92,7 +92,7 @@ class ObjectImages:
             raise ValueError(f"pixels are uint8 (n, 3, h, w), got {pixels.dtype} {tuple(pixels.shape)}")
         height, width = pixels.shape[-2:]
         self.objects = [
-            check_objects(each, height, width, f"image {number}") for number, each in enumerate(objects)
+            check_objects(target, height, width, f"image {number}") for number, target in enumerate(objects)
         ]
         self.pixels, self.classes, self.mean, self.std = pixels, tuple(classes), mean, std
 

@@ -87,18 +87,18 @@ def method_costs(
     """
     vit = _weightless(name_or_config, image_size)
     taught_by = vit if teacher is None else _weightless(teacher, image_size)
-    own, others = shape_of(vit), shape_of(taught_by)
-    layers = own.depth if layers is None else layers
-    if batch < 1 or not 1 <= layers <= own.depth:
-        raise ValueError(f"batch={batch}, layers={layers}: at least one image, and 1 to {own.depth} layers")
-    weights, others_weights = (sum(each.numel() for each in model.parameters()) for model in (vit, taught_by))
+    shape, other = shape_of(vit), shape_of(taught_by)
+    layers = shape.depth if layers is None else layers
+    if batch < 1 or not 1 <= layers <= shape.depth:
+        raise ValueError(f"batch={batch}, layers={layers}: at least one image, and 1 to {shape.depth} layers")
+    weights, other_weights = (sum(p.numel() for p in model.parameters()) for model in (vit, taught_by))
     counts = {
-        "scratch": (fine_tuning(own), plain(own), weights),
-        "fine-tune": (fine_tuning(others), plain(others), others_weights),
-        "copy": (copy(own, layers, others), copy_inference(own, layers, others), weights + others_weights),
-        "distill": (distill(own, layers, others), plain(own), weights),
-        "frozen probe": (probing(others), plain(others), others_weights),
-        "fine-tune attention": (attention_tuning(others), plain(others), others_weights),
+        "scratch": (fine_tuning(shape), plain(shape), weights),
+        "fine-tune": (fine_tuning(other), plain(other), other_weights),
+        "copy": (copy(shape, layers, other), copy_inference(shape, layers, other), weights + other_weights),
+        "distill": (distill(shape, layers, other), plain(shape), weights),
+        "frozen probe": (probing(other), plain(other), other_weights),
+        "fine-tune attention": (attention_tuning(other), plain(other), other_weights),
     }
     return [
         MethodCost(method, batch * step, batch * inference, kept)
@@ -134,7 +134,7 @@ def step_memory(
         else:
             loss(model, images)
     saved = {key: size for key, size in _sizes(kept).items() if key not in weights and key not in frozen}
-    gradients = sum(each.numel() * each.element_size() for each in model.parameters() if each.requires_grad)
+    gradients = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
     return Memory(sum(weights.values()), gradients, 2 * gradients, sum(saved.values()), sum(frozen.values()))
 
 
@@ -145,7 +145,7 @@ def _weightless(name_or_config: str | Mapping, image_size: int | None) -> Vision
 
 def _sizes(tensors: list[Tensor]) -> dict[int, int]:
     """The storages behind some tensors, {key: bytes}; a key is a storage's own only while it is alive."""
-    return {each.untyped_storage()._cdata: each.untyped_storage().nbytes() for each in tensors}
+    return {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in tensors}
 
 
 class Shape(NamedTuple):

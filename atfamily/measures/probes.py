@@ -49,7 +49,7 @@ def knn_accuracy(
         raise ValueError(f"ks={list(ks)}: at least 1 neighbour votes")
     train_x, test_x = (nn.functional.normalize(x.float(), dim=1) for x in (train_x, test_x))
     right = dict.fromkeys(ks, 0)
-    for x, y in zip(*(each.split(max(1, BLOCK // len(train_x))) for each in (test_x, test_y))):
+    for x, y in zip(*(tensor.split(max(1, BLOCK // len(train_x))) for tensor in (test_x, test_y))):
         similarity, nearest = (x @ train_x.T).topk(max(ks), dim=1)  # most similar first
         for k in ks:
             votes = x.new_zeros(len(x), int(train_y.max()) + 1)

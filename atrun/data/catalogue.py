@@ -39,15 +39,15 @@ def find(name_or_path: str | Path, path: str | Path | None = None) -> tuple[str,
     """Of a name of `CATALOGUE` (its files in `path`, if given), a file or folder, or a hub id "owner/name":
     the name for messages, or the hub's id where the path is None, the path, and what is published."""
     name = str(name_or_path)
-    known, here = CATALOGUE.get(name), Path(path or name).expanduser()
+    entry, here = CATALOGUE.get(name), Path(path or name).expanduser()
     if path is not None:
         if not here.exists():
             raise FileNotFoundError(f"{path} does not exist: --data_path FOLDER has the files of {name}")
-        return name, here, known
-    if known is not None:
-        if known.hub is None:
-            raise ValueError(f"{name} is not whole on the hub: {known.otherwise}; --data_path FOLDER")
-        return known.hub, None, known
+        return name, here, entry
+    if entry is not None:
+        if entry.hub is None:
+            raise ValueError(f"{name} is not whole on the hub: {entry.otherwise}; --data_path FOLDER")
+        return entry.hub, None, entry
     if here.exists():
         return name, here, None
     if isinstance(name_or_path, Path) or name[:1] in ("/", ".", "~") or here.suffix in (".parquet", ".arrow"):

@@ -141,18 +141,18 @@ class CocoObjects:
             shares.append((indices, seeds, weight))
         return iter(loader_of(self._share, shares, workers))
 
-    def back(self, number: int, found: Found) -> Found:
+    def back(self, number: int, detection: Found) -> Found:
         """What `detect` found in an image as evaluation sees it, in the image's own pixels."""
         entry = self.entries[number]
         width, height = entry["width"], entry["height"]
         across, down = _scaled(self.placed(number, None).scale, width, height)
         factors = torch.tensor([width / across, height / down] * 2)
-        boxes = (found.boxes * factors).minimum(torch.tensor([width, height] * 2))
-        masks = found.masks
+        boxes = (detection.boxes * factors).minimum(torch.tensor([width, height] * 2))
+        masks = detection.masks
         if masks is not None:
             inside = masks[:, None, :down, :across].float()
             masks = nn.functional.interpolate(inside, (height, width), mode="bilinear")[:, 0] > 0.5
-        return Found(boxes, found.labels, found.scores, masks)
+        return Found(boxes, detection.labels, detection.scores, masks)
 
     def _pixels(self, annotation: dict, height: int, width: int) -> Tensor:
         """The mask of one annotation, polygons or run lengths: bool (height, width)."""

@@ -24,12 +24,12 @@ def require_installed(data: str) -> None:
 
 
 def _is_installed(package: str) -> bool:
-    ours = package in ("atlib", "atbook")
-    spec = find_spec(package) if ours or package in packages_distributions() else None
+    of_project = package in ("atlib", "atbook")
+    spec = find_spec(package) if of_project or package in packages_distributions() else None
     if spec is None:
         return False
     where = [Path(path).resolve() for path in (spec.submodule_search_locations or [spec.origin])]
-    if ours and where == [OUR_OWN / package]:
+    if of_project and where == [OUR_OWN / package]:
         return True
     working = [Path.cwd().resolve(), Path(sys.path[0] or ".").resolve()]  # `python -m` imports from there
     return all(

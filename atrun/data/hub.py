@@ -35,10 +35,10 @@ def open_rows_of(
     published, a tenth of "train" becomes it; where one is published beside a test split, "train+validation"
     is both.
     """
-    name, place, known = find(name_or_path, path)
-    if known is not None and known.files:
-        require_known(f"split of {name_or_path}", split, known.images)
-    files = None if known is None else known.files.get(split)
+    name, place, entry = find(name_or_path, path)
+    if entry is not None and entry.files:
+        require_known(f"split of {name_or_path}", split, entry.images)
+    files = None if entry is None else entry.files.get(split)
     if place is None and files is not None:
         rows = open_rows(name, None, split, files)
     else:
@@ -49,7 +49,7 @@ def open_rows_of(
         if held_out:
             order, count = fixed_order(len(rows)), round(VALIDATION_SHARE * len(rows))
             rows = rows.select(order[:count] if split == "validation" else order[count:])
-    return rows, *columns_of(rows, image_column, label_column, labelled), known
+    return rows, *columns_of(rows, image_column, label_column, labelled), entry
 
 
 def open_streamed(

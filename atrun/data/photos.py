@@ -210,7 +210,9 @@ def hold(photos: Photos, device: torch.device, most: float, workers: int = 0) ->
             return None
         pixels[batch[0] : batch[-1] + 1] = part
     scaled = photos.normalisation
-    return Images(pixels, photos.targets.to(device), photos.classes, scaled.mean, scaled.std, augment)
+    held = Images(pixels, photos.targets.to(device), photos.classes, scaled.mean, scaled.std, augment)
+    held.source = photos  # by which a run goes on, wherever it holds them then
+    return held
 
 
 def open_photos(
@@ -235,7 +237,7 @@ def open_photos(
     from atrun.data.hub import class_names, open_rows_of
 
     columns = image_column, label_column, labelled
-    rows, image_column, label_column, known = open_rows_of(name_or_path, path, split, *columns)
+    rows, image_column, label_column, entry = open_rows_of(name_or_path, path, split, *columns)
     if len(rows) == 0:
         way_out = ": too few to hold a tenth out; make a folder validation/" if split == "validation" else ""
         raise ValueError(f"{name_or_path} {split} has no images{way_out}")
@@ -243,10 +245,10 @@ def open_photos(
     pictures = undecoded(rows, image_column).select_columns([image_column])
     names, labels = (), [UNLABELLED] * len(rows)
     if label_column is not None:
-        names = class_names(rows, label_column, None if known is None else known.classes)
+        names = class_names(rows, label_column, None if entry is None else entry.classes)
         labels = [checked_label(label, names, i) for i, label in enumerate(rows[label_column][:])]
-    if known is not None and known.images.get(split) != len(rows):
-        counts = f"{len(rows):,} images here, {known.images.get(split, 0):,} were published"
+    if entry is not None and entry.images.get(split) != len(rows):
+        counts = f"{len(rows):,} images here, {entry.images.get(split, 0):,} were published"
         warnings.warn(f"{name_or_path} {split} has {counts}: results will not compare", stacklevel=2)
     options = {"augmentation": augmentation, "on_corrupt": on_corrupt, "workers": workers}
     return Photos(pictures, image_column, torch.tensor(labels), names, **options)

@@ -87,23 +87,23 @@ def open_stream(
     Arguments and errors are those of `atrun.data.photos.open_photos`. count: the number of images, where
     neither local files nor the publication say it.
     """
-    name, place, known = find(name_or_path, path)
-    if known is not None:
-        require_known(f"split of {name_or_path}", split, known.images)
+    name, place, entry = find(name_or_path, path)
+    if entry is not None:
+        require_known(f"split of {name_or_path}", split, entry.images)
     from atrun.data.hub import class_names, columns_of, open_streamed  # `datasets` takes seconds
 
-    rows, files = open_streamed(name, place, split, None if known is None else known.files.get(split))
+    rows, files = open_streamed(name, place, split, None if entry is None else entry.files.get(split))
     image_column, label_column = columns_of(rows, image_column, label_column, labelled)
     wanted = [image_column, *([label_column] if labelled else [])]
     pictures = undecoded(rows, image_column).select_columns(wanted)
-    published = None if known is None else known.classes
+    published = None if entry is None else entry.classes
     classes = class_names(rows, label_column, published) if labelled else ()
     if files is not None:
         whole = sum(map(_rows_in, files))
     elif rows.split in (announced := rows.info.splits or {}):
         whole = announced[rows.split].num_examples
     else:
-        whole = None if known is None else known.images.get(split)
+        whole = None if entry is None else entry.images.get(split)
     if None not in (count, whole) and count != whole:
         raise ValueError(f"{name_or_path} {split} has {whole:,} images, not {count:,}: leave data_size out")
     count = count if whole is None else whole

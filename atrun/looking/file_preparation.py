@@ -26,14 +26,16 @@ def augmentation_of(path: Path) -> tuple[bool, Augmentation | None]:
 def preparation_in(path: Path, model: nn.Module) -> tuple[Preparation, Normalisation | None]:
     """How images are prepared for the model in a file, and how normalised (None: nothing says it): as its
     augmentation, its header's normalisation or the model itself says, else as timm does by default."""
-    (known, augmentation), vit = augmentation_of(path), student_of(model)
+    (is_known, augmentation), vit = augmentation_of(path), student_of(model)
     if (a := augmentation) is not None:
         size = image_size_of(vit) or (a.image_size, a.image_size)  # a ViT for any size was built for another
         how = {"crop_pct": a.crop_pct, "interpolation": a.interpolation, "source": "as its file says"}
         return Preparation(size, a.mean, a.std, **how), a.normalisation
     of_model = model.normalisation if isinstance(model, Pair) else Normalisation.of(model)
-    said = normalisation_said(read_header(path)) or of_model
-    changes = {} if said is None else {**vars(said), "source": "mean and std as its file says"}
-    if known:  # pixels in memory, which `Images` takes as they are
+    normalisation = normalisation_said(read_header(path)) or of_model
+    changes = {}
+    if normalisation is not None:
+        changes = {**vars(normalisation), "source": "mean and std as its file says"}
+    if is_known:  # pixels in memory, which `Images` takes as they are
         changes = {**vars(AS_STORED), "source": "as for images in memory"} | changes | {"crop_pct": 1.0}
-    return preparation_of(vit, size=built_for(vit), **changes), said
+    return preparation_of(vit, size=built_for(vit), **changes), normalisation

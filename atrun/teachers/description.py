@@ -63,7 +63,7 @@ def described(teacher: Teacher) -> dict[str, str]:
         "missing": (_names(teacher.missing), "; no map depends on it"),
         "not finite": (_names(not_finite(vit)), bad),
     }
-    return lines | {name: found + said for name, (found, said) in leftovers.items() if found}
+    return lines | {name: listing + remark for name, (listing, remark) in leftovers.items() if listing}
 
 
 def _names(names: Sequence[str]) -> str:

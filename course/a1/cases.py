@@ -172,8 +172,8 @@ def shares(student: str, edition: str, letter: str, files: Path) -> list[list[fl
 
 def solution(student: str, edition: str, variants: dict[str, str], files: Path) -> dict[str, str]:
     """What the model solution types in."""
-    own = shares(student, edition, variants["q3"], files)
-    return {"SHARES": str([[round(share, 3) for share in row] for row in own])}
+    rows = shares(student, edition, variants["q3"], files)
+    return {"SHARES": str([[round(share, 3) for share in row] for row in rows])}
 
 
 def shares_of_layer(answer, asked: Asked, layer: int) -> None:

@@ -306,8 +306,8 @@ def model_of(content: bytes | None, student: str) -> nn.Module:
     if not all(value.is_floating_point() and bool(value.isfinite().all()) for value in tensors.values()):
         raise AssertionError(f"{FILE} holds numbers that are nan or infinite")
     if student != "model solution":
-        own, public = spectra(tensors), spectra(load(OPEN.read_bytes()))
-        if float((own - public).abs().amax(1).median()) < ALIKE:
+        of_student, of_solution = spectra(tensors), spectra(load(OPEN.read_bytes()))
+        if float((of_student - of_solution).abs().amax(1).median()) < ALIKE:
             raise AssertionError(f"{FILE} holds the weights of the model solution, in whichever order")
     model.load_state_dict(tensors)
     return model.eval()

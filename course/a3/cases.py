@@ -51,9 +51,9 @@ def features(seed: int, sizes: list[dict[int, int]]) -> tuple[list, list, list]:
         labels = labels[torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed + at))]
         spread = 1.5 * torch.stack([(hidden.normal(seed + 7 + c, 3) * 0.6).exp() for c in labels.tolist()])
         centre = torch.stack([2 * hidden.normal(seed + 40 + c, 11) for c in labels.tolist()])
-        known = spread * hidden.normal(seed + 100 + at, len(labels), 3)
+        latent = spread * hidden.normal(seed + 100 + at, len(labels), 3)
         rest = centre + 0.5 * hidden.normal(seed + 200 + at, len(labels), 11)
-        batches.append((known @ shared + rest[:, :6], known @ wide + rest[:, 6:], labels))
+        batches.append((latent @ shared + rest[:, :6], latent @ wide + rest[:, 6:], labels))
     return tuple(list(parts) for parts in zip(*batches))
 
 
@@ -144,13 +144,13 @@ def likeness(student: str, edition: str, letter: str, files: Path) -> list[list[
     images of Find."""
     drawn = generate("test", sum(BATCHES), seed=own_seed(student, f"{edition}/2"), world=World("find"))
     images, labels = glyph_images(drawn), torch.from_numpy(drawn.shape).split(BATCHES)
-    found = {name: load_vit(files / f"find-{name}.safetensors") for name in ("teacher", *MODELS[1:])}
+    models = {name: load_vit(files / f"find-{name}.safetensors") for name in ("teacher", *MODELS[1:])}
     torch.manual_seed(seed_for(0, "student"))
-    for name, student_of in (("untrained copy", create_vit("glyphs")), ("copy", found["copy"])):
-        found[name] = AttentionTransfer(found["teacher"], student_of, Plan())
+    for name, student_of in (("untrained copy", create_vit("glyphs")), ("copy", models["copy"])):
+        models[name] = AttentionTransfer(models["teacher"], student_of, Plan())
 
     def tokens(name: str) -> list[list[Tensor]]:
-        batches = [seen.stream for (seen,) in walks([found[name]], images, 250)]
+        batches = [seen.stream for (seen,) in walks([models[name]], images, 250)]
         return [list(torch.cat(layer)[:, 0].split(BATCHES)) for layer in zip(*batches)]
 
     teacher = tokens("teacher")
@@ -255,12 +255,12 @@ def solution(student: str, edition: str, variants: dict[str, str], files: Path) 
 def without_each_fault(shift: str, methods: tuple[str, str], files: Path) -> dict[str, float]:
     """What the report's number for its first method becomes without one of its faults, in points."""
     first, second = (runs_of(method, files) for method in methods)
-    own, best = read_file(files / "shifts-pool.jsonl"), [best_run(methods[0], shift, files)]
-    pool = [*first, *second, *own]
+    unjudged, best = read_file(files / "shifts-pool.jsonl"), [best_run(methods[0], shift, files)]
+    pool = [*first, *second, *unjudged]
     return {
         "mean of the runs": points_above(first, pool, shift, logits=False).mean().item(),
         "logit axes": points_above(best, pool, shift, logits=True).item(),
-        "without the judged runs": points_above(best, own, shift, logits=False).item(),
+        "without the judged runs": points_above(best, unjudged, shift, logits=False).item(),
         "without guessing runs": points_above(best, able(pool), shift, logits=False).item(),
     }
 
@@ -272,7 +272,7 @@ def notes(student: str, edition: str, files: Path) -> str:
         f"{name} {', '.join(f'{point:+.1f}' for point in row)}"
         for name, row in zip(methods, corrected(student, edition, files))
     ]
-    said = flattered(shift, methods, files)
+    points = flattered(shift, methods, files)
     alone = [f"{what} {to:+.1f}" for what, to in without_each_fault(shift, methods, files).items()]
     right = f"right, seed by seed: {'; '.join(rows)}; one fault taken away alone: {', '.join(alone)}"
-    return f"report on {shift}: {said:+.1f} for {methods[0]}; {right}"
+    return f"report on {shift}: {points:+.1f} for {methods[0]}; {right}"

@@ -183,10 +183,10 @@ def batches(*counts: tuple[int, ...], seed: int = 0) -> Callable[[], tuple]:
         for at, of_classes in enumerate(counts):
             kinds = torch.arange(len(of_classes)).repeat_interleave(torch.tensor(of_classes))
             kinds = kinds[torch.randperm(len(kinds), generator=torch.Generator().manual_seed(seed + at))]
-            known = normal(len(kinds), 3, seed=seed + 10 + at) * spread[kinds]
+            latent = normal(len(kinds), 3, seed=seed + 10 + at) * spread[kinds]
             noise = 0.8 * normal(len(kinds), 9, seed=seed + 20 + at) + centre[kinds]
-            xs.append(known @ shared + noise[:, :5])
-            ys.append(known @ width + noise[:, 5:])
+            xs.append(latent @ shared + noise[:, :5])
+            ys.append(latent @ width + noise[:, 5:])
             labels.append(3 * kinds + 2)
         return xs, ys, labels
 

@@ -168,10 +168,10 @@ def student_of(model: torch.nn.Module) -> torch.nn.Module:
 def keep_weights(model: torch.nn.Module, condition: str, seed: int, path: Path) -> None:
     """Add the weights of a run to a file, in place of older ones of the same condition and seed."""
     start = f"{condition}/{seed}/"
-    known = load(path.read_bytes()) if path.is_file() else {}
-    kept = {name: value for name, value in known.items() if not name.startswith(start)}
-    own = {start + name: value.detach().half() for name, value in student_of(model).state_dict().items()}
-    write_atomically(path, save(kept | own))
+    tensors = load(path.read_bytes()) if path.is_file() else {}
+    kept = {name: value for name, value in tensors.items() if not name.startswith(start)}
+    weights = {start + name: value.detach().half() for name, value in student_of(model).state_dict().items()}
+    write_atomically(path, save(kept | weights))
 
 
 def weights_of(content: bytes, record: Record) -> dict[str, torch.Tensor] | None:
@@ -190,16 +190,16 @@ def not_measured(runs: Sequence[Record], content: bytes, folder: str | Path = ".
     of weights."""
     wrong = []
     for run in runs:
-        settings, own = Settings(**run.config["settings"]), weights_of(content, run)
-        if own is None:
+        settings, weights = Settings(**run.config["settings"]), weights_of(content, run)
+        if weights is None:
             wrong.append(f"{WEIGHTS} does not hold {run.method!r}, seed {run.seed}")
             continue
         model = settings.model(run.seed, folder)
-        student_of(model).load_state_dict({name: value.float() for name, value in own.items()})
+        student_of(model).load_state_dict({name: value.float() for name, value in weights.items()})
         for test, accuracy in accuracies(model.eval(), settings, "test").items():
-            said = run.results[test]
-            if not abs(said - accuracy) <= ROUNDED:
-                text = f"{run.method!r}, seed {run.seed}, {test}: {100 * said:.1f} % is recorded"
+            in_record = run.results[test]
+            if not abs(in_record - accuracy) <= ROUNDED:
+                text = f"{run.method!r}, seed {run.seed}, {test}: {100 * in_record:.1f} % is recorded"
                 wrong.append(f"{text}, its weights are right on {100 * accuracy:.1f} %")
     return wrong
 

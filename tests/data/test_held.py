@@ -9,6 +9,7 @@ from PIL import Image
 
 from atlib.data import Images
 from atrun import __main__ as command
+from atrun.checkpoint_manager import identity_of
 from atrun.data.photos import hold, open_photos
 from atrun.data.transforms import Augmentation
 from tests.picture_files import all_batches, cut_jpeg, encoded, write_parquet
@@ -68,6 +69,11 @@ def test_what_is_read_in_every_pass_as_before(tmp_path):
     assert hold(photographs(tmp_path / "two sizes", PADDED, sizes=sizes), CPU, MORE) is None
     assert hold(photographs(tmp_path / "squares", replace(PADDED, crop="centre"), sizes=sizes), CPU, MORE)
     assert hold(photographs(tmp_path / "damaged", PADDED, damaged=20), CPU, MORE) is None
+
+
+def test_held_or_not_it_is_the_same_data_to_go_on_with(tmp_path):
+    photos = photographs(tmp_path, PADDED)
+    assert identity_of(hold(photos, CPU, MORE)) == identity_of(photos)
 
 
 def test_a_run(tmp_path, capsys):

@@ -122,12 +122,14 @@ def test_nothing_that_is_read_back_can_run_code(glyphs64, tmp_path, monkeypatch)
 
 
 def test_a_changed_run_is_refused_and_says_what_changed(glyphs64, tmp_path):
-    kept_run(glyphs64, tmp_path, config={"data": "glyphs", "plan": {"how": "copy"}}, stop_at=2)
+    config = {"data": "glyphs", "model": {"num_heads": 4}, "plan": {"how": "copy"}}
+    kept_run(glyphs64, tmp_path, config=config, stop_at=2)
     before = sorted((path, path.stat().st_mtime_ns) for path in tmp_path.rglob("*"))
-    other, config = replace(SHORT, lr=2e-3, betas=(0.9, 0.95)), {"data": "glyphs", "plan": {"how": "distill"}}
+    other = replace(SHORT, lr=2e-3, betas=(0.9, 0.95))
+    config = {"data": "glyphs", "model": {"num_heads": 2}, "plan": {"how": "distill"}}
     with pytest.raises(ValueError) as caught:
         kept_run(glyphs64, tmp_path, other, config=config, seed=1)
-    for name in ("recipe.lr was 0.001", "recipe.betas", "seed was 0", "plan.how was 'copy'"):
+    for name in ("recipe.lr was 0.001", "recipe.betas", "seed was 0", "how was 'copy'", "num_heads was 4"):
         assert name in str(caught.value)
     assert "data was" not in str(caught.value)
     assert sorted((path, path.stat().st_mtime_ns) for path in tmp_path.rglob("*")) == before

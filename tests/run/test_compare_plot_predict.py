@@ -260,3 +260,13 @@ def test_a_run_again_is_the_same_run(runs, tmp_path, capsys):
     assert other == replace(read_config(runs / "distill"), seed=1)
     again = configure_again(write_config(tmp_path, other), seed=0)
     assert again == read_config(runs / "distill"), "a seed of 0 is said, too"
+
+
+def test_a_run_again_on_other_data_reads_these_alone(runs, tmp_path, monkeypatch):
+    """The old run's folder and columns of images were read in their place."""
+    old = replace(read_config(runs / "read"), data="cifar10", data_path=str(tmp_path), label_column="fine")
+    new = write_folders(tmp_path / "new", "train", range(6))
+    again = configure_again(write_config(tmp_path, old), data=str(new))
+    assert (again.data, again.data_path, again.label_column) == (str(new), None, None)
+    monkeypatch.chdir(tmp_path)
+    assert configure_again(write_config(tmp_path, old), changes={"data_path": "new"}).data_path == str(new)

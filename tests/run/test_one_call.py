@@ -72,6 +72,14 @@ def test_a_run_goes_on_and_is_not_mixed_with_another(tmp_path, photographs):
         transfer(create_vit("glyphs", depth=2), photographs, "half", **asked)
 
 
+def test_under_a_launcher_it_is_refused(tmp_path, photographs, monkeypatch):
+    """A second process read the student before the first had written it."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="train --recipe distill"):
+        transfer(create_vit("glyphs", depth=2), photographs, "half", out=tmp_path / "v1.2", settings=FEW)
+    assert [path.name for path in tmp_path.glob("v1*")] == ["v1.2-teacher.safetensors"], "a name with a dot"
+
+
 def test_a_finished_run_of_an_untrained_teacher_is_read_again(tmp_path, photographs):
     asked = {"out": tmp_path / "run", "settings": FEW | {"model": "glyphs", "model.depth": "2"}}
     first, again = (transfer("untrained", photographs, None, "copy", **asked) for _ in range(2))
