@@ -1,11 +1,13 @@
 """What several rooms need."""
 
 import difflib
+import json
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # seconds of torch, which not every command needs
     from torch import nn
@@ -22,6 +24,12 @@ def require_known(kind: str, name: object, choices: Iterable[str]) -> None:
     close = difflib.get_close_matches(str(name), choices)
     hint = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
     raise ValueError(f"unknown {kind} {name!r}.{hint} Known: {', '.join(map(repr, choices))}.")
+
+
+def as_plain(value: Any) -> Any:
+    """A value as JSON has it: of a dataclass and a named tuple their fields, of a tuple a list."""
+    named = value._asdict() if hasattr(value, "_asdict") else value
+    return json.loads(json.dumps(named, default=asdict))
 
 
 @contextmanager

@@ -1,11 +1,11 @@
 """What is transferred: which part of attention, how, in which layers and heads."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
 
-from atlib._util import require_known
+from atlib._util import as_plain, require_known
 
 WHAT = ("map", "q", "k", "v")
 HOW = ("copy", "distill")
@@ -106,7 +106,7 @@ class Plan:
 
     def describe(self) -> dict:
         """The plan as plain JSON values, which `Plan(**description)` reads."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        return as_plain(self)
 
 
 def _normal(name: str, choice: Any, value: Callable[[Any], Any]) -> tuple | None:

@@ -2,6 +2,9 @@
 
 import copy
 import os
+import signal
+import sys
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -108,6 +111,32 @@ def agree(accelerator: Accelerator, values: Tensor, stop: bool) -> tuple[Tensor,
     numbers = torch.cat([values.float(), values.new_tensor([stop], dtype=torch.float32)])
     means = accelerator.reduce(numbers, "mean")
     return means[:-1], means[-1].item() > 0
+
+
+@contextmanager
+def stop_noticed() -> Iterator[list]:
+    """Within it SIGTERM, which a cluster sends before it takes a machine away, and the first Ctrl-C are
+    only noted in the list that is yielded; not in other threads, and not a signal that is ignored."""
+    noticed: list = []
+    if threading.current_thread() is not threading.main_thread():
+        yield noticed
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: handler for number, handler in before.items() if handler != signal.SIG_IGN}
+
+    def note(number: int, frame: object) -> None:
+        noticed.append(number)
+        if number == signal.SIGINT:
+            signal.signal(number, before[number] or signal.SIG_DFL)
+            print("\nstopping after this step; Ctrl-C again stops at once", file=sys.stderr)
+
+    try:
+        for number in before:
+            signal.signal(number, note)
+        yield noticed
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler or signal.SIG_DFL)
 
 
 def fsdp_plugin() -> FullyShardedDataParallelPlugin | None:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from atlib._util import require_known
+from atlib._util import as_plain, require_known
 from atlib.loading import steps_per_epoch
 
 IN_EPOCHS = {"steps": "epochs", "warmup": "warmup_epochs", "lr": "base_lr"}
@@ -122,8 +122,7 @@ class Recipe:
 
     def describe(self) -> dict:
         """The recipe as plain JSON values, for a record."""
-        values = vars(self).items()
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in values}
+        return as_plain(self)
 
     @classmethod
     def described(cls, values: Mapping[str, Any]) -> "Recipe":

@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -24,7 +24,15 @@ from atlib.losses import noted
 from atlib.objectives import Loss, check_labels, mixed, student_loss
 from atlib.pair import Normalisation, Pair, attach, check_normalisation, inside, student_of
 from atlib.plan import Plan
-from atlib.processes import accelerate_as_it_was, agree, divide, start_processes, to_train, whole_weights
+from atlib.processes import (
+    accelerate_as_it_was,
+    agree,
+    divide,
+    start_processes,
+    stop_noticed,
+    to_train,
+    whole_weights,
+)
 from atlib.recipe import Recipe
 
 # Of fp16, in a row, after which a run ends: halved so often, the loss's scale is 0 in half precision.
@@ -56,16 +64,13 @@ class Preempted(RuntimeError):
 
 class Keeper(Protocol):
     """What keeps a run along the way, called by every process (`atrun.checkpoint_manager`). `resume` and
-    `keep` return where the run is kept; `due` says whether to keep it after a step; within `stop_noticed`
-    signals to stop are only noted in the list."""
+    `keep` return where the run is kept; `due` says whether to keep it after a step."""
 
     def resume(self, run: "Training") -> Path | None: ...
 
-    def due(self, step: int, metrics: dict) -> bool: ...
+    def due(self, step: int) -> bool: ...
 
-    def keep(self, run: "Training", metrics: dict) -> Path: ...
-
-    def stop_noticed(self) -> AbstractContextManager[list]: ...
+    def keep(self, run: "Training") -> Path: ...
 
 
 @accelerate_as_it_was()
@@ -128,7 +133,7 @@ def train(
     end = recipe.steps if stop_at is None else min(stop_at, recipe.steps)
     steps, main = steps_per_epoch(len(data), recipe.batch_size), run.accelerator.is_main_process
     rank, world = run.accelerator.process_index, run.accelerator.num_processes
-    signals = nullcontext([]) if keeper is None else keeper.stop_noticed()
+    signals = nullcontext([]) if keeper is None else stop_noticed()
     bar = tqdm(
         total=recipe.steps,
         desc=f"{progress} on {world} x {run.accelerator.device.type}",
@@ -195,11 +200,8 @@ def train(
                     if after_pass is not None:
                         with in_eval_mode(run.plain):
                             after_pass(run.plain, position.history[-1])
-                if keeper is not None:
-                    due = stop or position.step == end or keeper.due(position.step, metrics)
-                    # after an evaluation the main process alone knows what was measured before
-                    if run.of_main(due) if metrics else due:
-                        run.kept = keeper.keep(run, metrics)
+                if keeper is not None and (stop or position.step == end or keeper.due(position.step)):
+                    run.kept = keeper.keep(run)
                 if stop and position.step < end:
                     raise Preempted(run.kept)
                 if position.step == end and not last:

@@ -27,6 +27,8 @@ COMMANDS = {
     "look": ("atrun.looking.commands", "a page of where every token of a model looks on a picture"),
 }
 
+EXTRAS = {"pycocotools": "'attention-transfer[detection]'"}  # what brings a package
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command of `python -m atlib`; returns what `dispatch` does."""
@@ -82,7 +84,8 @@ def _explained(error: Exception) -> tuple[int, str | None]:
     if isinstance(error, (ValueError, OSError, WeightsUnavailable, Unwalkable)):
         return 2, str(error)
     if isinstance(error, ModuleNotFoundError):  # of an extra
-        return 2, f"{error}: pip install {error.name.partition('.')[0]}" if error.name else str(error)
+        package = (error.name or "").partition(".")[0]
+        return 2, f"{error}: pip install {EXTRAS.get(package, package)}" if package else str(error)
     if out_of_memory(error):
         ways = "--accumulate 4, --checkpoint_activations true or a smaller --batch_size needs less"
         return 1, f"out of memory ({error!r:.200}); in training, {ways}"

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from importlib.util import find_spec
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,7 +28,7 @@ from atlib.pair import IMAGENET, Normalisation, Pair, attach, student_of
 from atlib.plan import Plan
 from atlib.student import differences, unlike
 from atlib.vit import Architecture, without_weights
-from atrun.config import COCO, UNTRAINED, RunConfig, built_for, is_run, read_config
+from atrun.config import COCO, UNTRAINED, RunConfig, built_for
 from atrun.data.catalogue import CATALOGUE
 from atrun.data.generated import is_generated, maker
 from atrun.data.transforms import Augmentation
@@ -91,7 +91,7 @@ def training_images(config: RunConfig):
     else:
         from atrun.data.photos import open_photos
 
-        images, name = open_photos(data, train=True, **_photographs(config)), f"{data} train"
+        images, name = open_photos(data, **_photographs(config)), f"{data} train"
     return images if size is None else images.select(draw(len(images), size, config.seed, name))
 
 
@@ -130,7 +130,7 @@ def held_out_images(
 
     options = {"data_path": None, "on_corrupt": "skip", **reading}
     path = options.pop("data_path")
-    return open_photos(data, path=path, split=split, augmentation=augmentation, train=False, **options)
+    return open_photos(data, path=path, split=split, augmentation=augmentation, **options)
 
 
 def held_out(config: RunConfig, split: str | None = None):
@@ -155,8 +155,7 @@ def coco_images(
     them in FOLDER/annotations/instances_SPLIT.json. The rest: as in `atrun.data.coco.CocoObjects`."""
     if folder is None:
         raise ValueError(f"data {COCO!r}: --data_path FOLDER, with annotations/instances_{split}.json")
-    if find_spec("pycocotools") is None:
-        raise ValueError(f"data {COCO!r} needs pycocotools: pip install 'attention-transfer[detection]'")
+    import_module("pycocotools")  # of an extra: else it would be missed in the evaluation, after hours
     from atrun.data.coco import CocoObjects
 
     images, file = Path(folder) / split, Path(folder) / "annotations" / f"instances_{split}.json"
@@ -171,18 +170,6 @@ def image_size(config: RunConfig) -> int:
     if taken is None:  # any size: as they come
         return maker(config.data)(split=config.training_split, size=1, seed=0).pixels.shape[-1]
     return taken[0]
-
-
-def preparation_of(path: Path) -> tuple[bool, Augmentation | None]:
-    """Whether it is known how images are prepared for a file of weights, and how (None: taken as they are):
-    as the file says, else as the run does in whose folder it lies."""
-    header, folder = read_header(path), path.parent
-    if "augmentation" not in header:
-        return (True, read_config(folder, trust_data=True).augmentation) if is_run(folder) else (False, None)
-    try:
-        return True, None if header["augmentation"] is None else Augmentation(**header["augmentation"])
-    except (TypeError, ValueError) as error:
-        raise OSError(f"{path} does not say how its images are prepared ({error})") from error
 
 
 def known_size(config: RunConfig) -> tuple[int, int] | None:
@@ -231,19 +218,26 @@ def build(
         model = MeanMapCopy(teacher_model, model, reference_images(config), normalisation=images)
     else:
         model = joined(config, model, teacher_model, images)
-    view, paired = None, isinstance(model, Pair)
-    if paired:
-        view = model.teacher_view() if model.teachers else f"its stored maps are of {teacher.name}"
-    elif config.method is Method.FINE_TUNE:
-        view = f"the student starts from {teacher.name}, which saw {teacher.view()}"
-        if None not in (teacher.normalisation, images) and teacher.normalisation != images:
-            view += f"; its own images have {images}, to which it must adapt"
-    if teacher is not None and teacher.guessed:
-        taken = f"{teacher.guessed}: weights do not show it, --teacher_heads says another"
-        view = taken if view is None else f"{view}; {taken}"
-    model = with_detector(config, model, outputs)
+    of_teacher = teacher.architecture if isinstance(model, Pair) else None
+    view = _teacher_view(config, model, teacher, images)
     untrained = teacher_model if config.teacher == UNTRAINED else None
-    return Built(model, architecture, teacher.architecture if paired else None, view, untrained)
+    return Built(with_detector(config, model, outputs), architecture, of_teacher, view, untrained)
+
+
+def _teacher_view(
+    config: RunConfig, model: nn.Module, teacher: Teacher | None, images: Normalisation | None
+) -> str | None:
+    """What the teacher sees of the images, in a line."""
+    sentences = []
+    if isinstance(model, Pair):
+        sentences.append(model.teacher_view() if model.teachers else f"its stored maps are of {teacher.name}")
+    elif config.method is Method.FINE_TUNE:
+        sentences.append(f"the student starts from {teacher.name}, which saw {teacher.view()}")
+        if None not in (teacher.normalisation, images) and teacher.normalisation != images:
+            sentences.append(f"its own images have {images}, to which it must adapt")
+    if teacher is not None and teacher.guessed:
+        sentences.append(f"{teacher.guessed}: weights do not show it, --teacher_heads says another")
+    return "; ".join(sentences) or None
 
 
 def untrained_teacher(config: RunConfig, folder: Path | None = None) -> Teacher:
@@ -404,6 +398,6 @@ def result_of(config: RunConfig, model: nn.Module) -> nn.Module:
     """What is kept of a trained model: the student, with what it needs of its teacher, or the ViT."""
     if config.method.contrasts:
         return model.result
-    if config.method in (Method.MAE, Method.DMAE, Method.SIMMIM):
+    if config.method.hides_patches:
         return student_of(model).vit
     return model if isinstance(model, Pair) and model.needs_teacher else student_of(model)

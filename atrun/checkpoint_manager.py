@@ -6,12 +6,8 @@ import json
 import os
 import re
 import shutil
-import signal
-import sys
-import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -39,7 +35,7 @@ class CheckpointManager:
     """Keeps the checkpoints of one run in FOLDER/step-00000123, which all its machines must see, and brings
     it back to the newest: the `keeper` of `atlib.train.train`.
 
-    every: steps between checkpoints. The newest `last` are kept, and the one with the highest `best_by`.
+    every: steps between checkpoints. The newest `last` are kept.
     config: JSON values that must be the same when the run goes on, but for those named in `free`.
 
     A checkpoint is written under another name, forced to the disk, described by a manifest with every file's
@@ -52,12 +48,11 @@ class CheckpointManager:
         every: int,
         last: int = 2,
         config: Mapping | None = None,
-        best_by: str = "accuracy",
         free: Iterable[str] = (),
     ):
         if every < 1 or last < 1:
             raise ValueError(f"every and last must be at least 1, got every={every} and last={last}")
-        self.folder, self.every, self.last, self.best_by = Path(folder), every, last, best_by
+        self.folder, self.every, self.last = Path(folder), every, last
         self.config, self.free = dict(config or {}), tuple(free)
         self.reported: set[Path] = set()  # damaged ones that were warned about
 
@@ -71,14 +66,11 @@ class CheckpointManager:
                 warnings.warn(f"the checkpoint {path} is damaged ({damage}) and was left out", stacklevel=2)
         return None
 
-    def due(self, step: int, metrics: Mapping) -> bool:
-        """Whether a checkpoint is to be written after `step`, at whose end these `metrics` were measured."""
-        if step % self.every == 0:
-            return True
-        value = metrics.get(self.best_by)
-        return value is not None and value > max(self._scores().values(), default=float("-inf"))
+    def due(self, step: int) -> bool:
+        """Whether a checkpoint is to be written after `step`."""
+        return step % self.every == 0
 
-    def keep(self, run: Training, metrics: Mapping) -> Path:
+    def keep(self, run: Training) -> Path:
         """Write a checkpoint; every process must call it. Raises `CheckpointError` where it cannot."""
         accelerator, main = run.accelerator, run.accelerator.is_main_process
         path = self.folder / f"step-{run.position.step:08d}"
@@ -103,7 +95,7 @@ class CheckpointManager:
                 write_atomically(temporary / FACTS, json.dumps(facts | setting).encode())
             accelerator.wait_for_everyone()
             if main:
-                self._seal(temporary, path, metrics)
+                self._seal(temporary, path)
                 self._prune(path)
             accelerator.wait_for_everyone()
         except (OSError, RuntimeError, SafetensorError) as error:
@@ -155,20 +147,12 @@ class CheckpointManager:
         """Everything under a checkpoint's name, oldest first, whole or not."""
         return sorted(path for path in self.folder.glob("step-*") if re.fullmatch(r"step-\d{8,}", path.name))
 
-    def _scores(self) -> dict[Path, float]:
-        scores = {}
-        for path in self._checkpoints():
-            score = (_manifest(path) or {"metrics": {}})["metrics"].get(self.best_by)
-            if isinstance(score, (int, float)):
-                scores[path] = score
-        return scores
-
     def _clear(self) -> None:
         """Remove what a run that was killed while it wrote has left behind."""
         for left in self.folder.glob(".step-*.tmp"):
             shutil.rmtree(left)
 
-    def _seal(self, temporary: Path, path: Path, metrics: Mapping) -> None:
+    def _seal(self, temporary: Path, path: Path) -> None:
         """Force all files to the disk, write the manifest, and give the folder its name."""
         files = {
             str(file.relative_to(temporary)): {"sha256": digest(file), "bytes": file.stat().st_size}
@@ -176,8 +160,7 @@ class CheckpointManager:
         }
         for entry in temporary.rglob("*"):
             _force(entry)
-        manifest = json.dumps({"metrics": dict(metrics), "files": files}, indent=1)
-        write_atomically(temporary / MANIFEST, manifest.encode())
+        write_atomically(temporary / MANIFEST, json.dumps({"files": files}, indent=1).encode())
         _force(temporary)
         if path.exists():  # damaged, or it would have been gone on from
             shutil.rmtree(path)
@@ -187,37 +170,8 @@ class CheckpointManager:
     def _prune(self, written: Path) -> None:
         """Remove what need not be kept after `written`; later ones, which were damaged, do not count."""
         whole = [path for path in self._checkpoints() if path <= written and _manifest(path) is not None]
-        scores = {path: score for path, score in self._scores().items() if path in whole}
-        keep = {*whole[-self.last :], *([max(scores, key=scores.get)] if scores else [])}
-        for path in whole:
-            if path not in keep:  # a half-deleted one must not look like a checkpoint
-                shutil.rmtree(path.rename(path.with_name(f".{path.name}.tmp")))
-
-    @staticmethod
-    @contextmanager
-    def stop_noticed() -> Iterator[list]:
-        """Within it SIGTERM, which a cluster sends before it takes a machine away, and the first Ctrl-C are
-        only noted in the list that is yielded; not in other threads, and not a signal that is ignored."""
-        noticed: list = []
-        if threading.current_thread() is not threading.main_thread():
-            yield noticed
-            return
-        before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-        before = {number: handler for number, handler in before.items() if handler != signal.SIG_IGN}
-
-        def note(number: int, frame: object) -> None:
-            noticed.append(number)
-            if number == signal.SIGINT:
-                signal.signal(number, before[number] or signal.SIG_DFL)
-                print("\nstopping after this step; Ctrl-C again stops at once", file=sys.stderr)
-
-        try:
-            for number in before:
-                signal.signal(number, note)
-            yield noticed
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler or signal.SIG_DFL)
+        for path in whole[: -self.last]:  # a half-deleted one must not look like a checkpoint
+            shutil.rmtree(path.rename(path.with_name(f".{path.name}.tmp")))
 
 
 def what_is_trained(run: Training) -> dict[str, Any]:
@@ -321,7 +275,7 @@ def _manifest(path: Path) -> dict | None:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
         files = manifest["files"].values()
         readable = all(isinstance(file["sha256"], str) and type(file["bytes"]) is int for file in files)
-        return manifest if readable and isinstance(manifest["metrics"], dict) else None
+        return manifest if readable else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 

@@ -15,7 +15,7 @@ from atrun.build import held_out
 from atrun.classes import require_classes
 from atrun.config import TRUST_DATA, read_config
 from atrun.measure import readable, same_images, tested_anew
-from atrun.runner import load_result, weights_of
+from atrun.runner import device, load_result, weights_of
 
 
 class Comparison(NamedTuple):
@@ -58,8 +58,7 @@ def compare_runs(
         require_classes(path, images)
         if anew := tested_anew(path, config, split or config.evaluation_split, images):
             warnings.warn(anew.strip(), stacklevel=2)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    logits = [predict(load_result(path).to(device), images) for path, images in zip(weights, sets)]
+    logits = [predict(load_result(path).to(device()), images) for path, images in zip(weights, sets)]
     return compared(*logits, sets[0].targets[readable(sets[0])])
 
 

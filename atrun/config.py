@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +13,7 @@ import torch
 from atfamily import contrast, distilled_mae, simmim
 from atfamily.attndistill import AttnDistill
 from atlib import mae
-from atlib._util import write_atomically
+from atlib._util import as_plain, write_atomically
 from atlib.pair import Normalisation
 from atlib.plan import Plan
 from atlib.recipe import Recipe
@@ -48,7 +48,7 @@ PARTS = {
     "Training with labels": ("evaluation_split evaluate_every task_weight", _LABELLED, _ANY),
     "Classifying whole images": (" ".join(("maps_every", *OF_CLASSIFYING)), _LABELLED, _WHOLE),
     "Detection": ("detector detector_sizes jitter", _DETECTING, {COCO}),
-    "The methods that hide patches": ("mask_ratio", {Method.MAE, Method.DMAE, Method.SIMMIM}, _ANY),
+    "The methods that hide patches": ("mask_ratio", {m for m in Method if m.hides_patches}, _ANY),
     "Masked auto-encoding": ("decoder_width decoder_depth decoder_heads", {Method.MAE, Method.DMAE}, _ANY),
     "AttnDistill": ("attention_weight attention_temperature projector_layers", {Method.ATTNDISTILL}, _ANY),
     "SimMIM": ("mask_unit", {Method.SIMMIM}, _ANY),
@@ -76,7 +76,7 @@ USES = {
         _ANY,
     ),
     "Distill": ("transfer_weight", {method for method in Method if method.has_transfer_loss}, _ANY),
-    "the method features": ("feature_layers", {Method.FEATURES, Method.FEATURES_UNLABELLED}, _ANY),
+    "the method features": ("feature_layers", {m for m in Method if m.distils_features}, _ANY),
     "the method mean-maps": ("reference_images", {Method.MEAN_MAPS}, _ANY),
     "a teacher beside them": ("student_weights", {m for m in Method if m.keeps_weights_apart}, _ANY),
     "an augmentation of one view (`atrun.data.views`)": (
@@ -92,12 +92,12 @@ USES = {
 BOUNDS = (
     (0, 2**32 - 1, "seed"),  # as NumPy's generators ask for
     (0, 0.99, "drop_path"),
-    (0, 1, "momentum temperature_warmup frozen"),
+    (0, 1, "temperature_warmup frozen"),
     (0, math.inf, "workers on_device evaluate_every maps_every local_views attention_weight"),
     (1, math.inf, "save_every keep reference_images teacher_image_size data_size"),
-    (1, math.inf, "decoder_width decoder_depth decoder_heads mask_unit projector_layers"),
+    (1, math.inf, "decoder_width decoder_depth decoder_heads projector_layers"),
     (1, math.inf, "hidden_width projection_width outputs bottleneck_width local_size"),
-    (1e-9, math.inf, "attention_temperature contrast_temperature teacher_temperature local_scale jitter"),
+    (1e-9, math.inf, "attention_temperature local_scale jitter"),
 )
 PAIRS = ("teacher_temperature", "local_scale", "jitter")
 
@@ -279,12 +279,13 @@ class RunConfig:
             raise ValueError(f"{name!r} has no distillation token: name a DeiT, set model.distilled to true")
         elif len(model.blocks) == 0:
             raise ValueError(f"the model {name!r} has no blocks: set model.depth to at least 1")
-        if self.method.pretrains and not self.method.is_unlabelled:
+        if self.method.has_pretext:
             try:
                 with without_weights():
                     self.pretext(model, self.skeleton(0) if self.method.needs_teacher else None)
             except AssertionError as error:  # timm's blocks refuse a width that their heads do not divide
-                raise ValueError(f"decoder_width is no multiple of {self.decoder_heads=}") from error
+                width, heads = self.decoder_width, self.decoder_heads
+                raise ValueError(f"decoder_width={width}: no multiple of decoder_heads={heads}") from error
         if self.plan is not None:
             self.plan.layers_of(len(model.blocks))
         if self.feature_layers is not None:
@@ -448,12 +449,6 @@ def read_config(folder: Path, trust_data: bool = False) -> RunConfig:
 def is_run(path: Path) -> bool:
     """Whether a path is a run's folder, by its config: other folders have a config.json of another kind."""
     return config_says(path, "recipe_name")
-
-
-def as_plain(value: object) -> object:
-    """A value as JSON has it."""
-    named = value._asdict() if isinstance(value, Architecture) else value
-    return json.loads(json.dumps(named, default=asdict))
 
 
 def _tuples(values: Mapping[str, Any]) -> dict[str, Any]:

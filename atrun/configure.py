@@ -6,15 +6,14 @@ from typing import Any
 
 import timm
 
-from atlib._util import require_known
+from atlib._util import as_plain, require_known
 from atlib.vit import PRESETS, Architecture, check_activation, create_vit, weights_file, without_weights
 from atrun import generic
 from atrun.build import check_fits
 from atrun.checkpoint_manager import differences
-from atrun.config import COCO, UNTRAINED, RunConfig, as_plain, is_run, read_config, with_settings
+from atrun.config import COCO, UNTRAINED, RunConfig, is_run, read_config, with_settings
 from atrun.data.catalogue import CATALOGUE, find
 from atrun.data.generated import is_generated, maker
-from atrun.log import require_tracker
 from atrun.method import DERIVED
 from atrun.recipes import FOR_PYTHON, TASKS, Published, names, published
 from atrun.runner import result_path
@@ -66,7 +65,6 @@ def _in_full(changes: Mapping[str, str]) -> dict[str, str]:
 
 def _checked(values: Mapping[str, Any], changes: Mapping[str, str]) -> RunConfig:
     config = with_settings(values, changes)
-    require_tracker(config.tracker)
     check_fits(config)
     return config
 
@@ -103,7 +101,8 @@ def config_diff(config: RunConfig, images: int) -> list[str]:
     now, then = config.on(images).flat(), _as_published(published(config.recipe_name))
     then["recipe"] = then["recipe"].on(images)
     names = now.keys() & then.keys()  # of generated images, none is augmented
-    return differences(*({name: as_plain(values[name]) for name in names} for values in (then, now)))
+    then, now = ({name: as_plain(values[name]) for name in names} for values in (then, now))
+    return differences(then, now)
 
 
 def _as_published(source: Published) -> dict[str, Any]:
@@ -155,7 +154,8 @@ def _weights(name_or_path: str, what: str) -> str:
     with without_weights():
         create_vit(name_or_path)  # refuses what is no ViT
     check_activation(name_or_path)
-    with_weights = name_or_path not in PRESETS and timm.get_pretrained_cfg(name_or_path)
-    if not (with_weights and with_weights.has_weights or weights_file(name_or_path).exists()):
+    of_timm = None if name_or_path in PRESETS else timm.get_pretrained_cfg(name_or_path)
+    has_weights = of_timm is not None and of_timm.has_weights
+    if not has_weights and not weights_file(name_or_path).exists():
         raise ValueError(f"the {what} {name_or_path} has no published weights: another name, or a file")
     return name_or_path

@@ -3,14 +3,12 @@
 import argparse
 from pathlib import Path
 
-import torch
-
 from atfamily.measures.controls import controls, controls_table, switched
 from atlib.pair import Pair
 from atrun.build import build, held_out, outputs_for, training_images
 from atrun.classes import require_classes
 from atrun.config import read_config
-from atrun.runner import load_result, weights_of
+from atrun.runner import device, load_result, weights_of
 
 
 def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
@@ -29,13 +27,12 @@ def controls_command(arguments: argparse.Namespace) -> int:
     if not config.method.transfers:
         raise ValueError(f"{arguments.folder} is a run of {config.method}: controls are of copy or distill")
     images, tested_on = training_images(config), held_out(config)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
     if not arguments.train:
         require_classes(weights_of(arguments.folder), tested_on)
         pair = load_result(weights_of(arguments.folder))
         if not isinstance(pair, Pair):
             raise ValueError(f"{arguments.folder} keeps no teacher: give --train")
-        print(controls_table(switched(pair.to(device), tested_on, images)))
+        print(controls_table(switched(pair.to(device()), tested_on, images)))
         return 0
     outputs = outputs_for(config, images)
     built = build(config, outputs, getattr(images, "normalisation", None), arguments.folder)

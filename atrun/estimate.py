@@ -32,6 +32,7 @@ from atrun.runner import free_memory
 from atrun.teachers.build import headless, on_meta
 
 STEPS = 4  # timed; the first is thrown away
+LIMIT = 20  # seconds that they may take in all
 SAFE_SHARE = 0.6  # of the memory that is free
 EFFICIENCY = 0.4  # of a matrix product's speed that a step reaches: a guess
 # Of Copy and of Distill with ViT-L on ImageNet-1k: the cost table of arXiv 2411.09702.
@@ -75,9 +76,9 @@ class Estimate(NamedTuple):
         return steps_per_epoch(self.count, self.config.recipe.batch_size)
 
 
-def estimate(config: RunConfig, count: int, outputs: int, limit: float = 20, processes: int = 1) -> Estimate:
+def estimate(config: RunConfig, count: int, outputs: int, processes: int = 1) -> Estimate:
     """What the run would be on `count` images, divided among processes with a device each: a few steps are
-    timed on random numbers, in some `limit` seconds; where that is too short, the time comes from FLOPs."""
+    timed on random numbers, in some `LIMIT` seconds; where that is too short, the time comes from FLOPs."""
     config, skeleton = config.on(count), config.skeleton(outputs)
     with without_weights():
         model = assembled(config, outputs)
@@ -86,7 +87,7 @@ def estimate(config: RunConfig, count: int, outputs: int, limit: float = 20, pro
     batch = -(-config.recipe.batch_size // processes)  # of one device
     share = replace(config, recipe=replace(config.recipe, batch_size=batch))
     memory = memory_of(share, outputs)
-    timed, seconds = time_steps(share, outputs, flops, memory, limit) or (None, None)
+    timed, seconds = time_steps(share, outputs, flops, memory, LIMIT) or (None, None)
     if timed is not None:
         seconds = seconds * batch / timed
     elif flops is not None:
@@ -236,14 +237,13 @@ def flops_of(config: RunConfig, skeleton: nn.Module) -> int | None:
     """
     method, native = config.method, teacher_architecture(config)
     uncounted = method is Method.MEAN_MAPS or method.reads_logits or not isinstance(skeleton, VITS)
-    if uncounted or method.pretrains and not method.is_unlabelled:
+    if uncounted or method.has_pretext:
         return None
     if config.plan is not None and config.plan.what != "map":
         return None
-    features = method in (Method.FEATURES, Method.FEATURES_UNLABELLED)
     try:
         shape = teacher = shape_of(skeleton)
-        if config.plan is None and not features:
+        if config.plan is None and not method.distils_features:
             return accounting.fine_tuning(shape)
         if native is not None:
             teacher = shape_of(on_meta(headless(native, config.teacher_image_size or image_size(config))))
@@ -251,7 +251,7 @@ def flops_of(config: RunConfig, skeleton: nn.Module) -> int | None:
         return None
     pairs = (config.plan or Plan(layers=config.feature_layers)).pairs_of(shape.depth, None)
     last = 1 + max(layer for _, layer in pairs)  # the teacher runs up to it, whichever layers are transferred
-    if features:
+    if method.distils_features:
         projectors = 0 if shape.width == teacher.width else len(pairs)
         return accounting.feature_distillation(shape, last, teacher, projectors)
     transfer = accounting.copy if method is Method.COPY else accounting.distill

@@ -17,13 +17,13 @@ from timm.models.deit import VisionTransformerDistilled
 from torch import Tensor, nn
 
 from atlib._util import write_atomically
-from atlib.checkpoint import normalisation_said, read_header, save_vit
+from atlib.checkpoint import read_header, save_vit
 from atlib.objectives import outputs
 from atlib.pair import Normalisation, Pair, attach, student_of
 from atlib.vit import PRESETS, Architecture
-from atrun.build import preparation_of
 from atrun.classes import class_names
-from atrun.config import is_run
+from atrun.config import built_for, is_run
+from atrun.looking.file_preparation import preparation_in
 from atrun.runner import load_result, weights_of
 
 TOLERANCE = 1e-4  # of outputs by another engine, which sums in another order, relative to the largest
@@ -82,7 +82,7 @@ def write_timm_folder(model: Exportable, folder: Path) -> Path:
             "fixed_input_size": True,
             "num_classes": model.model.num_classes,
             "pool_size": None,
-            "first_conv": "patch_embed.proj",
+            "first_conv": "stem.proj" if hasattr(model.model, "stem") else "patch_embed.proj",
             "classifier": ["head", "head_dist"] if distilled else "head",
         },
     }
@@ -141,30 +141,16 @@ class _Logits(nn.Sequential):
 
 def _preparation(path: Path, model: nn.Module, normalisation: Normalisation | None) -> dict[str, Any]:
     """How images are prepared for a file's model, as it says, or as its run's folder does."""
-    _, augmentation = preparation_of(path)
-    stated = normalisation_said(read_header(path))
-    if stated is None:
-        stated = model.normalisation if isinstance(model, Pair) else Normalisation.of(model)
-    if stated is None and augmentation is not None:
-        stated = augmentation.normalisation
+    preparation, stated = preparation_in(path, model)
     if stated is not None and normalisation not in (None, stated):
         raise ValueError(f"{path} says that its images have {stated}: leave --mean and --std out")
     stated = stated or normalisation
     if stated is None:
         raise ValueError(f"{path} does not say how its images are normalised: --mean and --std say it")
-    size = getattr(getattr(student_of(model), "patch_embed", None), "img_size", None)
-    if size is None:
-        raise ValueError(f"{path} holds a {type(student_of(model)).__name__}, which takes no one image size")
-    if augmentation is not None:  # a ViT for any size
-        size = [augmentation.image_size] * 2
-    return {
-        "input_size": [3, *size],
-        "mean": list(stated.mean),
-        "std": list(stated.std),
-        "interpolation": "bicubic" if augmentation is None else augmentation.interpolation,
-        "crop_pct": 1.0 if augmentation is None else augmentation.crop_pct,
-        "crop_mode": "center",
-    }
+    if built_for(student := student_of(model)) is None:
+        raise ValueError(f"{path} holds a {type(student).__name__}, which takes no one image size")
+    how = {name: getattr(preparation, name) for name in ("interpolation", "crop_pct", "crop_mode")}
+    return {"input_size": [3, *preparation.size], **stated.describe(), **how}
 
 
 def _timm_call(architecture: Architecture, vit: nn.Module) -> tuple[str, dict[str, Any]]:
@@ -213,10 +199,9 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
 
 
 def export_command(arguments: argparse.Namespace) -> int:
-    out, (mean, std) = arguments.out, (arguments.mean, arguments.std)
-    if (mean is None) != (std is None):
-        raise ValueError("--mean and --std belong together: give both, or leave both out")
-    normalisation = None if mean is None else Normalisation(*(v if len(v) > 1 else v[0] for v in (mean, std)))
+    out, scales = arguments.out, (arguments.mean, arguments.std)
+    numbers = [scale[0] if scale and len(scale) == 1 else scale for scale in scales]
+    normalisation = None if numbers == [None, None] else Normalisation(*numbers)  # which refuses one alone
     model = open_to_export(weights_of(arguments.path, arguments.averaged), normalisation)
     if normalisation is not None:
         attach(student_of(model.model), normalisation)  # the written file says it too

@@ -18,7 +18,7 @@ from atlib.pair import Normalisation
 from atlib.recipe import Recipe
 from atlib.student import SIZES, student_sizes
 from atlib.vit import VITS, Architecture, create_classifier, create_vit, without_weights
-from atrun.config import COCO, UNTRAINED, built_for, read_settings
+from atrun.config import UNTRAINED, built_for, read_settings
 from atrun.data.catalogue import CATALOGUE
 from atrun.data.generated import is_generated, maker
 from atrun.data.transforms import Augmentation
@@ -82,8 +82,6 @@ def derive(name: str, data: str, teacher: str | None, changes: Mapping[str, str]
     sizes of some are looked at, and a teacher's file is read.
     """
     method = Method(name)
-    if data == COCO:
-        raise ValueError(f"the recipe {name!r} classifies images; take a recipe of detection for {data!r}")
     settings = read_settings(changes)
     images, side = _material(data, settings, seed, not method.is_unlabelled)
     model = _model(teacher, settings, name)
@@ -166,7 +164,7 @@ def derive(name: str, data: str, teacher: str | None, changes: Mapping[str, str]
 
     # the plan, and for features the layers of the plan that would distill
     layers: dict[str, Any] = {"plan": None}
-    if method.transfers or method in (Method.FEATURES, Method.FEATURES_UNLABELLED):
+    if method.transfers or method.distils_features:
         sizes = (_sizes(vit) for vit in (model.teacher or model.vit, model.vit))
         plan, whys = plan_of_sizes(*sizes, method.how or "distill")
         if method.transfers:
@@ -205,7 +203,7 @@ def _material(data: str, settings: Mapping[str, Any], seed: int, labelled=True) 
     from atrun.data.photos import open_photos  # imported here: `datasets` takes seconds
 
     options = {name: settings.get(name) for name in ("image_column", "label_column")} | {"labelled": labelled}
-    photos = open_photos(data, path=settings.get("data_path"), split=split, train=True, **options)
+    photos = open_photos(data, path=settings.get("data_path"), split=split, **options)
     some = range(0, len(photos), max(1, len(photos) // LOOKED_AT))
     sides = []
     for index in some:
@@ -289,8 +287,6 @@ def with_student(student: str | None, teacher: str | None, changes: Mapping[str,
         return {"model": student, **changes}
     if student not in (*SIZES, "half"):
         raise ValueError(f"--student {student}: tiny, small, half or a timm name")
-    if teacher in (None, UNTRAINED):
-        raise ValueError(f"--student {student} is a size of the teacher's architecture: --teacher NAME")
     settings = read_settings({name: text for name, text in changes.items() if name.startswith("teacher_")})
     vit = _model(teacher, settings, Method.COPY.value).teacher
     return {f"model.{name}": str(value) for name, value in student_sizes(vit, student).items()} | changes

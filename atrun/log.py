@@ -100,7 +100,7 @@ def read_log(folder: str | Path) -> list[dict]:
     for number, line in enumerate(lines, 1):
         try:
             entry = json.loads(line)
-            entry["step"] + entry["seconds"]
+            _ = entry["step"] + entry["seconds"]  # both are there, and numbers
         except (json.JSONDecodeError, TypeError, KeyError) as error:
             if number < len(lines):
                 warnings.warn(f"{path}, line {number} is no entry ({error}): it is left out", stacklevel=2)

@@ -15,14 +15,12 @@ from atlib.checkpoint import read_header
 from atlib.data import Images
 from atlib.evaluate import predict, score
 from atlib.objectives import outputs as outputs_of
-from atlib.pair import Normalisation, Pair, student_of
-from atrun.build import READING, coco_images, held_out, held_out_images, preparation_of, require_size
+from atrun.build import READING, coco_images, held_out, held_out_images, require_size
 from atrun.classes import classes_of, labels_by_name
 from atrun.config import (
     COCO,
     TRUST_DATA,
     RunConfig,
-    built_for,
     is_run,
     read_config,
     read_settings,
@@ -32,9 +30,10 @@ from atrun.config import (
 from atrun.configure import data_name, evaluated_split
 from atrun.data.decoding import CorruptImage, decode
 from atrun.data.generated import is_generated
-from atrun.data.transforms import Augmentation
+from atrun.data.transforms import AS_STORED, Augmentation
+from atrun.looking.file_preparation import augmentation_of, preparation_in
 from atrun.overrides import help_text, pairs
-from atrun.runner import is_main_process, load_result, tested_as, weights_of
+from atrun.runner import device, is_main_process, load_result, tested_as, weights_of
 
 LOOKED_AT = 16  # images of two sets, evenly spread, whose pixels tell the sets apart
 
@@ -78,17 +77,16 @@ def evaluate_command(arguments: argparse.Namespace) -> int:
         raise ValueError(f"--shifted {shifted} is data of its own: leave --data and --split out")
     files = [_file_of(path, arguments) for path in arguments.paths]
     reading = read_settings(pairs(arguments.settings), READING)
-    tests, text = [], None
-    for path, config in files:
-        if config.detects if config is not None else "detector" in read_header(path):
-            if len(files) > 1 or shifted is not None:
-                raise ValueError(f"{path} holds a detector: evaluate it by itself, on data {COCO!r}")
-            text = _on_coco(path, config, arguments, reading)
-        else:
-            tests.append(_test_of(path, config, arguments, reading))
-    if len({classes_of(path) for path, _ in files} - {None}) > 1:
-        raise ValueError("no ensemble: these models have other classes, or in another order")
-    text = text or "\n".join(measured_lines(tests))
+    detectors = [path for path, config in files if _detects(path, config)]
+    if detectors and (len(files) > 1 or shifted is not None):
+        raise ValueError(f"{detectors[0]} holds a detector: evaluate it by itself, on data {COCO!r}")
+    if detectors:
+        text = _on_coco(*files[0], arguments, reading)
+    else:
+        tests = [_test_of(path, config, arguments, reading) for path, config in files]
+        if len({classes_of(path) for path, _ in files} - {None}) > 1:
+            raise ValueError("no ensemble: these models have other classes, or in another order")
+        text = "\n".join(measured_lines(tests))
     if is_main_process():
         print(text)
     return 0
@@ -106,6 +104,10 @@ def _file_of(path: Path, arguments: argparse.Namespace) -> tuple[Path, RunConfig
     if config.method.pretrains:
         raise ValueError(f"{folder} is without a class head: train --recipe fine-tune --teacher {folder}")
     return weights, config
+
+
+def _detects(path: Path, config: RunConfig | None) -> bool:
+    return "detector" in read_header(path) if config is None else config.detects
 
 
 def _test_of(
@@ -152,14 +154,12 @@ def tested_anew(path: Path, config: RunConfig, split: str, images) -> str:
 
 def _preparation(path: Path, model: nn.Module) -> tuple[Augmentation | None, str]:
     """How images are prepared for a file's weights, or a guess, noted."""
-    is_known, augmentation = preparation_of(path)
-    if is_known:
+    is_known, augmentation = augmentation_of(path)
+    preparation, normalisation = preparation_in(path, model)
+    if is_known and (augmentation is not None or normalisation in (None, AS_STORED)):
         return augmentation, ""
-    size = built_for(student_of(model))
-    guess = Augmentation() if size is None else Augmentation(size[0])
-    normalisation = model.normalisation if isinstance(model, Pair) else Normalisation.of(model)
-    if normalisation is not None:
-        guess = replace(guess, mean=normalisation.mean, std=normalisation.std)
+    how = {name: getattr(preparation, name) for name in ("mean", "std", "crop_pct", "interpolation")}
+    guess = Augmentation(preparation.size[0], **how)
     return guess, (
         f"\n{path} does not say how images were prepared for it; here they were taken at"
         f" {guess.image_size} pixels, crop {guess.crop_pct}, mean {guess.mean} and std {guess.std}"
@@ -180,7 +180,7 @@ def _on_coco(path: Path, config: RunConfig | None, arguments: argparse.Namespace
     images = coco_images(folder, split, size, workers=reading.get("workers", 0))
     if images.classes != classes:
         raise ValueError(f"{folder}, {split} has categories {images.classes}, and {path} knows {classes}")
-    precisions = evaluate_detector(detector.to("cuda" if torch.cuda.is_available() else "cpu"), images)
+    precisions = evaluate_detector(detector.to(device()), images)
     figures = [f"{name.replace('_', ' ')} {100 * value:.1f}" for name, value in precisions.items()]
     text = ", ".join(figures) or "nothing to find"
     return f"{path} on {COCO}, {split}: {text} (per cent), of {len(images):,} images"
@@ -245,7 +245,7 @@ def measured_lines(tests: Sequence[ModelOnTest]) -> list[str]:
         alike = test is first or same_images(test.images, first.images)
         if not alike or not torch.equal(test.targets, first.targets):
             raise ValueError(f"no ensemble: {test.path} is tested on {test.on}, {first.path} on {first.on}")
-        logits.append(predict(test.model.to("cuda" if torch.cuda.is_available() else "cpu"), test.images))
+        logits.append(predict(test.model.to(device()), test.images))
         test.model.to("cpu")
         lines.append(f"{test.path} on {test.on}: {_figures(test, logits[-1])}{test.note}")
     if len(tests) > 1:

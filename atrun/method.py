@@ -5,8 +5,13 @@ from enum import StrEnum
 from atlib._util import require_known
 
 
-def _one_of(*methods: str) -> property:
-    return property(lambda self: self in methods)
+def _one_of(doc: str, *kinds: str | property) -> property:
+    """Whether a method is one of these, or has one of these properties."""
+
+    def holds(method: str) -> bool:
+        return any(method == kind if isinstance(kind, str) else kind.fget(method) for kind in kinds)
+
+    return property(holds, doc=doc)
 
 
 class Method(StrEnum):
@@ -36,41 +41,31 @@ class Method(StrEnum):
     def __repr__(self) -> str:  # in messages, where it is a value among others
         return repr(self.value)
 
-    # a distillation without its labels
-    is_unlabelled = _one_of("distill-unlabelled", "features-unlabelled")
-    # makes a teacher with the help of another one
-    is_taught_unlabelled = _one_of("dmae", "attndistill", "distill-unlabelled", "features-unlabelled")
-    # compares views of images
-    contrasts = _one_of("moco", "dino")
-    # transfers attention, by a `Plan` that says so too
-    transfers = _one_of("copy", "distill", "distill-unlabelled")
-    # has a teacher that says classes
-    reads_logits = _one_of("logits", "hard-logits", "distillation-token")
-
-    @property
-    def pretrains(self) -> bool:
-        """Whether it makes a teacher, without labels."""
-        return self in (Method.MAE, Method.SIMMIM) or self.contrasts or self.is_taught_unlabelled
+    is_unlabelled = _one_of("Whether it distils without labels.", DISTILL_UNLABELLED, FEATURES_UNLABELLED)
+    contrasts = _one_of("Whether it compares views of images.", MOCO, DINO)
+    hides_patches = _one_of("Whether it shows a part of an image.", MAE, DMAE, SIMMIM)
+    has_pretext = _one_of("Whether it makes a task of images.", contrasts, hides_patches, ATTNDISTILL)
+    pretrains = _one_of("Whether it makes a teacher, without labels.", has_pretext, is_unlabelled)
+    transfers = _one_of("Whether it transfers attention, by a `Plan`.", COPY, DISTILL, DISTILL_UNLABELLED)
+    distils_features = _one_of("Whether it distils the residual stream.", FEATURES, FEATURES_UNLABELLED)
+    reads_logits = _one_of("Whether its teacher says classes.", LOGITS, HARD_LOGITS, DISTILLATION_TOKEN)
+    keeps_weights_apart = _one_of(
+        "Whether something of a teacher reaches a student with weights of its own.",
+        *(transfers, distils_features, reads_logits, MEAN_MAPS),
+    )
+    has_transfer_loss = _one_of(
+        "Whether the teacher speaks through a loss, with the recipe's `transfer_weight`.",
+        *(DISTILL, DISTILL_UNLABELLED, distils_features, reads_logits, DMAE, ATTNDISTILL),
+    )
+    needs_teacher = _one_of(
+        "Whether a run must have a teacher; no other run has one.",
+        *(keeps_weights_apart, FINE_TUNE, DMAE, ATTNDISTILL),
+    )
 
     @property
     def how(self) -> str | None:
         """Of a method that transfers attention: "copy" or "distill", as its `Plan` says."""
         return self.value.removesuffix("-unlabelled") if self.transfers else None
-
-    @property
-    def keeps_weights_apart(self) -> bool:
-        """Whether something of a teacher reaches a student with weights of its own."""
-        return self.transfers or self in (Method.FEATURES, Method.MEAN_MAPS) or self.reads_logits
-
-    @property
-    def has_transfer_loss(self) -> bool:
-        """Whether the teacher speaks through a loss, with the recipe's `transfer_weight`."""
-        return self in (Method.DISTILL, Method.FEATURES) or self.reads_logits or self.is_taught_unlabelled
-
-    @property
-    def needs_teacher(self) -> bool:
-        """Whether a run must have a teacher; no other run has one."""
-        return self.keeps_weights_apart or self is Method.FINE_TUNE or self.is_taught_unlabelled
 
 
 # Those whose recipe needs no name of a model: `atrun.generic` derives it.

@@ -34,8 +34,8 @@ from atrun.measure import readable, tested_anew
 from atrun.method import DERIVED, Method, method_of_run
 from atrun.overrides import pairs
 from atrun.record import Record
-from atrun.report import run_report, table_report
-from atrun.runner import TEACHER_SHA, is_finished, load_result, note, resume, start, weights_of
+from atrun.report import in_points, run_report, table_report
+from atrun.runner import TEACHER_SHA, device, is_finished, load_result, note, resume, start, weights_of
 
 METHODS = tuple(name.value for name in DERIVED if not name.is_unlabelled)
 
@@ -81,8 +81,7 @@ class Table(NamedTuple):
             mean = 100 * sum(row["accuracies"]) / len(row["accuracies"])
             line = f"{name:12} {mean:6.2f} %  ({of_seeds})"
             if name != base:
-                difference, low, high = (100 * value for value in self.differences[name, base])
-                line += f"  {difference:+.2f} ({low:+.2f} to {high:+.2f})"
+                line += f"  {in_points(*self.differences[name, base])}"
             lines.append(f"{line}  {sum(row['seconds']):.0f} s")
         return "\n".join(lines)
 
@@ -249,8 +248,7 @@ def _carried_out(config: RunConfig, rules: str, words: Sequence[str], folder: Pa
         if finished:
             _require_unchanged(folder, config, tested_on)
         if tested_on is not None:
-            device = "cuda" if torch.cuda.is_available() else "cpu"
-            answers = predict(student.to(device), tested_on).argmax(1)
+            answers = predict(student.to(device()), tested_on).argmax(1)
             if len(answers) < len(tested_on):  # some cannot be decoded
                 tested_on = tested_on.select(readable(tested_on))
             right = answers == tested_on.targets

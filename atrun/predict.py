@@ -14,13 +14,13 @@ from atlib._util import write_atomically
 from atlib.checkpoint import read_header
 from atlib.evaluate import predict, says_nothing
 from atlib.pair import student_of
-from atrun.build import preparation_of
 from atrun.classes import class_names
 from atrun.config import is_run, read_config
 from atrun.data.decoding import ON_CORRUPT
 from atrun.data.folders import pictures_below
+from atrun.looking.file_preparation import augmentation_of
 from atrun.measure import readable
-from atrun.runner import load_result, weights_of
+from atrun.runner import device, load_result, weights_of
 
 
 class Prediction(NamedTuple):
@@ -52,12 +52,11 @@ def predictions(path: Path, files: Sequence[Path], on_corrupt: str = "raise") ->
 
     from atrun.data.photos import Photos
 
-    _, augmentation = preparation_of(path)
+    _, augmentation = augmentation_of(path)
     if augmentation is None:
         says_it = 'save_vit(..., {"augmentation": Augmentation(...).describe(), "classes": [...]}) says it'
         raise ValueError(f"{path} does not say how image files are prepared for it: {says_it}")
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = load_result(path).to(device)
+    model = load_result(path).to(device())
     if student_of(model).num_classes == 0:
         raise ValueError(f"{path} has no class head: `train --recipe fine-tune --teacher {path}` makes one")
     names = class_names(path)
@@ -119,10 +118,7 @@ def predict_command(arguments: argparse.Namespace) -> int:
     if arguments.out is not None and arguments.out.suffix.lower() not in kinds:
         raise ValueError(f"--out {arguments.out}: name a file that ends in .csv or .json")
     path = weights_of(arguments.path, arguments.averaged)
-    predicted = predictions(path, image_files(arguments.images), arguments.on_corrupt)
-    if arguments.out is None:
-        print(as_csv(predicted, class_names(path)), end="")
-    else:
-        text = kinds[arguments.out.suffix.lower()](predicted, class_names(path))
-        print(write_atomically(arguments.out, text.encode()))
+    written = as_csv if arguments.out is None else kinds[arguments.out.suffix.lower()]
+    text = written(predictions(path, image_files(arguments.images), arguments.on_corrupt), class_names(path))
+    print(text if arguments.out is None else f"{write_atomically(arguments.out, text.encode())}\n", end="")
     return 0

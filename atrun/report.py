@@ -77,7 +77,10 @@ def table_report(out: Path, words: Sequence[str], table: Mapping[str, Any]) -> P
     """Write the page of a table of methods, `Table.describe()`, with links to the runs' pages. words: the
     command that repeats it. Returns the page's path."""
     base = next(iter(table["methods"]))
-    to_base = {pair["first"]: pair for pair in table["differences"] if pair["second"] == base}
+    differences = {
+        (pair["first"], pair["second"]): in_points(pair["mean"], pair["low"], pair["high"])
+        for pair in table["differences"]
+    }
     rows = []
     for name, row in table["methods"].items():
         links = [
@@ -85,13 +88,10 @@ def table_report(out: Path, words: Sequence[str], table: Mapping[str, Any]) -> P
             for folder, accuracy in zip(row["folders"], row["accuracies"])
         ]
         mean = f"{100 * sum(row['accuracies']) / len(links):.2f}"
-        difference = _difference(to_base[name]) if name in to_base else ""
+        difference = differences.get((name, base), "")
         rows.append([escape(name), mean, " ".join(links), difference, f"{sum(row['seconds']):,.1f}"])
     heads = ["method", "accuracy, %", "of each seed", f"less {escape(base)}", "seconds"]
-    pairs = [
-        [f"{escape(pair['first'])} less {escape(pair['second'])}", _difference(pair)]
-        for pair in table["differences"]
-    ]
+    pairs = [[escape(f"{first} less {second}"), text] for (first, second), text in differences.items()]
     parts = [_command(words, out), "<h2>Methods</h2>", _table(heads, rows)]
     parts += ["<h2>All differences</h2>", _table(["", "points"], pairs)] if pairs else []
     parts += ["<p>95 % intervals over other images (paired bootstrap), not other seeds.</p>"]
@@ -140,8 +140,9 @@ def _accuracies(right: Tensor, labels: Tensor, classes: Sequence[str]) -> str:
     return _table(["class", "images", "accuracy, %", "interval"], rows)
 
 
-def _difference(pair: Mapping[str, Any]) -> str:
-    return f"{100 * pair['mean']:+.2f} ({100 * pair['low']:+.2f} to {100 * pair['high']:+.2f})"
+def in_points(mean: float, low: float, high: float) -> str:
+    """A difference of shares, with its interval."""
+    return f"{100 * mean:+.2f} ({100 * low:+.2f} to {100 * high:+.2f})"
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

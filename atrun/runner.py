@@ -149,6 +149,11 @@ def note(text: str) -> None:
         print(f"python -m atlib: {text}", file=sys.stderr)
 
 
+def device() -> str:
+    """Where a trained model computes."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
 def load_result(path: Path) -> nn.Module:
     """The model in a file that a run has left, after Copy teacher and student as one. Raises `OSError`."""
     header = read_header(path)
@@ -222,9 +227,8 @@ def _carry_out(
             # kept: another version of torch may draw other numbers from the seed
             save_vit(folder / "teacher.safetensors", built.untrained, built.teacher)
     split = "none" if config.method.pretrains else config.evaluation_split
-    best = f"{split}_{'box_AP' if detects else 'accuracy'}"
     free = (*FREE, *may_differ)
-    keeper = CheckpointManager(folder / "checkpoints", config.save_every, config.keep, same, best, free)
+    keeper = CheckpointManager(folder / "checkpoints", config.save_every, config.keep, same, free)
 
     def metrics(model: nn.Module) -> dict:
         if detects:

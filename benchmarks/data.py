@@ -68,7 +68,6 @@ def open_samples(options: argparse.Namespace) -> Photos:
         torch.tensor(IMAGENET.indices(stored) if label_column == "wnid" else stored),
         IMAGENET.names,
         augmentation=published(RECIPE).augmentation,
-        train=True,
     )
 
 

@@ -14,7 +14,7 @@ from atrun.data.transforms import Augmentation
 CLASSES = ["cat", "dog", "owl"]
 SCALE = {"mean": (0.5,) * 3, "std": (0.25,) * 3}
 SMALL = Augmentation(8, three_augment=True, color_jitter=0.3, random_erasing=0.5, **SCALE)
-PLAIN = Augmentation(8, crop_pct=1.0, **SCALE)  # evaluation keeps the colour, which says the index
+PLAIN = Augmentation(8, crop="centre", flip=0.0, crop_pct=1.0, **SCALE)  # keeps the colour, as the index
 
 
 def picture(index, size=(16, 12)):

@@ -60,14 +60,12 @@ class CocoObjects:
     ):
         self.folder, self.file = Path(images), Path(annotations)
         self.size, self.jitter, self.masks, self.workers = size, jitter, masks, workers
-        if not self.folder.is_dir():
-            raise FileNotFoundError(f"{self.folder} is no folder: it must hold the image files")
         self.entries, self._annotations, categories = _read(self.file, masks)
         self.classes = tuple(str(category.get("name", category["id"])) for category in categories)
         self._number = {category["id"]: number for number, category in enumerate(categories)}
         names = [entry["file_name"] for entry in self.entries]
         if absent := [name for name in names if not (self.folder / name).is_file()]:
-            raise FileNotFoundError(f"{len(absent)} images of {self.file} are not there: {absent[0]} ...")
+            raise FileNotFoundError(f"{self.folder} lacks {len(absent)} images of {self.file}: {absent[0]}")
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -247,8 +245,6 @@ def _scaled(scale: float, *sides: int) -> list[int]:
 
 def _read(file: Path, masks: bool) -> tuple[list[dict], dict[int, list[dict]], list[dict]]:
     """Images, annotations by image and categories of a file, the first and last in the order of their ids."""
-    if not file.is_file():
-        raise FileNotFoundError(f"{file}, the JSON file of annotations, is not there")
     try:
         read = json.loads(file.read_text(encoding="utf-8"))
         by_id = itemgetter("id")

@@ -10,29 +10,26 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import BatchSampler, Dataset
+from torch.utils.data import BatchSampler
+from torchvision.transforms.functional import normalize, to_tensor
 
 from atlib._util import require_known
 from atlib.data import UNLABELLED, Images
 from atlib.loading import Batch, ShardSpec, augmentation_seeds, loader_of, my_batches, my_repeats
 from atlib.pair import Normalisation
 from atrun.data.decoding import ON_CORRUPT, CorruptImage, Made, decode, large_pictures
-from atrun.data.transforms import Augmentation, in_two
+from atrun.data.transforms import AS_STORED, Augmentation, in_two
 from atrun.data.views import Views
 
-AS_STORED = Normalisation(0.5, 0.25)  # as `Images` normalises
 NAMED = 20  # corrupt images that are warned about one by one
 
 
 class Decoded:
     """What images by index and images as they come have in common. Arguments: as in `Photos`."""
 
-    def __init__(
-        self, classes: Sequence[str], augmentation: Augmentation | Views | None, train: bool, on_corrupt: str
-    ):
+    def __init__(self, classes: Sequence[str], augmentation: Augmentation | Views | None, on_corrupt: str):
         require_known("on_corrupt", on_corrupt, ON_CORRUPT)
-        self.classes, self.augmentation, self.train = tuple(classes), augmentation, train
-        self.on_corrupt = on_corrupt
+        self.classes, self.augmentation, self.on_corrupt = tuple(classes), augmentation, on_corrupt
         #: the images that could not be decoded, in training those of the current epoch, {index: why}
         self.corrupt: dict[int, str] = {}
         self._warned: set[int] = set()
@@ -58,7 +55,7 @@ class Decoded:
 
     def seeds(self, part: ShardSpec, indices: Sequence[int], repeats: Sequence[int]) -> Sequence[int | None]:
         """The seeds of some images' augmentation, None for none."""
-        if not self.train or self.augmentation is None:
+        if self.augmentation is None:
             return [None] * len(indices)
         places = (torch.tensor(numbers, dtype=torch.long) for numbers in (indices, repeats))
         return augmentation_seeds(part, *places).tolist()
@@ -83,7 +80,7 @@ class Decoded:
 
     def _treated(self, picture: Image.Image, seed: int | None) -> Tensor:
         if (a := self.augmentation) is None:
-            return (torch.from_numpy(np.array(picture)).permute(2, 0, 1).float() / 255 - 0.5) / 0.25
+            return normalize(to_tensor(picture), AS_STORED.mean, AS_STORED.std)
         return a.evaluate(picture) if seed is None else a.train(picture, seed)
 
     def deliver(
@@ -106,16 +103,14 @@ class Decoded:
             yield Batch(made.images, made.targets, made.indices, weight * left)
 
 
-class Photos(Decoded, Dataset):
-    """Images on disk with their targets, for training (`epoch`) and evaluation (`loader`). `photos[i]` is one
-    (image, target).
+class Photos(Decoded):
+    """Images on disk with their targets, for training (`epoch`) and evaluation (`loader`, `take`).
 
     rows: a `datasets.Dataset` whose column `image_column` is undecoded. targets: labels (n,). classes: their
-    names. augmentation: what images go through, in `epoch` as it says for training if `train` (else, and
-    everywhere else, as for evaluation), or `atrun.data.views.Views`, of each image several; None: they are
-    taken as they are, scaled as `atlib.data.Images` scales, and must be of one size. on_corrupt: what is done
-    with an image that cannot be decoded, "raise" (`CorruptImage`) or "skip". workers: processes that `loader`
-    decodes in.
+    names. augmentation: what images go through, in `epoch` as it says for training, else as for evaluation,
+    or `atrun.data.views.Views`, of each image several; None: they are taken as they are, scaled as
+    `atlib.data.Images` scales, and must be of one size. on_corrupt: what is done with an image that cannot be
+    decoded, "raise" (`CorruptImage`) or "skip". workers: processes that `loader` decodes in.
     """
 
     def __init__(
@@ -126,28 +121,19 @@ class Photos(Decoded, Dataset):
         classes: Sequence[str],
         *,
         augmentation: Augmentation | Views | None = None,
-        train: bool = False,
         on_corrupt: str = "raise",
         workers: int = 0,
     ):
-        super().__init__(classes, augmentation, train, on_corrupt)
+        super().__init__(classes, augmentation, on_corrupt)
         self.rows, self.image_column, self.targets, self.workers = rows, image_column, targets, workers
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        images, targets = self.take([index])
-        if len(images) == 0:
-            raise CorruptImage(f"image {index} cannot be decoded ({self.corrupt[index]})")
-        return images[0], targets[0]
-
     def take(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
         """The batch at `indices` as evaluation sees it: float32 (B, 3, height, width) and its targets; with
         on_corrupt="skip" without those that cannot be decoded."""
         return self._noted(self._seen(indices))
-
-    __getitems__ = take
 
     def loader(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Batches as `take` has them, in order. Raises `CorruptImage` where no image is left."""
@@ -197,7 +183,7 @@ def hold(photos: Photos, device: torch.device, most: float, workers: int = 0) ->
     are not of one size, cannot all be decoded, or are augmented by more than `in_two` can."""
     a, prepare, augment = photos.augmentation, None, None
     if a is not None:
-        parts = in_two(a) if photos.train and isinstance(a, Augmentation) else None
+        parts = in_two(a) if isinstance(a, Augmentation) else None
         if parts is None:
             return None
         prepare, augment = parts
@@ -235,7 +221,6 @@ def open_photos(
     path: str | Path | None = None,
     split: str = "train",
     augmentation: Augmentation | Views | None = None,
-    train: bool,
     image_column: str | None = None,
     label_column: str | None = None,
     on_corrupt: str = "raise",
@@ -245,8 +230,8 @@ def open_photos(
     """Open a split of a data set for reading by index.
 
     name_or_path, path, split, image_column, label_column: as in `atrun.data.hub.open_rows_of`, whose
-    errors it raises too. augmentation, train, on_corrupt, workers: as in `Photos`. labelled=False: images
-    alone, of any folder, with the target `atlib.data.UNLABELLED`. `datasets` copies what it reads from
+    errors it raises too. augmentation, on_corrupt, workers: as in `Photos`. labelled=False: images alone, of
+    any folder, with the target `atlib.data.UNLABELLED`. `datasets` copies what it reads from
     parquet or the hub into its cache, once.
     """
     from atrun.data.hub import class_names, open_rows_of
@@ -265,7 +250,7 @@ def open_photos(
     if entry is not None and entry.images.get(split) != len(rows):
         counts = f"{len(rows):,} images here, {entry.images.get(split, 0):,} were published"
         warnings.warn(f"{name_or_path} {split} has {counts}: results will not compare", stacklevel=2)
-    options = {"augmentation": augmentation, "train": train, "on_corrupt": on_corrupt, "workers": workers}
+    options = {"augmentation": augmentation, "on_corrupt": on_corrupt, "workers": workers}
     return Photos(pictures, image_column, torch.tensor(labels), names, **options)
 
 

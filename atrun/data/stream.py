@@ -12,14 +12,16 @@ from atrun.data.photos import Decoded, checked_label, undecoded
 from atrun.data.transforms import Augmentation
 from atrun.data.views import Views
 
+HELD = 4096  # images in memory, from which the next one is drawn
+
 
 class PhotoStream(Decoded):
     """Images that can be read in their order only, for training; any number of processes takes the same
     steps: each reads all rows and decodes its own.
 
     rows: a `datasets.IterableDataset` whose image column is undecoded, of `count` images; label_column: None
-    without labels. augmentation, train, on_corrupt: as in `atrun.data.photos.Photos`. buffer: images held in
-    memory to draw the next one from. An image's index is its place in the shuffled stream.
+    without labels. augmentation, on_corrupt: as in `atrun.data.photos.Photos`. An image's index is its place
+    in the shuffled stream.
     """
 
     def __init__(
@@ -31,13 +33,10 @@ class PhotoStream(Decoded):
         classes: Sequence[str],
         *,
         augmentation: Augmentation | Views,
-        train: bool = True,
         on_corrupt: str = "raise",
-        buffer: int = 4096,
     ):
-        super().__init__(classes, augmentation, train, on_corrupt)
-        self.rows, self.count, self.buffer = rows, count, buffer
-        self.image_column, self.label_column = image_column, label_column
+        super().__init__(classes, augmentation, on_corrupt)
+        self.rows, self.count, self.image_column, self.label_column = rows, count, image_column, label_column
 
     def __len__(self) -> int:
         return self.count
@@ -50,7 +49,7 @@ class PhotoStream(Decoded):
 
     def _shares(self, part: ShardSpec) -> Iterator[tuple[Sequence[tuple], float]]:
         """What this process decodes in every step of the epoch, as `made` takes it, and the step's weight."""
-        shuffled = self.rows.shuffle(seed=part.seed, buffer_size=self.buffer)
+        shuffled = self.rows.shuffle(seed=part.seed, buffer_size=HELD)
         shuffled.set_epoch(part.epoch)
         images, at, row = iter(shuffled), -1, {}
         for positions, weight in my_positions(self.count, part):
@@ -77,18 +76,16 @@ def open_stream(
     path: str | Path | None = None,
     split: str = "train",
     augmentation: Augmentation | Views,
-    train: bool = True,
     image_column: str | None = None,
     label_column: str | None = None,
     on_corrupt: str = "raise",
-    buffer: int = 4096,
     count: int | None = None,
     labelled: bool = True,
 ) -> PhotoStream:
     """Open a published split for reading as it comes, from the hub or from parquet or arrow files, uncopied.
 
-    Arguments and errors are those of `atrun.data.photos.open_photos`. buffer: as in `PhotoStream`. count: the
-    number of images, where neither local files nor the publication say it.
+    Arguments and errors are those of `atrun.data.photos.open_photos`. count: the number of images, where
+    neither local files nor the publication say it.
     """
     name, place, entry = find(name_or_path, path)
     if entry is not None:
@@ -112,8 +109,8 @@ def open_stream(
     count = count if whole is None else whole
     if not count:  # steps and schedule hang on it
         raise ValueError(f"{name_or_path} {split} has no images, or does not say how many: data_size=")
-    options = {"augmentation": augmentation, "train": train, "on_corrupt": on_corrupt, "buffer": buffer}
-    return PhotoStream(pictures, count, image_column, label_column, classes, **options)
+    how = {"augmentation": augmentation, "on_corrupt": on_corrupt}
+    return PhotoStream(pictures, count, image_column, label_column, classes, **how)
 
 
 def _rows_in(file: str) -> int:

@@ -1,7 +1,7 @@
 """What happens to a photograph on its way into a batch, as one frozen value; operations are timm's."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
@@ -12,10 +12,12 @@ from timm.data.transforms import str_to_interp_mode
 from torch import Tensor
 from torchvision import transforms
 
-from atlib._util import require_known
+from atlib._util import as_plain, require_known
 from atlib.data import Augment, cut_out
 from atlib.loading import rng_put_back, seed_generators
 from atlib.pair import Normalisation
+
+AS_STORED = Normalisation(0.5, 0.25)  # as `atlib.data.Images` normalises
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ class Augmentation:
 
     def describe(self) -> dict:
         """The augmentation as plain JSON values; `Augmentation(**description)` reads it, also after JSON."""
-        return {f.name: list(v) if isinstance(v := getattr(self, f.name), tuple) else v for f in fields(self)}
+        return as_plain(self)
 
 
 @lru_cache
@@ -113,9 +115,10 @@ def _training(augmentation: Augmentation) -> transforms.Compose:
         if a.crop == "padded":
             square = transforms.RandomCrop(a.image_size, padding=a.padding, padding_mode="reflect")
         crop = transforms.Compose([shorter, square, transforms.RandomHorizontalFlip(a.flip)])
-    for operation in [operation for step in colours.transforms for operation in getattr(step, "ops", ())]:
-        if operation.name.startswith("Posterize"):
-            operation.aug_fn = _posterise
+    for step in colours.transforms:
+        for operation in getattr(step, "ops", ()):
+            if operation.name.startswith("Posterize"):
+                operation.aug_fn = _posterise
     return transforms.Compose([crop, colours, normalise])
 
 

@@ -10,6 +10,7 @@ from atlib.pair import student_of
 from atlib.vit import create_classifier
 from atrun.config import is_run
 from atrun.data.folders import picture_types
+from atrun.looking.file_preparation import preparation_in
 from atrun.looking.page import check_ending, look
 from atrun.looking.preparation import Preparation, open_picture, preparation_of
 from atrun.runner import load_result, weights_of
@@ -82,16 +83,10 @@ def _loaded(name: str, arguments: argparse.Namespace) -> tuple[nn.Module, Prepar
     else:
         size = {} if arguments.size is None else {"img_size": arguments.size}
         model = create_classifier(name, pretrained=True, **size)
-    changes = {}
-    if augmentation := header.get("augmentation"):
-        shared = ("mean", "std", "crop_pct", "interpolation")
-        changes = {name: augmentation[name] for name in shared} | {"source": "as its file says"}
-    elif "augmentation" in header:  # of pixels in memory, which `Images` takes as they are
-        in_memory = {"mean": (0.5,) * 3, "std": (0.25,) * 3, "crop_pct": 1.0}
-        changes = in_memory | {"source": "as for images in memory"}
+    preparation = preparation_in(path, model)[0] if header else preparation_of(student_of(model))
     asked = {name: getattr(arguments, name) for name in ("mean", "std", "crop_pct", "crop_mode")}
     if asked := {name: value for name, value in asked.items() if value is not None}:
-        changes = {**changes, **asked, "source": f"{', '.join(asked)} as asked, the rest as the model has it"}
+        asked["source"] = f"{', '.join(asked)} as asked, the rest as the model has it"
     if arguments.size is not None:
-        changes["size"] = (arguments.size, arguments.size)
-    return model, preparation_of(student_of(model), **changes)
+        asked["size"] = (arguments.size, arguments.size)
+    return model, preparation._replace(**asked)

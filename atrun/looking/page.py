@@ -105,9 +105,9 @@ class Look(NamedTuple):
             for name, values in rows.arrays().items()
         }
 
-    def save(self, path: str | Path, layer: int = -1, query: int | None = None) -> Path:
-        """Write what is shown to a file, by its ending: .html, the page; .png or .svg, all panels of one
-        layer and query (`atrun.looking.picture.panels_of`); .safetensors, `arrays()`. Returns its path."""
+    def save(self, path: str | Path) -> Path:
+        """Write what is shown to a file, by its ending: .html, the page; .png or .svg, all panels of the last
+        layer (`atrun.looking.picture.panels_of`); .safetensors, `arrays()`. Returns its path."""
         path = Path(path)
         match check_ending(path):
             case ".safetensors":
@@ -115,7 +115,7 @@ class Look(NamedTuple):
             case ".png" | ".svg" as ending:
                 from atrun.looking.picture import drawn  # a page draws nothing
 
-                return write_atomically(path, drawn(self.pictures, layer, query, ending[1:]))
+                return write_atomically(path, drawn(self.pictures, ending[1:]))
         return write_atomically(path, self.page().encode())
 
     def __repr__(self) -> str:

@@ -11,7 +11,7 @@ from atrun.looking.rows import Rows
 from atrun.pictures import as_file
 
 
-def panels_of(rows: Rows, layer: int, query: int | None) -> dict[str, np.ndarray]:
+def panels_of(rows: Rows, layer: int = -1, query: int | None = None) -> dict[str, np.ndarray]:
     """What a figure shows of a model: {title: (rows, columns), or colours (rows, columns, 3)}, of a layer
     (-1: the last) and a query that are kept (None: the first prefix token, or the middle)."""
     kept, queries = [layer for layer, _ in rows.layers], rows.queries.tolist()
@@ -34,12 +34,10 @@ def panels_of(rows: Rows, layer: int, query: int | None) -> dict[str, np.ndarray
     }
 
 
-def drawn(
-    pictures: Mapping[str, Mapping[str, tuple[Rows, Prepared]]], layer: int, query: int | None, kind: str
-) -> bytes:
+def drawn(pictures: Mapping[str, Mapping[str, tuple[Rows, Prepared]]], kind: str) -> bytes:
     """A row for each picture and model: the photograph, then `panels_of`. kind: "png" or "svg"."""
     lines = [
-        (f"{model}, {picture}", prepared.photograph, panels_of(rows, layer, query))
+        (f"{model}, {picture}", prepared.photograph, panels_of(rows))
         for picture, models in pictures.items()
         for model, (rows, prepared) in models.items()
     ]

@@ -57,14 +57,15 @@ class Prepared(NamedTuple):
 def preparation_of(vit: nn.Module, **changes: Any) -> Preparation:
     """How timm prepares pictures for a model of this size, as `source` says, with `changes` to the fields."""
     size = changes.pop("size", None) or usual_image_size(vit)
-    settings = resolve_model_data_config(vit, args={"input_size": (3, *size)})
+    settings = resolve_model_data_config(vit, args={} if size is None else {"input_size": (3, *size)})
     names = ("mean", "std", "crop_pct", "crop_mode", "interpolation")
     source = (
         "its own configuration in timm"
         if Normalisation.of(vit) is not None
         else "it does not say how, so this is timm's default, with ImageNet's mean and deviation"
     )
-    preparation = Preparation(tuple(size), **{name: settings[name] for name in names}, source=source)
+    size, how = tuple(settings["input_size"][1:]), {name: settings[name] for name in names}
+    preparation = Preparation(size, **how, source=source)
     if changes and "source" not in changes:
         changes["source"] = f"{', '.join(changes)} as the caller asked, the rest: {source}"
     return preparation._replace(**changes)

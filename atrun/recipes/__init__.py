@@ -25,7 +25,6 @@ class Published(NamedTuple):
     pretext, detection: fields of a run; oddities: what looks like a slip, and where we depart.
     """
 
-    name: str
     source: str
     model: str
     method: Method
@@ -80,7 +79,7 @@ def published(name: str) -> Published:
     if "augmentation" in values:
         values["augmentation"] = Augmentation(**values["augmentation"])
     values["recipe"] = Recipe(**values["recipe"])
-    return Published(name, oddities=tuple(_NOTES.get(sentence, sentence) for sentence in oddities), **values)
+    return Published(oddities=tuple(_NOTES.get(sentence, sentence) for sentence in oddities), **values)
 
 
 def names() -> tuple[str, ...]:

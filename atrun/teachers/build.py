@@ -133,9 +133,8 @@ def filled(
     image_size: int | None,
     normalisation: tuple[Normalisation | None, str],
     assumed: Sequence[str],
-    guessed: str = "",
 ) -> Teacher:
-    """The ViT with the encoder's weights in it, positions resized; assumed, guessed: as in `Teacher`."""
+    """The ViT with the encoder's weights in it, positions resized; assumed: as in `Teacher`."""
     check_image_size(native, image_size)
     vit, state, resized = headless(native, image_size).build(), dict(encoder.state), None
     if "pos_embed" in state and getattr(vit, "pos_embed", None) is not None:
@@ -170,7 +169,6 @@ def filled(
         missing=missing,
         assumed=assumed,
         normalised=normalisation[1],
-        guessed=guessed,
     )
 
 

@@ -37,12 +37,11 @@ def installed_graph() -> Path:
     return path
 
 
-def write_teacher(out: str | Path, graph: str | Path | None = None) -> Path:
-    """Write the encoder as a teacher's file, which `load_teacher` reads, and return its path. graph: the ONNX
-    file; None for the installed package's. Positions are kept as they are, 37 x 37."""
-    graph = installed_graph() if graph is None else Path(graph)
+def write_teacher(out: str | Path) -> Path:
+    """Write the installed package's encoder as a teacher's file, which `load_teacher` reads, and return its
+    path. Positions are kept as they are, 37 x 37."""
     vit = ARCHITECTURE.build()
-    vit.load_state_dict(read_encoder(graph))
+    vit.load_state_dict(read_encoder(installed_graph()))
     attach(vit, IMAGENET)  # the package's own preparation of images
     return save_vit(out, vit, ARCHITECTURE, {"source": f"{PACKAGE} {VERSION}: {WHAT_IT_IS}"})
 

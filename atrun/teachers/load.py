@@ -152,10 +152,10 @@ def _from_file(path: Path, image_size: int | None, heads: int | None, architectu
             native, assumed = infer_architecture(encoder, heads)
             guessed = assumed[0] if heads is None else ""
         normalisation = build.normalisation_of(architecture, weights, encoder, path)
-        teacher = build.filled(path, native, encoder, image_size, normalisation, assumed, guessed)
+        teacher = build.filled(path, native, encoder, image_size, normalisation, assumed)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     inside = f", in its entry {weights.container!r}" if weights.container else ""
     beside = f" (beside {', '.join(weights.beside)})" if weights.beside else ""
     of_ours = "written by atlib.checkpoint.save_vit" if "architecture" in weights.header else None
-    return teacher._replace(source=of_ours or teacher.source + inside + beside)
+    return teacher._replace(source=of_ours or teacher.source + inside + beside, guessed=guessed)

@@ -339,8 +339,11 @@ def prefix_and_grid(state: Mapping[str, Tensor]) -> tuple[int, Grid]:
     """How many prefix tokens have a position, all or none, and the square patch grid of the others."""
     tokens = _shape(state, "pos_embed", 3)[1]
     prefix = sum(state[name].shape[1] for name in ("cls_token", "dist_token", "reg_token") if name in state)
-    sides = {count: math.isqrt(max(tokens - count, 0)) for count in (prefix, 0)}
-    fits = [(count, (side, side)) for count, side in sides.items() if side**2 == tokens - count > 0]
+    fits = []
+    for with_position in {prefix, 0}:
+        patches = tokens - with_position
+        if patches > 0 and (side := math.isqrt(patches)) ** 2 == patches:
+            fits.append((with_position, (side, side)))
     if len(fits) != 1:
         raise ValueError(f"{tokens} positions, {prefix} or 0 of prefix tokens: no one grid: architecture=")
     return fits[0]

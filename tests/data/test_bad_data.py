@@ -35,7 +35,7 @@ def numbered(here):
 
 
 def opened(here, **options):
-    return open_photos(here, **{"split": "test", "train": False} | options)
+    return open_photos(here, **{"split": "test"} | options)
 
 
 def of_file(kind, values):
@@ -65,7 +65,7 @@ def cached(here, change):
 def cifar100(here):
     columns = {"image_column": "image", "label_column": "label"}
     path = write_parquet(here, "test", [0, 1])
-    return open_photos("cifar100", path=path, split="test", train=False, **columns)
+    return open_photos("cifar100", path=path, split="test", **columns)
 
 
 def arrow(here, **options):

@@ -71,10 +71,10 @@ def test_hub_is_asked_for_one_split_where_others_are_large(hub, name, split, wan
 def test_training_images_with_a_published_validation_split_are_all_used(hub):
     """The files of one split alone must not look like a set without validation images."""
     with pytest.warns(UserWarning, match="train .* 4 .*1,281,167"):
-        photos = open_photos("imagenet-1k", train=True)
+        photos = open_photos("imagenet-1k")
     assert len(photos) == 4 and len(photos.classes) == 1000
     with pytest.raises(ValueError):
-        open_photos("imagenet-1k", split="test", train=False)
+        open_photos("imagenet-1k", split="test")
     with pytest.raises(ValueError, match="stream"):
         open_stream("cifar10", split="train", augmentation=SMALL)
 
@@ -88,12 +88,12 @@ def test_training_and_validation_images_where_both_and_a_test_split_are_publishe
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for split, indices in (("train+validation", range(8)), ("train", range(5)), ("test", range(8, 12))):
-            photos = open_photos("flowers102", path=tmp_path, split=split, train=False)
+            photos = open_photos("flowers102", path=tmp_path, split=split)
             assert [index_of(image) for image in photos.take(range(len(photos)))[0]] == list(indices)
     for file in tmp_path.glob("test*"):
         file.unlink()
     with pytest.raises(ValueError):
-        open_photos(tmp_path, split="train+validation", train=False)
+        open_photos(tmp_path, split="train+validation")
 
 
 def test_a_known_name_reads_a_folder_per_class(tmp_path, monkeypatch):
@@ -105,14 +105,14 @@ def test_a_known_name_reads_a_folder_per_class(tmp_path, monkeypatch):
         file.parent.mkdir(parents=True, exist_ok=True)
         picture(index).save(file)
     with pytest.raises(ValueError):  # not a thousand classes
-        open_photos("imagenet-1k", path=tmp_path, train=True)
+        open_photos("imagenet-1k", path=tmp_path)
     with pytest.raises(ValueError, match="stream"):
         open_stream("imagenet-1k", path=tmp_path, augmentation=SMALL)
     for name in ("imagenet-1k", "cifar100"):  # the columns of the second have other names on the hub
         images = {"train": 9, "validation": 3}
         monkeypatch.setitem(CATALOGUE, name, CATALOGUE[name]._replace(classes=3, images=images))
         for split, indices in (("train", range(9)), ("validation", range(9, 12))):
-            photos = open_photos(name, path=tmp_path, split=split, train=False)
+            photos = open_photos(name, path=tmp_path, split=split)
             shown = [index_of(image) for image in photos.take(range(len(photos)))[0]]
             assert sorted(shown) == list(indices) and photos.classes == tuple(sorted(ids))
             assert [photos.classes[label] for label in photos.targets] == [ids[i % 3] for i in shown]
@@ -122,7 +122,7 @@ def test_cifar10_has_the_published_counts_and_the_same_held_out_tenth():
     path = shared("data", "cifar10")
     for split in ("train", "test"):
         assert len(open_rows_of("cifar10", path, split)[0]) == CATALOGUE["cifar10"].images[split]
-    photos = open_photos("cifar10", path=path, split="validation", train=False)
+    photos = open_photos("cifar10", path=path, split="validation")
     labels = pyarrow.parquet.read_table(path / "train.parquet", columns=["label"])["label"].to_numpy()
     held_out = np.random.default_rng(0).permutation(50_000)[:5_000]
     assert photos.targets.tolist() == labels[held_out].tolist()

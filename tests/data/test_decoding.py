@@ -68,6 +68,6 @@ def test_a_large_photograph_is_read_and_pillows_limit_is_as_before(tmp_path, mon
     Image.new("1", (20, 10)).save(tmp_path / "1.png")
     file = {"bytes": None, "path": str(tmp_path / "1.png")}
     augmentation = Augmentation(32, scale=(1, 1))
-    made = Decoded((), augmentation, True, "raise").made([(0, file, 0, 1)])
+    made = Decoded((), augmentation, "raise").made([(0, file, 0, 1)])
     assert made.corrupt == {} and made.images.shape == (1, 3, 32, 32)
     assert Image.MAX_IMAGE_PIXELS == 89

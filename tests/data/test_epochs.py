@@ -48,13 +48,13 @@ def scenes(here):
     return CocoObjects(*export_coco(made, here), size=64, jitter=(0.5, 2.0))
 
 
-AS = {"split": "train+validation", "augmentation": SMALL, "train": True}
+AS = {"split": "train+validation", "augmentation": SMALL}
 KINDS = {
     "images": lambda here: in_memory(noisy),
     "views": lambda here: in_memory(small_views(looks((0.2, 1.0), local=2))),
     "torch": lambda here: as_data(Noisy()),
     "photographs": lambda here: open_photos(write_parquet(here, "train", range(COUNT)), **AS),
-    "stream": lambda here: open_stream(write_arrow(here, "train", range(COUNT), parts=4), **AS, buffer=6),
+    "stream": lambda here: open_stream(write_arrow(here, "train", range(COUNT), parts=4), **AS),
     "scenes": scenes,
 }
 

@@ -24,7 +24,7 @@ def fill(folder, count=2, suffix=".png"):
 
 
 def opened(folder, split="train+validation", **options):
-    return open_photos(folder, split=split, train=False, **options)
+    return open_photos(folder, split=split, **options)
 
 
 @pytest.fixture

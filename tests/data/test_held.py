@@ -37,7 +37,7 @@ def noise(sizes=((16, 12),), damaged=None):
 
 def photographs(folder, augmentation, **options):
     path = write_parquet(folder, "train", range(COUNT), files=noise(**options))
-    return open_photos(path, split="train+validation", augmentation=augmentation, train=True)
+    return open_photos(path, split="train+validation", augmentation=augmentation)
 
 
 @pytest.mark.parametrize("name", AUGMENTATIONS)

@@ -38,10 +38,10 @@ from tests.picture_files import (
 def pictures(tmp_path):
     """A function that writes 23 pictures, some of them corrupt, and opens them."""
 
-    def opened(corrupt=(), count=23, train=False, **options):
+    def opened(corrupt=(), count=23, **options):
         here = tmp_path / f"set{len(list(tmp_path.iterdir()))}"
         folder = write_parquet(here, "train", range(count), corrupt=corrupt)
-        return open_photos(folder, split="train+validation", train=train, **options)
+        return open_photos(folder, split="train+validation", **options)
 
     return opened
 
@@ -52,7 +52,6 @@ def test_images_and_targets_are_those_of_the_files(pictures):
     expected = torch.stack([(vision.pil_to_tensor(picture(i)).float() / 255 - 0.5) / 0.25 for i in (7, 0, 7)])
     assert torch.equal(images, expected) and targets.tolist() == [1, 0, 1]
     assert photos.classes == tuple(CLASSES) and photos.targets.tolist() == [i % 3 for i in range(23)]
-    assert torch.equal(photos[4][0], photos.take([4])[0][0]) and photos[4][1] == 1
     assert len(photos.take([])[0]) == 0
 
 
@@ -89,7 +88,7 @@ FORMS = {  # how ten pictures are written, and the split that they are
 def test_every_form_gives_the_same_images(tmp_path, form):
     write, split = FORMS[form]
     order = sorted(range(10), key=lambda index: (index % 3, index)) if form == "folders" else list(range(10))
-    photos = open_photos(write(tmp_path, order), split=split, train=False)
+    photos = open_photos(write(tmp_path, order), split=split)
     images, targets = photos.take(range(10))
     assert [index_of(image) for image in images] == order
     assert targets.tolist() == [i % 3 for i in order] == photos.targets.tolist()
@@ -100,7 +99,7 @@ def test_every_form_gives_the_same_images(tmp_path, form):
 def test_files_of_a_split_that_are_not_there_are_said(tmp_path, recwarn, there):
     for part in there:
         rows(range(5 * part, 5 * part + 5)).to_parquet(tmp_path / f"test-{part:05d}-of-00003.parquet")
-    assert len(open_photos(tmp_path, split="test", train=False)) == 5 * len(there)
+    assert len(open_photos(tmp_path, split="test")) == 5 * len(there)
     said = [str(one.message) for one in recwarn if "of 3 files" in str(one.message)]
     assert len(said) == (len(there) < 3)
 
@@ -110,24 +109,22 @@ def test_an_image_that_annotations_give_two_classes_has_none_of_them(tmp_path):
     found = json.loads((tmp_path / "val2018.json").read_text())
     again = [one | {"id": 10 + one["id"]} for one in found["annotations"]]
     (tmp_path / "val2018.json").write_text(json.dumps(found | {"annotations": found["annotations"] + again}))
-    photos = open_photos(tmp_path, split="validation", train=False)
+    photos = open_photos(tmp_path, split="validation")
     assert photos.targets.tolist() == [0, 1, 2, 0]
     again[2]["category_id"] = 20  # the last of one image, of another class
     (tmp_path / "val2018.json").write_text(json.dumps(found | {"annotations": found["annotations"] + again}))
     with pytest.raises(OSError):
-        open_photos(tmp_path, split="validation", train=False)
+        open_photos(tmp_path, split="validation")
 
 
 def test_evaluation_sees_the_middle_in_order_and_never_augmentation(pictures):
-    photos = pictures(augmentation=SMALL, train=True, workers=1)
+    photos = pictures(augmentation=SMALL, workers=1)
     expected = torch.stack([SMALL.evaluate(picture(index)) for index in range(23)])
     assert torch.equal(photos.take(range(23))[0], expected)
     loaded = list(photos.loader(10))
     assert [len(images) for images, _ in loaded] == [10, 10, 3]
     assert torch.equal(torch.cat([images for images, _ in loaded]), expected)
     assert torch.equal(torch.cat([targets for _, targets in loaded]), photos.targets)
-    for batch in all_batches(pictures(augmentation=SMALL)):  # train=False: shuffled, and not changed
-        assert torch.equal(batch.images, expected[batch.indices])
 
 
 class ByColour(torch.nn.Module):
@@ -144,12 +141,12 @@ class ByColour(torch.nn.Module):
 
 def streamed(here, corrupt, **options):
     folder = write_arrow(here, "train", range(23), parts=4, corrupt=corrupt)
-    return open_stream(folder, split="train+validation", augmentation=PLAIN, train=False, **options)
+    return open_stream(folder, split="train+validation", augmentation=PLAIN, **options)
 
 
 def by_index(here, corrupt, **options):
     folder = write_parquet(here, "train", range(23), corrupt=corrupt)
-    return open_photos(folder, split="train+validation", augmentation=PLAIN, train=False, **options)
+    return open_photos(folder, split="train+validation", augmentation=PLAIN, **options)
 
 
 @pytest.mark.parametrize("open_them, workers", [(streamed, 0), (by_index, 2)])
@@ -181,7 +178,7 @@ def test_training_counts_the_gaps_and_does_not_hang_on_workers(pictures, small_v
         return vit.state_dict(), train(vit, photos, recipe, seed=2, progress=None, cpu=True, workers=workers)
 
     def photos(*corrupt):
-        return pictures(corrupt=corrupt, augmentation=SMALL, train=True, on_corrupt="skip")
+        return pictures(corrupt=corrupt, augmentation=SMALL, on_corrupt="skip")
 
     weights, history = trained(photos(4, 11), 0)
     assert [passed["corrupt_indices"] for passed in history] == [[4, 11], [4, 11]]
@@ -189,7 +186,7 @@ def test_training_counts_the_gaps_and_does_not_hang_on_workers(pictures, small_v
 
 
 def test_a_share_without_any_readable_image_counts_nothing(pictures):
-    photos = pictures(corrupt=(1, 2), count=4, on_corrupt="skip", augmentation=SMALL, train=True)
+    photos = pictures(corrupt=(1, 2), count=4, on_corrupt="skip", augmentation=SMALL)
     batches = all_batches(photos, batch_size=1)
     assert sorted(index for batch in batches for index in batch.indices) == [0, 3]
     assert sorted(batch.weight for batch in batches) == [0, 0, 1, 1]
@@ -215,7 +212,7 @@ def test_an_evaluation_decodes_once_and_leaves_out_what_it_cannot(pictures, monk
 
 def test_a_missing_file_of_an_image_folder_is_named(tmp_path):
     folder = write_folders(tmp_path / "set", "test", range(6))
-    photos = open_photos(folder, split="test", train=False, on_corrupt="skip")
+    photos = open_photos(folder, split="test", on_corrupt="skip")
     (folder / "test" / "cat" / "003.png").unlink()
     all_batches(photos)
     assert [*photos.corrupt] == [1] and "003.png" in photos.corrupt[1]
@@ -229,7 +226,7 @@ def test_grey_transparent_and_turned_pictures(tmp_path):
     plain = Image.new("L", (4, 6), 9), Image.new("RGBA", (4, 6), (1, 2, 3, 4))
     files = [*map(encoded, plain), buffer.getvalue()]
     datasets.Dataset.from_dict({"image": files, "label": [0, 0, 0]}).to_parquet(tmp_path / "test.parquet")
-    images, _ = open_photos(tmp_path, split="test", train=False).take([0, 1, 2])
+    images, _ = open_photos(tmp_path, split="test").take([0, 1, 2])
     pixels = ((images * 0.25 + 0.5) * 255).round()
     assert pixels[0].unique().tolist() == [9] and pixels[1, :, 0, 0].tolist() == [1, 2, 3]
     assert (pixels[2, 0] == 255).nonzero().tolist() == [[0, 3]]

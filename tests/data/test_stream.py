@@ -18,7 +18,7 @@ def stream(tmp_path):
     def opened(images=23, parts=4, corrupt=(), **options):
         here = tmp_path / f"set{len(list(tmp_path.iterdir()))}"
         folder = write_arrow(here, "train", range(images), parts=parts, corrupt=corrupt)
-        options = {"augmentation": PLAIN, "train": False, "buffer": 6} | options
+        options = {"augmentation": PLAIN} | options
         return open_stream(folder, split="train+validation", **options)
 
     return opened
@@ -39,7 +39,7 @@ def test_corrupt_images_are_counted_over_a_pass_that_was_interrupted(stream, sma
 
     def trained(folder, **options):
         vit = small_vit(img_size=8, patch_size=4, num_classes=3)
-        photos = stream(augmentation=SMALL, train=True, corrupt=range(0, 23, 3), on_corrupt="skip")
+        photos = stream(augmentation=SMALL, corrupt=range(0, 23, 3), on_corrupt="skip")
         keeper = CheckpointManager(tmp_path / folder, every=100)
         return train(vit, photos, recipe, seed=2, progress=None, cpu=True, keeper=keeper, **options)
 

@@ -45,6 +45,13 @@ def test_a_page_from_a_file_and_a_picture(folder, capsys):
     assert not re.search(r"\beval\b|new Function|import\(|fetch\(|https?://", page)
 
 
+def test_images_in_memory_are_normalised_as_the_header_says(folder, small_vit, capsys):
+    said = {"augmentation": None, "normalisation": {"mean": [0.1, 0.2, 0.3], "std": [0.4, 0.5, 0.6]}}
+    save_vit(folder / "memory.safetensors", small_vit(1), Architecture(SMALL_VIT), said)
+    asked = ["look", f"{folder}/memory.safetensors", f"{folder}/photo.png", "--out", f"{folder}/page.html"]
+    assert main(asked) == 0 and "mean 0.1, 0.2, 0.3" in capsys.readouterr().out
+
+
 def test_two_models_another_size_and_other_options(folder, capsys):
     out = folder / "page.html"
     options = "--size 64 --layers 0 2 --only-heads 1 --mean 0.5 0.5 0.5 --crop 1 --squash".split()

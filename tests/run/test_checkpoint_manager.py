@@ -94,14 +94,11 @@ def test_a_run_in_pieces_ends_with_the_same_bits(build, recipe, glyphs64, tmp_pa
 # --- what is kept
 
 
-def test_the_last_and_the_best_are_kept(glyphs64, tmp_path):
-    scores = iter([0.2, 0.9, 0.3, 0.4, 0.5])
-    measured = {"evaluate": lambda model: {"accuracy": next(scores)}, "evaluate_every": 1}
-    kept_run(glyphs64, tmp_path, Recipe(steps=20, batch_size=16), every=3, **measured)
-    # passes of 4 steps; the best, 8, is no multiple of 3 and was written because it was the best
-    names = ["step-00000008", "step-00000018", "step-00000020"]
+def test_the_last_two_are_kept(glyphs64, tmp_path):
+    kept_run(glyphs64, tmp_path, Recipe(steps=20, batch_size=16), every=3)
+    names = ["step-00000018", "step-00000020"]
     assert sorted(path.name for path in tmp_path.iterdir()) == names, "nothing else is left"
-    assert CheckpointManager(tmp_path, every=3).latest().name == names[2]
+    assert CheckpointManager(tmp_path, every=3).latest().name == names[1]
 
 
 def test_nothing_that_is_read_back_can_run_code(glyphs64, tmp_path, monkeypatch):

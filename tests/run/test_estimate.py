@@ -145,10 +145,11 @@ def test_as_many_images_are_timed_as_the_limit_allows(monkeypatch, seconds, expe
     assert asked == expected and timed == (asked[-1], seconds * asked[-1])
 
 
-def test_a_small_run_is_timed_at_its_own_size():
+def test_a_small_run_is_timed_at_its_own_size(monkeypatch):
     """How near it comes to a real epoch is measured in benchmarks/dry_run.py."""
     config = configure("find-distill", "atbook.worlds:marked_glyphs", __file__, {"batch_size": "32"})
-    found = estimate(config, 256, 8, limit=1e6)
+    monkeypatch.setattr(measure_steps, "LIMIT", 1e6)
+    found = estimate(config, 256, 8)
     assert found.timed == 32 and found.steps_per_epoch == 8 and found.seconds > 0
 
 

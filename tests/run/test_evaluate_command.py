@@ -56,7 +56,7 @@ def test_moved_weights_see_the_images_as_their_run_did(tmp_path, capsys):
     save_vit(silent, vit, Architecture(**read_header(moved)["architecture"]))
     guessed = said(capsys, silent, "--data", data)
     assert guessed[0] == 0 and guessed[3] != here[3]
-    assert "16 pixels, crop 0.875, mean (0.485, 0.456, 0.406)" in guessed[4]
+    assert "16 pixels, crop 0.9, mean (0.485, 0.456, 0.406)" in guessed[4]
 
 
 def test_a_folder_that_has_grown_since_holds_other_images_out(tmp_path, capsys):
@@ -94,7 +94,7 @@ def test_data_are_read_as_asked(tmp_path, capsys):
     assert said(capsys, *asked)[2] == "7", "left out, and counted"
     code, accuracy, count, loss, text = said(capsys, *asked, "--on_corrupt=skip", "--workers=1")
     assert "image 2 " in text and "image 5 " in text
-    options = {"train": False, "augmentation": Augmentation(16), "image_column": "pix", "label_column": "y"}
+    options = {"augmentation": Augmentation(16), "image_column": "pix", "label_column": "y"}
     with pytest.warns(UserWarning):
         left = open_photos(data, split="validation", on_corrupt="skip", **options)
         expected = evaluate(load_vit(weights), left)

@@ -129,6 +129,18 @@ def test_timm_builds_every_kind_of_architecture(tmp_path, architecture):
     assert torch.equal(other.patch_embed.proj.weight, own.patch_embed.proj.weight) and other.num_classes == 7
 
 
+def test_a_resmlp_of_one_size_is_exported(tmp_path):
+    architecture = Architecture("resmlp_12_224", {"img_size": 16, "num_classes": 3})
+    model = randomise(architecture.build_classifier()).eval()
+    save_vit(tmp_path / "a.safetensors", model, architecture, SAID)
+    assert exported(tmp_path / "a.safetensors", tmp_path / "out") == 0
+    found = of_timm(tmp_path / "out")
+    assert torch.equal(logits(found, images()), logits(model, images()))
+    assert resolve_data_config(model=found)["input_size"] == (3, 16, 16)
+    grey = timm.create_model(f"local-dir:{tmp_path / 'out'}", pretrained=True, in_chans=1)
+    assert grey.stem.proj.weight.shape[1] == 1
+
+
 def test_a_run_is_exported_with_the_names_of_its_classes(tmp_path):
     data = write_folders(write_folders(tmp_path / "images", "train", range(12)), "validation", range(12, 16))
     run = tmp_path / "run"
@@ -193,7 +205,8 @@ def test_what_cannot_be_exported_is_refused_and_nothing_is_written(tmp_path, cap
     save_file({"x": torch.zeros(1)}, foreign)
     for arguments, word in (
         ((source, full), "not empty"),
-        ((source, tmp_path / "new", "--mean", 0.5), "--std"),
+        ((source, tmp_path / "new", "--mean", 0.5), "std=None"),
+        ((source, tmp_path / "new", "--std", 0.5), "mean=None"),
         ((source, tmp_path / "new", "--mean", 0.5, "--std", 0.5), "leave --mean"),
         ((foreign, tmp_path / "new"), "foreign.safetensors"),
     ):

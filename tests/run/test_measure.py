@@ -122,11 +122,11 @@ def test_an_ensemble_is_the_mean_of_probabilities_each_model_with_its_own_images
         for seed, (name, look) in enumerate(looks.items())
     )
     code, accuracies, text = said(capsys, one, two, three, "--data", data)
-    labels = open_photos(data, split="validation", train=False).targets
+    labels = open_photos(data, split="validation").targets
 
     p, expected = torch.zeros(30, 3, dtype=torch.float64), []
     for path, look in ((one, LOOK), (two, other), (three, LOOK)):
-        photos = open_photos(data, split="validation", train=False, augmentation=Augmentation(**look))
+        photos = open_photos(data, split="validation", augmentation=Augmentation(**look))
         own = logits_of(path, photos.take(range(30))[0]).double().softmax(1)
         p += own / 3
         expected.append(100 * (own.argmax(1) == labels).double().mean().item())
@@ -136,6 +136,19 @@ def test_an_ensemble_is_the_mean_of_probabilities_each_model_with_its_own_images
     assert "ensemble of 3" in text and f"loss {loss:.4f}" in text.splitlines()[-1]
     # alone, each is what it is among others
     assert said(capsys, two, "--data", data)[1] == accuracies[1:2]
+
+
+def test_photographs_for_a_model_of_images_in_memory_are_normalised_as_its_file_says(tmp_path, capsys):
+    data = write_folders(tmp_path / "images", "validation", range(30))
+    for index, file in enumerate(sorted(data.rglob("*.png"))):
+        file.write_bytes(encoded(picture(index, (16, 16))))
+    stored = {"augmentation": None, "normalisation": {name: LOOK[name] for name in ("mean", "std")}}
+    files = [
+        photographs.vit_file(tmp_path / f"{name}.safetensors", 3, said=header)
+        for name, header in (("stored", stored), ("prepared", {"augmentation": LOOK}))
+    ]
+    losses = [re.findall(r"loss [\d.]+", said(capsys, file, "--data", data)[2])[0] for file in files]
+    assert losses[0] == losses[1]
 
 
 def test_folders_of_other_images_with_equal_labels_make_no_ensemble(tmp_path):
@@ -152,9 +165,7 @@ def test_the_same_images_are_known_wherever_they_are_and_however_they_are_prepar
     for folder, colours in (("one", range(6)), ("copy", range(6)), ("other", range(6, 12))):
         write_folders(tmp_path / folder, "validation", colours)
     opened = {
-        folder: open_photos(
-            str(tmp_path / folder), split="validation", train=False, augmentation=Augmentation(size)
-        )
+        folder: open_photos(str(tmp_path / folder), split="validation", augmentation=Augmentation(size))
         for folder, size in (("one", 32), ("copy", 48), ("other", 32))
     }
     assert torch.equal(opened["one"].targets, opened["other"].targets)

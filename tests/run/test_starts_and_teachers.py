@@ -184,6 +184,15 @@ def test_interrupted_it_goes_on_to_the_same_bits(tmp_path, teacher, monkeypatch,
         assert (out / "teacher.safetensors").read_bytes() == kept
 
 
+def test_features_without_labels_reach_a_student_with_weights_of_its_own(tmp_path, teacher):
+    start = vit_file(tmp_path / "start.safetensors", seed=1)
+    of = {f"model.{name}": str(OURS[name]) for name in OURS}
+    of |= {"method": "features-unlabelled", "student_weights": str(start)}
+    features = configure("find-distill", "atbook.worlds:marked_glyphs", str(teacher), of).on(64)
+    text = as_text(estimate(features, 64, 8))
+    assert f", teacher {teacher}, the student starts from {start}" in text
+
+
 def test_a_dry_run_counts_features_and_mean_maps():
     """Whole blocks of the teacher for features; no teacher beside stored maps."""
     data, of = "atbook.worlds:marked_glyphs", {f"model.{name}": str(OURS[name]) for name in OURS}
@@ -201,5 +210,5 @@ def test_a_dry_run_counts_features_and_mean_maps():
     headless = 4 * sum(p.numel() for p in skeleton.parameters())
     assert weights[0] == weights[2] == 0 and weights[1] == headless
     assert assembled(mean, 8).maps_1.shape == (1, 2, 17, 17)
-    text = as_text(estimate(features, 64, 8, limit=0.01))
+    text = as_text(estimate(features, 64, 8))
     assert "features, teacher untrained, seed 0" in text and "taken to be" not in text

@@ -56,10 +56,10 @@ def swap(a, b):
 def test_changed_data_are_noticed(change, tmp_path):
     """A run goes on with none of these: test_evaluate_command.py."""
     pictures = write_folders(write_folders(tmp_path, "train", range(20)), "validation", range(9))
-    before = identity_of(open_photos(str(pictures), split="train", train=True))
-    assert before == identity_of(open_photos(str(pictures), split="train", train=True))
+    before = identity_of(open_photos(str(pictures), split="train"))
+    assert before == identity_of(open_photos(str(pictures), split="train"))
     CHANGES[change](pictures / "train")
-    assert identity_of(open_photos(str(pictures), split="train", train=True)) != before
+    assert identity_of(open_photos(str(pictures), split="train")) != before
 
 
 def test_generated_pixels_and_classes_are_known():

