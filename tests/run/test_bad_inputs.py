@@ -89,30 +89,17 @@ find-scratch epochs=3 steps=9 -> steps and epochs
 find-scratch epochs=3 -> warmup_epochs=6.25
 find-scratch lr=Infinity -> --lr Infinity
 find-scratch lr=1:30 -> --lr 1:30
-find-scratch model.depth=1:30 -> --model.depth 1:30
 find-scratch recipe_name=copy-vit-large -> --recipe_name
 find-scratch seed:4294967296 -> seed=4294967296
-find-scratch model.depth=0 -> model.depth
-find-scratch model.deepth=3 -> deepth
-find-scratch model=resnet18 maps_every=1 -> maps_every=1
-mae-scratch-vit-base data:imagenet-1k augmentation.mean=[0,0,Infinity] -> Infinity
 mae model=glyphs mask_ratio=2 -> mask_ratio=2.0
 mae decoder_width=10 -> decoder_heads=4
 mae teacher:THIS -> mae has no teacher
-find-scratch save_every=0 -> save_every=0
 find-scratch drop_path=1 -> drop_path=1.0
-find-scratch method=copying -> 'copying'
 find-scratch method=copy -> teacher
 find-copy teacher:THIS plan.layers=[7] -> layer 7
 find-copy teacher:THIS plan.how=distill -> 'distill'
-find-copy -> teacher
-find-copy teacher:vit_tinny_patch16_224 -> vit_tiny_patch16_224
-find-copy teacher:nowhere.safetensors -> nowhere.safetensors
-find-copy teacher:vit_tiny_patch16_224.augreg_in21k model=resnet18 -> ResNet
 copy teacher:vit_tiny_patch16_224.augreg_in21k model=resnet18 -> ResNet
 find-scratch teacher:THIS -> scratch has no teacher
-find-scratch data:cifar-10 -> 'cifar10'
-find-scratch data:atbook.worlds:glyph -> 'atbook.worlds:glyph'
 find-scratch student_weights=THIS -> student_weights
 find-fine-tune teacher:THIS student_weights=THIS -> student_weights
 find-fine-tune teacher:untrained -> scratch
@@ -127,25 +114,19 @@ moco-v3-vit-small data:imagenet-1k augmentation.color_jitter=0.4 -> color_jitter
 find-scratch jitter=[0.5,2.0] -> jitter would change nothing
 vitdet-scratch-vit-base data:coco mixup=0.8 -> mixup would change nothing
 vitdet-scratch-vit-base data:coco augmentation.flip=0 -> augmentation
-vitdet-scratch-vit-base data:coco detector=mask-rcn -> 'mask-rcnn'
 vitdet-scratch-vit-base data:coco jitter=[2.0,0.1] -> jitter=(2.0, 0.1)
 vitdet-scratch-vit-base data:coco milestones=[1.5] -> milestones
 vitdet-scratch-vit-base data:cifar10 -> 'mask-rcnn'
 vitdet-distill-vit-base data:coco teacher:untrained method=features -> 'coco'
 mae-scratch-vit-base data:coco -> 'coco'
-attndistill-vit-tiny data:imagenet-1k -> teacher
 mae-lite-distilled-pretrain data:imagenet-1k teacher:untrained -> untrained
 mae-lite-distilled-pretrain data:imagenet-1k model.patch_size=32 -> teacher ((14, 14), 1), student ((7, 7), 1)
-distill data:cifar10 -> --teacher
-scratch data:cifar10 -> --model NAME
 find-scratch lr=-1 -> lr=-1.0
 find-copy teacher:THIS teacher_mean=[1,1,1] -> teacher_std
 find-copy teacher:THIS teacher_mean=[1,1,1] teacher_std=[0,1,1] -> above 0
 distill-vit-large data:imagenet-1k teacher:facebook/dino-vits16 -> hf download
-distill-vit-large data:imagenet-1k teacher:glyphs -> no published weights
 distill-vit-large data:imagenet-1k teacher:vit_base_patch16_clip_224.openai -> vit_base_patch16_clip_quickgelu
 distill-vit-large data:imagenet-1k teacher:vit_tiny_patch16_224.augreg_in21k -> depth: teacher 12, student 24
-copy data:coco teacher:vit_small_patch16_224.dino -> 'coco'
 """
 
 

@@ -26,7 +26,7 @@ from atrun.configure import configure
 from atrun.log import read_log
 from atrun.record import read_record
 from tests import stopped_runs
-from tests.helpers import in_a_fork, made_once, randomise, same, state_of
+from tests.helpers import in_a_fork, made_once, randomise, same
 from tests.picture_files import write_folders, write_parquet
 from tests.run import photographs
 from tests.stopped_runs import asked, at_step, sets
@@ -95,16 +95,6 @@ def test_copy_keeps_its_teacher_and_distill_does_not(tmp_path, teacher, capsys):
         printed = capsys.readouterr().out
         assert f"{out}/averaged.safetensors on atbook.worlds:marked_glyphs, test: " in printed
         assert f"{100 * expected.accuracy:.2f} % of 40 images, loss {expected.loss:.4f}" in printed
-
-
-def test_fine_tuning_starts_from_the_teacher_with_a_new_head(tmp_path, teacher):
-    path, vit = teacher
-    still = {"lr": 1e-12, "layer_decay": "none", "weight_decay": 0}
-    assert command.main(asked("find-fine-tune", tmp_path / "run", "--teacher", str(path), **still)) == 0
-    tuned, start = weights(tmp_path / "run"), state_of(vit)
-    body = [name for name in start if not name.startswith("head.")]
-    assert all(torch.allclose(tuned[name], start[name], rtol=0, atol=1e-9) for name in body)
-    assert tuned["head.weight"].shape == (8, 64)
 
 
 @pytest.fixture(scope="module")
@@ -248,12 +238,6 @@ def test_wrong_requests_end_with_2_and_write_nothing(tmp_path, capsys, monkeypat
     assert out == "" and err.startswith("python -m atlib: ") and "Traceback" not in err
     assert re.search(named.replace("OUT", places["OUT"]), err)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_package_that_is_missing_is_named():
-    missing = ModuleNotFoundError("No module named 'onnx.reference'", name="onnx.reference")
-    code, said = command._explained(missing)
-    assert code == 2 and said.endswith("pip install onnx")
 
 
 def test_an_evaluation_that_holds_all_that_is_trained_on_is_said(tmp_path, capsys):

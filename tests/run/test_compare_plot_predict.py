@@ -87,15 +87,6 @@ def test_runs_are_compared_on_the_images_that_they_were_evaluated_on(runs, capsy
     assert itself.first == read_record(runs / "read" / "record.json").results["average_validation_accuracy"]
 
 
-def test_runs_on_other_images_are_refused(runs, tmp_path, capsys):
-    code, _, wrong = said(capsys, "compare", runs / "distill", runs / "read")
-    assert code == 2 and "different images" in wrong
-    config = json.loads((runs / "scratch" / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"evaluation_split": "validation"}))
-    code, _, wrong = said(capsys, "compare", runs / "distill", tmp_path)
-    assert code == 2 and "--split" in wrong
-
-
 def test_runs_on_one_folder_and_its_copy_are_compared_and_on_another_refused(runs, tmp_path, capsys):
     config = json.loads((runs / "read" / "config.json").read_text())
     data = Path(config["data"])

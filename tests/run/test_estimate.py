@@ -11,7 +11,6 @@ from atlib.vit import Architecture
 from atrun import __main__ as command
 from atrun import estimate as measure_steps
 from atrun.config import RunConfig
-from atrun.configure import configure
 from atrun.estimate import as_text, estimate, flops_of, memory_of, moments, parameter_groups, time_steps
 
 GLYPHS = RunConfig(
@@ -51,21 +50,6 @@ def test_moments_of_the_schedule():
     assert found["first step"][1:] == pytest.approx((1e-3, 1e-3))
     assert found["end of warm-up"][2] == pytest.approx(1e-2)
     assert 1e-3 < found["last step"][2] < 1.01e-3
-
-
-def test_what_is_not_known_is_said():
-    skeleton = GLYPHS.skeleton(8)
-    groups = parameter_groups(skeleton, GLYPHS)
-    found = measure_steps.Estimate(
-        GLYPHS, 320, skeleton, groups, moments(GLYPHS, groups), None, memory_of(GLYPHS, 8), None, None
-    )
-    text = as_text(found)
-    assert "not estimated: no step fits" in text and "FLOPs are not counted" in text
-    assert "100 steps of 32 images: 10 an epoch, 10 epochs" in text
-    assert "changed against" not in text
-    assert "\nchanged against the published recipe\n    lr 1 instead of 2\nmemory of a step\n" in as_text(
-        found, config_diff=["lr 1 instead of 2"]
-    )
 
 
 def test_memory_grows_with_the_part_of_the_batch_and_holds_teacher_and_average():
@@ -141,13 +125,6 @@ def test_as_many_images_are_timed_as_the_limit_allows(monkeypatch, seconds, expe
     monkeypatch.setattr(measure_steps, "_step", lambda *given: asked.append(given[3]) or seconds * given[3])
     timed = time_steps(GLYPHS, 8, None, Memory(0, 0, 0, 32, 0), limit=4.0)
     assert asked == expected and timed == (asked[-1], seconds * asked[-1])
-
-
-def test_a_small_run_is_timed_at_its_own_size():
-    """How near it comes to a real epoch is measured in benchmarks/dry_run.py."""
-    config = configure("find-distill", "atbook.worlds:marked_glyphs", __file__, {"batch_size": "32"})
-    found = estimate(config, 256, 8, limit=1e6)
-    assert found.timed == 32 and found.steps_per_epoch == 8 and found.seconds > 0
 
 
 def test_the_papers_recipe_without_data_weights_or_a_model_of_that_size(capsys, monkeypatch, no_network):

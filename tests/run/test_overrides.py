@@ -1,17 +1,15 @@
 """Settings on the command line: what is read from the text, what is refused, and what the refusal names."""
 
-import inspect
 from argparse import Namespace
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, dataclass, fields
-from typing import ClassVar
+from dataclasses import fields
 
 import pytest
 
 from atlib.recipe import Recipe
 from atrun.commands import settings_of
 from atrun.config import settings
-from atrun.overrides import Setting, fields_of, help_text, pairs, read
+from atrun.overrides import Setting, help_text, pairs, read
 
 KINDS = {
     "steps": int, "lr": float, "clip": float | None, "name": str, "path": str | None, "compile": bool,
@@ -48,29 +46,6 @@ def test_options_in_both_spellings():
 def test_a_speed_names_settings_which_others_replace():
     asked = Namespace(settings=["--mixed_precision", "fp16"], speed="compiled")
     assert settings_of(asked) == {"mixed_precision": "fp16", "compile": "true"}
-
-
-@dataclass
-class Fields:
-    #: of the first
-    first: int
-    # no word of help
-    #: steps until
-    #: it ends
-    second: float = 0.25
-    third: str | None = None  #: in one line
-    not_a_field: ClassVar[int] = 3
-
-
-def test_a_field_is_explained_by_its_comment(monkeypatch):
-    assert fields_of(Fields) == {
-        "first": Setting(int, "of the first", MISSING),
-        "second": Setting(float, "steps until it ends", 0.25),
-        "third": Setting(str | None, "in one line", None),
-    }
-    # compiled files alone: without words, and not without a command
-    monkeypatch.setattr(inspect, "getsource", lambda of: (_ for _ in ()).throw(OSError("no source")))
-    assert fields_of(Fields)["first"] == Setting(int, "", MISSING)
 
 
 def test_the_help_says_each_setting_in_words_with_its_type_and_default():
