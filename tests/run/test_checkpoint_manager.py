@@ -183,6 +183,14 @@ def test_a_digest_of_a_model_sees_what_its_weights_do_not_show():
     assert [digest_of_tensors(other.state_dict()) == weights for other in others] == [True, False, False]
 
 
+def test_what_is_free_may_change_also_where_it_was_written_down(glyphs64, tmp_path):
+    kept_run(glyphs64, tmp_path, config={"data": "glyphs", "on_corrupt": "raise"}, stop_at=2)
+    with pytest.raises(ValueError):
+        kept_run(glyphs64, tmp_path, config={"data": "glyphs"})
+    history = kept_run(glyphs64, tmp_path, config={"data": "glyphs"}, free=("on_corrupt",))
+    assert history[-1]["step"] == 10
+
+
 # --- damage
 
 
@@ -250,6 +258,15 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(limit, glyphs64, stopped, t
     assert damage_of(kept / "step-00000006") is None and steps(kept) == [4, 6]
     assert len(list(kept.iterdir())) == 2
     assert same(run(tiny, glyphs64, SHORT, kept, every=2)[0], stopped[0])
+
+
+def test_a_folder_that_cannot_be_written_to_is_found_before_training(glyphs64, tmp_path):
+    (tmp_path / "file").write_text("")
+    model = tiny()
+    before = state_of(model)
+    with pytest.raises(CheckpointError):
+        train(model, glyphs64, SHORT, progress=None, keeper=CheckpointManager(tmp_path / "file", 2))
+    assert same(state_of(model), before)
 
 
 # --- errors and signals on the way
