@@ -23,16 +23,6 @@ def test_the_benchmarks_understand_their_commands(tmp_path, monkeypatch, small):
             assert parsed.device == ("cpu" if small else "cuda") and parsed.out.parent == tmp_path
 
 
-def test_a_command_that_takes_too_long_is_stopped_and_run_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(on_a_gpu, "commands", lambda *_: [["-c", "import time; time.sleep(60)"], ["-c", ""]])
-    arguments = ["--small", "--parts", "tests", "--seconds", "1", "--out", str(tmp_path)]
-    for _ in range(2):
-        assert on_a_gpu.main(arguments) == 1
-    entries = log_of(tmp_path)
-    assert [entry["ended"] for entry in entries] == ["in time", "in time"]
-    assert all(entry["seconds"] < 20 for entry in entries)
-
-
 def test_a_failing_command_does_not_stop_the_others_and_what_ended_well_is_not_repeated(
     tmp_path, monkeypatch
 ):
