@@ -9,12 +9,12 @@ from tests.explorer.conftest import nameless
 
 @pytest.fixture
 def training(play):
-    """A function that opens the training, by default with the fewest labels."""
+    """A function that opens the training, with the fewest labels."""
 
-    def opened(width=1000, labels="200"):
+    def opened(width=1000):
         page = play("training", width=width)
         page.set_default_timeout(60_000)
-        page.get_by_label("Labelled scenes").select_option(labels)
+        page.get_by_label("Labelled scenes").select_option("200")
         return page
 
     return opened
@@ -46,7 +46,6 @@ def test_two_students_learn_stop_and_go_on(training):
     assert "same weights" in status(page)
     button(page, "Train").click()
     wait_for_step(page, 3)
-    assert re.search(r"About \d+ (seconds|minutes) left", status(page))
     beats = page.evaluate(
         """() => new Promise(done => {
             let beats = 0;
@@ -63,11 +62,8 @@ def test_two_students_learn_stop_and_go_on(training):
     assert step(page) == stopped
     button(page, "Go on").click()
     wait_for_step(page, stopped + 2)
-    scores = page.eval_on_selector_all(".explorer-score", "all => all.map(e => e.textContent)")
-    assert all(re.fullmatch(r"\d+ %", score) for score in scores)
     points = page.eval_on_selector_all(".explorer-chart polyline", "all => all.map(e => e.points.length)")
     assert len(points) == 4 and all(points[:2]) and all(count > 2 for count in points[2:])
-    assert "It answers" in page.inner_text(".explorer-two >> nth=0")
     page.get_by_label("The second one copies").select_option("routing")  # another question ends the run
     assert "same weights" in status(page) and button(page, "Train").is_enabled()
     assert "Student with maps of a routing twin" in page.inner_text(".explorer-two >> nth=0")

@@ -47,12 +47,9 @@ def test_an_experiment_writes_records_and_prints_a_table(here, capsys, monkeypat
     "asked, named",
     [
         ("transfr", "'transfr'.*'transfer'"),
-        ("transfer --scale toy --methods scratch destill", "'destill'.*'distill'"),
         ("transfer --scale toy --seeds 0", "--seeds .* 0 and 1"),
         ("transfer --scale toy --jobs 0", "--jobs .* and 0"),
-        ("transfer --scale cifar10-cpu --data nowhere", "nowhere"),
         ("long-tail --scale toy", "scratch .* experiment transfer --scale toy`"),
-        ("detection --scale find", "'find'.*'scenes'"),
     ],
 )
 def test_wrong_requests_end_with_2_and_write_nothing(here, capsys, asked, named):
