@@ -119,40 +119,13 @@ def logged(folder):
 def test_killed_at_a_step_it_goes_on_to_the_same_bits(stopped, step):
     folder, ended = stopped
     whole, out = folder / "whole", folder / f"killed-{step}"
-    assert ended["whole"] == [0] and ended[out.name] == [-signal.SIGKILL, 0]
+    assert ended["whole"] == [0] and ended[out.name] == [-signal.SIGKILL, *([2] if step == 4 else []), 0]
+    assert step != 4 or "drop_path was 0.2" in (folder / f"{out.name}.txt").read_text()
     assert same(weights(out), weights(whole))
     assert logged(out) == logged(whole) == [1, 2, 3, 4, 5]
     assert read_record(out / "record.json").results == read_record(whole / "record.json").results
     losses = [[entry["loss"] for entry in read_log(each)] for each in (out, whole)]
     assert losses[0] == losses[1]
-
-
-@pytest.mark.slow
-def test_sigterm_saves_and_ends_with_75_and_a_finished_run_says_so(stopped):
-    folder, ended = stopped
-    out = folder / "terminated"
-    assert ended["terminated"] == [75, 0, 0]
-    text = (folder / "terminated.txt").read_text()
-    assert f"python -m atlib resume {out}\n" in text and f"{out} is finished" in text
-    assert logged(out) == [1, 2, 3, 4, 5] and same(weights(out), weights(folder / "whole")), (
-        "it was kept after the step in progress, and at no other"
-    )
-
-
-@pytest.mark.slow
-def test_a_changed_config_is_refused_and_the_checkpoint_stays(stopped):
-    folder, ended = stopped
-    assert ended["changed"] == [-signal.SIGKILL, 2, 0]
-    assert "drop_path was 0.2" in (folder / "changed.txt").read_text()
-    assert same(weights(folder / "changed"), weights(folder / "whole"))
-
-
-@pytest.mark.slow
-def test_two_processes_do_not_train_in_one_folder(stopped):
-    folder, ended = stopped
-    assert ended["twice"] == [0] and (folder / "second").read_text() == "[2]"
-    assert "another process" in (folder / "second.txt").read_text()
-    assert same(weights(folder / "twice"), weights(folder / "whole"))
 
 
 def test_a_finished_run_without_its_weights_writes_them_again(tmp_path, capsys):
@@ -224,8 +197,6 @@ BUILT_IN = "train --recipe find-scratch --data atbook.worlds:marked_glyphs"
     [
         (f"{BUILT_IN} --out OUT --lr", "--lr has no value"),
         ("pretrain mea --data cifar10 --out OUT", "'mea'.*'mae'"),
-        ("resume OUT", "OUT"),
-        ("evaluate OUT", "OUT"),
         ("evaluate HERE --averaged --data atbook.worlds:marked_glyphs", "--averaged"),
     ],
 )
@@ -242,30 +213,10 @@ def test_wrong_requests_end_with_2_and_write_nothing(tmp_path, capsys, monkeypat
 
 def test_an_evaluation_that_holds_all_that_is_trained_on_is_said(tmp_path, capsys):
     data = write_folders(tmp_path / "images", "train", range(30))
-    request = photographs.asked(data, tmp_path / "run", "evaluation_split=train+validation")
-    assert command.main([*request, "--epochs", "1", "--warmup_epochs", "0"]) == 0
-    assert "'train+validation'" in capsys.readouterr().err
-
-
-def test_photographs_from_a_folder(tmp_path, capsys):
-    data, out = write_folders(tmp_path / "images", "train", range(21), corrupt=[19]), tmp_path / "run"
-    request = photographs.asked(data, out, "training_split=train+validation")
-    assert command.main([*request, "--dry-run"]) == 0
-    assert "21 training images" in capsys.readouterr().out and not out.exists()
-    assert command.main(request) == 0
-    err = capsys.readouterr().err
-    assert "'train+validation'" in err and "'validation'" in err, "it is evaluated on what it trains on"
-    record, log = read_record(out / "record.json"), read_log(out)
-    assert [entry["step"] for entry in log if entry["event"] == "step"] == list(range(1, 7)), (
-        "two epochs of three steps of at most 8 of 21 images"
-    )
-    assert record.history[-1]["corrupt"] == 1 and record.config["data"] == str(data)
-    for name in ("student", "averaged"):
-        assert load_vit(out / f"{name}.safetensors").num_classes == 3
-    assert {"validation_accuracy", "average_validation_accuracy"} <= set(record.results)
-    capsys.readouterr()
-    assert command.main(["evaluate", str(out)]) == 0
-    assert f"accuracy {100 * record.results['validation_accuracy']:.2f} %" in capsys.readouterr().out
+    for split in ("evaluation_split", "training_split"):
+        request = photographs.asked(data, tmp_path / split, f"{split}=train+validation")
+        assert command.main([*request, "--epochs", "1", "--warmup_epochs", "0"]) == 0
+        assert "'train+validation'" in capsys.readouterr().err
 
 
 def test_a_corrupt_image_of_the_evaluation_does_not_end_a_run_for_good(tmp_path, capsys):
