@@ -9,11 +9,11 @@ import pytest
 from atbook.lab.detection import DETECTION
 from atbook.lab.real import REAL
 from atbook.lab.real_full import REAL_FULL
-from atbook.lab.studies import NATIVE_STUDY, PARTLY_TUNED, STUDIES
-from atbook.lab.study import CENTRAL, Place, at_an_end, chosen
+from atbook.lab.studies import STUDIES
+from atbook.lab.study import CENTRAL, Place, at_an_end
 from atbook.lab.translation import TRANSLATION
 from atbook.lab.tuning import Ladder, Range, to_try
-from atbook.records import add_record, read_file, read_records, results_folder
+from atbook.records import add_record, read_file, results_folder
 
 RANGE = Range({"lr": (1, 2, 4, 8, 16), "weight_decay": (0.1, 0.3, 1.0)}, {"lr": 2, "weight_decay": 0.3}, {})
 
@@ -62,27 +62,6 @@ def test_a_ladder_goes_on_beyond_its_ends(best):
 
 
 # --- What was chosen, in the committed records
-
-
-def test_studies_that_search_without_a_step_chose_nothing_at_an_end():
-    """Every neighbour of what was chosen was tried, along every axis."""
-    for study in (REAL, PARTLY_TUNED, NATIVE_STUDY):
-        for scale in study.only:
-            place = Place(scale, None, results_folder(), Path())
-            trials = read_records(study.name, scale, "trial")
-            for method in {record.method for record in read_records(study.name, scale)}:
-                choices = study.variant(method).trials
-                cells = [tuple(choice[axis] for axis in choices.axes) for choice in choices]
-                tried = {cells[record.trial] for record in trials if record.method == method}
-                best = cells[chosen(place, method, study)]
-                for at, values in enumerate(choices.axes.values()):
-                    place_of_best = values.index(best[at])
-                    around = [values[place_of_best + 1]]
-                    if best[at] > 0:  # less than none there is not
-                        assert place_of_best > 0, (scale, method)
-                        around.append(values[place_of_best - 1])
-                    for value in around:
-                        assert (*best[:at], value, *best[at + 1 :]) in tried, (scale, method)
 
 
 def test_every_search_has_ended():

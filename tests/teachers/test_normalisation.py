@@ -68,7 +68,6 @@ CLIP = {"image_mean": list(OPENAI_CLIP_MEAN), "image_std": list(OPENAI_CLIP_STD)
             (0.5, 0.5),
         ),
         ({"preprocessor_config.json": {"do_normalize": False}}, (0.0, 1.0)),
-        ({"preprocessor_config.json": {"image_processor_type": "ViTImageProcessor"}}, None),
         ({"processor_config.json": {}, "config.json": {"model_type": "vit"}}, None),
     ],
 )
