@@ -7,24 +7,28 @@ from dataclasses import replace
 
 import datasets
 import pytest
+import timm
 import torch
 from safetensors.torch import load_file
 
 from atbook.worlds import marked_glyphs
+from atfamily.measures.controls import controls_table, switched
 from atlib.attention_transfer import AttentionTransfer
 from atlib.checkpoint import load_bundle, load_vit, save_vit
 from atlib.evaluate import evaluate
 from atlib.loading import seed_for
 from atlib.plan import Plan
 from atlib.train import train
-from atlib.vit import Architecture
+from atlib.vit import Architecture, create_classifier, create_vit
 from atrun import __main__ as command
 from atrun import commands, runner
-from atrun.build import build
+from atrun.build import build, held_out, training_images
 from atrun.config import read_config, write_config
 from atrun.configure import configure
+from atrun.estimate import estimate
 from atrun.log import read_log
 from atrun.record import read_record
+from atrun.runner import load_result, weights_of
 from tests import stopped_runs
 from tests.helpers import in_a_fork, made_once, randomise, same
 from tests.picture_files import write_folders, write_parquet
@@ -263,3 +267,64 @@ def test_a_stream_is_trained_on_stopped_and_gone_on_with(tmp_path, capsys, monke
     capsys.readouterr()
     assert command.main(request("part", "data_size=10")) == 2
     assert "21 images, not 10" in capsys.readouterr().err and not (tmp_path / "part").exists()
+
+
+# --- A classifier that is no ViT
+
+
+WORLD = "atbook.worlds:marked_glyphs"
+
+
+def test_a_resnet_is_timms_own_model():
+    torch.manual_seed(3)
+    expected = timm.create_model("resnet18", num_classes=5)
+    torch.manual_seed(3)
+    assert same(create_classifier("resnet18", num_classes=5, img_size=32).state_dict(), expected.state_dict())
+    with pytest.raises(ValueError, match="ResNet"):
+        create_vit("resnet18")
+
+
+def test_it_is_trained_and_kept(tmp_path, capsys):
+    asked = f"train --recipe scratch --model resnet18 --model.stem_width 8 --data {WORLD} --out {tmp_path}"
+    assert command.main([*asked.split(), *"--steps 2 --batch_size 8 --data_size 32".split()]) == 0
+    kept = load_vit(tmp_path / "student.safetensors")
+    assert type(kept) is timm.models.ResNet and kept.num_classes == 8
+    capsys.readouterr()
+    assert command.main(["evaluate", str(tmp_path)]) == 0
+    assert "accuracy" in capsys.readouterr().out
+
+
+def test_a_dry_run_counts_what_it_can():
+    changes = {"model": "resnet18", "batch_size": "8", "steps": "2"}
+    found = estimate(configure("find-scratch", WORLD, changes=changes), 32, 8, limit=0.1)
+    assert found.flops is None and found.seconds > 0
+
+
+# --- A table of a run's controls
+
+
+TEACHER = "results/transfer/find/teacher-seed0.safetensors"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """The folder of a run of Copy."""
+
+    def make(folder):
+        assert command.main(asked("find-copy", folder / "copy", "--teacher", TEACHER)) == 0
+
+    return made_once(tmp_path_factory, "run-with-controls", make)[0] / "copy"
+
+
+def test_maps_of_a_finished_student_are_switched(run, capsys):
+    assert command.main(["controls", str(run)]) == 0
+    config = read_config(run)
+    rows = switched(load_result(weights_of(run)), held_out(config), training_images(config))
+    assert capsys.readouterr().out.strip() == controls_table(rows)
+
+
+def test_students_are_trained_under_each_control(run, capsys):
+    assert command.main(["controls", str(run), "--train", "--seeds", "1"]) == 0
+    table = capsys.readouterr().out.strip().splitlines()
+    names = ["scratch", "own maps", "jigsaw", "mean map", "blank"]
+    assert [line.split("|")[1].strip() for line in table[2:]] == names
