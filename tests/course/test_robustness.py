@@ -198,7 +198,9 @@ HONEST_CELLS = {
             body="p = mixed.softmax(-1)",
         ),
     ],
-    "a list that is appended to": halved("halves = []\nhalves.append(0.5)", "halves[0]"),
+    "a list that a loop fills": halved(
+        "halves = []\nfor n in range(3):\n    halves.append(n / 2)", "halves[1]"
+    ),
     "an attribute of a function": halved("def f():\n    return f.half\nf.half = 0.5", "f()"),
     "an import that may fail": halved(
         "try:\n    import jax\nexcept ImportError:\n    jax = None", "(0.5 if not jax else 0)"

@@ -332,6 +332,8 @@ def changed(**changes):
 
 
 BAD = {
+    "a weight is missing": changed(blocks__1__attn__proj__bias=None),
+    "a weight that timm has no place for": changed(blocks__0__attn__rel_pos=torch.zeros(3)),
     "a block is missing": changed(blocks__7__norm1__weight=torch.zeros(384)),
     "a gated MLP": changed(blocks__0__mlp__fc1__weight=torch.zeros(1024, 384)),
     "a norm before the blocks": changed(norm_pre__weight=torch.zeros(384)),
