@@ -39,6 +39,8 @@ def known(tmp_path):
     [
         ('It is 75.0 %<!-- = acc("toy", "copy") --> now', True),
         ('It is 75.1<!-- = acc("toy", "copy") -->', False),
+        ('It is 75 %<!-- = one("toy", "copy", 1) --> there', True),
+        ('1.0<!-- = acc("toy", "nothing") -->', False),
         ('It gains −50.0 points <!-- = diff("toy", "scratch",\n "copy") -->', True),
         ('two thirds, 67 %<!-- = 100 * acc("toy", "copy") / (1.5 * 75) -->', True),
         ('2.5<!-- = field("transfer", "toy", "copy", "a.1.b") -->', True),

@@ -87,6 +87,8 @@ find-scratch lr=Infinity -> --lr Infinity
 find-scratch lr=1:30 -> --lr 1:30
 find-scratch recipe_name=copy-vit-large -> --recipe_name
 find-scratch seed:4294967296 -> seed=4294967296
+find-scratch model.depth=0 -> model.depth
+mae-scratch-vit-base data:imagenet-1k augmentation.mean=[0,0,Infinity] -> Infinity
 mae model=glyphs mask_ratio=2 -> mask_ratio=2.0
 mae decoder_width=10 -> decoder_heads=4
 mae teacher:THIS -> mae has no teacher

@@ -60,6 +60,7 @@ CLIP = {"image_mean": list(OPENAI_CLIP_MEAN), "image_std": list(OPENAI_CLIP_STD)
             },
             CLIP,
         ),
+        ({"config.json": {"architecture": "vit", "mean": [0.1] * 3, "std": [0.2] * 3}}, (0.1, 0.2)),
         ({"open_clip_config.json": {"preprocess_cfg": {"mean": [0.1] * 3, "std": [0.2] * 3}}}, (0.1, 0.2)),
         # pixels from -1 to 1, by the rescaling alone, and pixels that stay in 0..255
         ({"preprocessor_config.json": {"do_rescale": False, **CLIP}}, "in 0..255"),
