@@ -13,10 +13,8 @@ import on_a_gpu
 import others
 import processes
 import pytest
-import resumed_run
 import throughput
 import torch
-import training_speed
 import transfer_step
 from dense_baseline import DenseTransfer
 from memory import peak_allocated
@@ -29,7 +27,7 @@ from atbook.lab.study import Place, Sources
 from atbook.records import read_file
 from atlib import AttentionTransfer, Plan, create_vit
 from atlib.pair import student_of
-from tests.helpers import in_a_fork, random_images, randomise
+from tests.helpers import random_images, randomise
 from tests.picture_files import write_parquet
 
 CPU = torch.device("cpu")
@@ -219,17 +217,6 @@ def test_what_is_computed_for_vit_large():
     assert row["all_reduce_seconds"] == pytest.approx(2 * 63 / 64 * 304_326_632 * 4 / 50e9)
 
 
-@pytest.mark.slow
-def test_processes(tmp_path):
-    path = tmp_path / "processes.jsonl"
-    words = "--batch 16 --steps 2 --repetitions 1".split()
-    done = in_a_fork(tmp_path, processes.main, [*words, "--out", str(path)], seconds=300)
-    assert done.code == 0, done.said
-    (record,) = read_file(path)
-    one, both = (record.results["measured"][name] for name in "12")
-    assert record.results["speed_up"]["ratio"] == pytest.approx(one["seconds"] / both["seconds"])
-
-
 # --- Others ---
 
 
@@ -252,21 +239,6 @@ def test_both_softmax_ways_compute_the_same_and_linear_attention_another():
     assert found["fused"].shape == (1, 3, 17, 64)
     assert torch.allclose(found["fused"], found["dense"], atol=1e-6)
     assert not torch.allclose(found["fused"], found["linear"], atol=1e-2)
-
-
-@pytest.mark.slow
-def test_a_run_that_is_stopped_and_taken_up_again_ends_with_the_same_bits(one_run):
-    results = one_run(resumed_run, "--model glyphs --steps 4 --batch 8").results
-    assert results["final_loss"] == results["final_loss_resumed"] and results["weights_apart"] == 0
-    assert 0 < results["resumed_at"] < results["steps"] == 4 and results["images_per_second"] > 0
-
-
-def test_training_speed(one_run):
-    words = "--model glyphs --steps 2 --methods scratch distill --speeds exact --device cpu"
-    results = one_run(training_speed, words).results
-    for method in ("scratch", "distill"):
-        row = results[method]["exact"]
-        assert row["images_per_second"] * row["ms"] == pytest.approx(8000) and row["busy_ms"] is None
 
 
 # --- The script for a lent card, on a CPU
