@@ -168,11 +168,3 @@ def test_verdicts_of_what_is_right_unfinished_and_broken(tmp_path, capsys, monke
     monkeypatch.setattr(commands, "verdicts", lambda path: {"6.1": verdicts["6.1"]["says"]})
     assert main(["exercises", str(path)]) == 0
     assert "1 of 1 right" in capsys.readouterr().out
-
-
-def test_what_is_no_notebook_is_named(tmp_path, capsys):
-    (tmp_path / "mine.ipynb").write_text("no")
-    assert main(["exercises", str(tmp_path / "mine.ipynb")]) == 2
-    assert main(["exercises", str(tmp_path / "absent.ipynb")]) == 2
-    said = capsys.readouterr().err
-    assert "mine.ipynb is not a notebook" in said and "absent.ipynb" in said

@@ -1,6 +1,5 @@
 """The benchmarks: FLOP counts, memory counts, dense baseline, arithmetic, and one small run of each."""
 
-import json
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -244,10 +243,6 @@ def test_both_softmax_ways_compute_the_same_and_linear_attention_another():
 # --- The script for a lent card, on a CPU
 
 
-def log_of(folder):
-    return [json.loads(line) for line in (folder / "on_a_gpu.jsonl").read_text().splitlines()]
-
-
 @pytest.mark.parametrize("small", [True, False])
 def test_the_benchmarks_understand_their_commands(tmp_path, monkeypatch, small):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -256,14 +251,3 @@ def test_the_benchmarks_understand_their_commands(tmp_path, monkeypatch, small):
         for script, *words in on_a_gpu.commands(part, options):
             parsed = import_module(Path(script).stem).parse(words)
             assert parsed.device == ("cpu" if small else "cuda") and parsed.out.parent == tmp_path
-
-
-def test_a_failing_command_does_not_stop_the_others_and_what_ended_well_is_not_repeated(
-    tmp_path, monkeypatch
-):
-    failing, good = ["-c", "raise SystemExit(3)"], ["-c", "import atbook"]
-    monkeypatch.setattr(on_a_gpu, "commands", lambda *_: [failing, good])
-    for _ in range(2):
-        assert on_a_gpu.main(["--small", "--parts", "study", "--out", str(tmp_path)]) == 1
-    entries = [(entry["part"], entry["ended"]) for entry in log_of(tmp_path)]
-    assert entries == [("study", "badly"), ("study", "well"), ("study", "badly")]

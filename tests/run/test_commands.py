@@ -1,6 +1,5 @@
 """The command line of a run, end to end: what it leaves, that it goes on when stopped, what it refuses."""
 
-import re
 import shutil
 import signal
 from dataclasses import replace
@@ -191,28 +190,6 @@ def test_simmim_makes_a_teacher(tmp_path):
     assert set(read_record(tmp_path / "record.json").results) == {"loss"}
     built = build(read_config(tmp_path), 0).model
     assert (built.unit, built.hidden) == (2, 3), "0.6 of 2 x 2 squares"
-
-
-BUILT_IN = "train --recipe find-scratch --data atbook.worlds:marked_glyphs"
-
-
-@pytest.mark.parametrize(
-    "wrong, named",
-    [
-        (f"{BUILT_IN} --out OUT --lr", "--lr has no value"),
-        ("pretrain mea --data cifar10 --out OUT", "'mea'.*'mae'"),
-        ("evaluate HERE --averaged --data atbook.worlds:marked_glyphs", "--averaged"),
-    ],
-)
-def test_wrong_requests_end_with_2_and_write_nothing(tmp_path, capsys, monkeypatch, wrong, named):
-    monkeypatch.setattr(commands, "training_images", lambda config: pytest.fail("data were touched"))
-    monkeypatch.chdir(tmp_path)
-    places = {"OUT": str(tmp_path / "out"), "HERE": __file__}
-    assert command.main([places.get(word, word) for word in wrong.split()]) == 2
-    out, err = capsys.readouterr()
-    assert out == "" and err.startswith("python -m atlib: ") and "Traceback" not in err
-    assert re.search(named.replace("OUT", places["OUT"]), err)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_evaluation_that_holds_all_that_is_trained_on_is_said(tmp_path, capsys):
