@@ -24,7 +24,6 @@ from atrun import commands, runner
 from atrun.build import build, held_out, training_images
 from atrun.config import read_config, write_config
 from atrun.configure import configure
-from atrun.estimate import estimate
 from atrun.log import read_log
 from atrun.record import read_record
 from atrun.runner import load_result, weights_of
@@ -269,12 +268,6 @@ def test_it_is_trained_and_kept(tmp_path, capsys):
     capsys.readouterr()
     assert command.main(["evaluate", str(tmp_path)]) == 0
     assert "accuracy" in capsys.readouterr().out
-
-
-def test_a_dry_run_counts_what_it_can():
-    changes = {"model": "resnet18", "batch_size": "8", "steps": "2"}
-    found = estimate(configure("find-scratch", WORLD, changes=changes), 32, 8, limit=0.1)
-    assert found.flops is None and found.seconds > 0
 
 
 # --- A table of a run's controls

@@ -32,11 +32,6 @@ def test_dinos_teacher_is_taken_before_its_student(tmp_path):
     assert same(found.tensors, STATE) and found.beside == ("student",)
 
 
-def test_safetensors_under_any_name(tmp_path):
-    save_file(STATE, tmp_path / "w.bin")
-    assert same(read_weights(tmp_path / "w.bin").tensors, STATE)
-
-
 class Bad:
     """Unpickling one runs a command that leaves a file."""
 
