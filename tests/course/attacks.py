@@ -1,8 +1,7 @@
 """Answers to A1 that reach for points or secrets, or do harm: {what it does: (the answer it replaces, code)}.
 
 On 30 November 2026 each succeeded with a grader that had no cage. `{TESTS}`, `{KEY}`, `{SOLUTION}`, `{FILE}`
-and `{PORT}` stand for what is really there when a test runs: a path that
-is nowhere would attack nothing.
+and `{PORT}` stand for what is really there when a test runs: a path that is nowhere would attack nothing.
 """
 
 from collections.abc import Mapping
