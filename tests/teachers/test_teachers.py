@@ -415,6 +415,15 @@ def test_timm_names_whose_weights_are_incomplete(by_hand):
         load_teacher(name)
 
 
+def test_report(tmp_path):
+    state = encoder_of(vit_of(init_values=1e-5, reg_tokens=4)) | decoder()
+    text = report(written(tmp_path, {"model": state}), image_size=96, heads=6)
+    assert "41: 1 class token, 4 registers, 36 patches" in text
+    maps, queries = 2 * 6 * 41 * 41, 2 * 6 * 41 * 64
+    assert f"maps {maps:,} numbers, {4 * maps / 1024:.1f} KiB; q and k {2 * queries:,} numbers" in text
+    assert "not finite" in report(written(tmp_path, BAD["not finite"](VIT_S)))
+
+
 def test_report_says_why_layers_cannot_be_transferred(monkeypatch):
     size = {"img_size": 32, "patch_size": 16, "embed_dim": 24, "depth": 1, "num_heads": 3, "num_classes": 0}
     vit = VisionTransformer(**size, block_fn=DiffParallelScalingBlock, mlp_layer=Mlp)
