@@ -4,7 +4,7 @@ python installed.py STEPS FOLDERS TEACH REQUEST, all JSON.
 STEPS are imports and a call, which come first, as after them everything may be imported.
 
 FOLDERS says where each part is done: `README` runs its example.py, `run` makes a teacher, trains what is
-requested, breaks the run and takes it up again.
+requested and evaluates it.
 Prints, as JSON, where the library is, what was imported after each step, and of each part what it printed and
 the error that ended it, if one did.
 """
@@ -14,16 +14,13 @@ import io
 import json
 import os
 import runpy
-import shutil
 import sys
 import traceback
 from functools import partial
 from importlib import metadata, util
-from pathlib import Path
 
 
 def run(teach: list[str], request: list[str]) -> None:
-    """Files of a finished run are kept in `before`, for they are written again."""
     from atbook.__main__ import main as book
     from atbook.worlds import glyphs
     from atrun.__main__ import main
@@ -35,13 +32,6 @@ def run(teach: list[str], request: list[str]) -> None:
 
     assert book(teach) == 0
     command(*request, "--out", "student")
-    command("resume", "student")
-    print("--- now it is broken ---")
-    student, before = Path("student"), Path("before")
-    before.mkdir()
-    for name in ("record.json", "student.safetensors"):
-        shutil.move(student / name, before / name)
-    shutil.rmtree(max((student / "checkpoints").glob("step-*")))
     command("resume", "student")
     command("evaluate", "student")
 

@@ -38,8 +38,9 @@ def known(tmp_path):
     "sentence, right",
     [
         ('It is 75.0 %<!-- = acc("toy", "copy") --> now', True),
-        ('It is 75 %<!-- = one("toy", "copy", 1) --> there', True),
         ('It is 75.1<!-- = acc("toy", "copy") -->', False),
+        ('It is 75 %<!-- = one("toy", "copy", 1) --> there', True),
+        ('1.0<!-- = acc("toy", "nothing") -->', False),
         ('It gains −50.0 points <!-- = diff("toy", "scratch",\n "copy") -->', True),
         ('two thirds, 67 %<!-- = 100 * acc("toy", "copy") / (1.5 * 75) -->', True),
         ('2.5<!-- = field("transfer", "toy", "copy", "a.1.b") -->', True),
@@ -47,9 +48,7 @@ def known(tmp_path):
         ('85.8<!-- = paper("transfer", "Flowers", "mae", of="lightweight-vits") -->', True),
         ('70.0<!-- = searched("toy", "copy", "transfer") -->', True),
         ('45.0<!-- = acc("scenes", "fcos, copy", "detection", figure="ap") -->', True),
-        ('50.0<!-- = one("scenes", "fcos, copy", 1, "detection", figure="ap") -->', True),
         ('30<!-- = diff("scenes", "fcos, copy", "fcos, scratch", "detection", figure="ap") -->', True),
-        ('1.0<!-- = acc("toy", "nothing") -->', False),
         ("1.0<!-- = __import__('os').getpid() -->", False),
     ],
 )

@@ -1,8 +1,7 @@
 """Answers to A1 that reach for points or secrets, or do harm: {what it does: (the answer it replaces, code)}.
 
-Each would succeed without the cage; `tests/course/unguarded.py` is a grader without one, on which the tests
-show it. `{TESTS}`, `{KEY}`, `{SOLUTION}`, `{FILE}` and `{PORT}` stand for what is really there when a test
-runs: a path that is nowhere would attack nothing.
+On 30 November 2026 each succeeded with a grader that had no cage. `{TESTS}`, `{KEY}`, `{SOLUTION}`, `{FILE}`
+and `{PORT}` stand for what is really there when a test runs: a path that is nowhere would attack nothing.
 """
 
 from collections.abc import Mapping
@@ -101,15 +100,6 @@ ATTACKS = {
     "backward": with_autograd(
         "q = q.clone().requires_grad_()", *FORWARD, "o.backward(grad)", "return q.grad"
     ),
-    "autograd.grad": with_autograd(
-        "q = q.clone().requires_grad_()", *FORWARD, "return torch.autograd.grad(o, q, grad)[0]"
-    ),
-    "torch.func": with_autograd(
-        "def f(q):",
-        *(f"    {line}" for line in FORWARD),
-        "    return (o * grad).sum()",
-        "return torch.func.grad(f)(q)",
-    ),
     "autograd in another thread": with_late_autograd(
         "done = []",
         "thread = threading.Thread(target=lambda: done.append(late(q, k, v, grad)))",
@@ -126,21 +116,13 @@ ATTACKS = {
     ),
     # --- the tests, the key, what is expected ---
     "torch is changed": talking("torch.isclose = lambda *a, **k: torch.tensor(True)"),
-    "tensors are changed": talking("torch.Tensor.all = lambda *a, **k: True"),
     "the comparison is changed": talking(
         "hidden.same = lambda *a, **k: None", before="from course import hidden\n"
-    ),
-    "the code of the comparison is changed": talking(
-        "hidden.same.__code__ = (lambda *a, **k: None).__code__", before="from course import hidden\n"
     ),
     "a thread that waits changes it": talking(
         "threading.Timer(0, lambda: setattr(sys.modules['course.hidden'], 'same', lambda *a: None)).start()",
         "time.sleep(0.2)",
         before="import sys, threading, time\n",
-    ),
-    "the grader's own function is changed": talking(
-        "grades._tested = lambda cases, name, points, *rest: grades.Marked(name, points, points, '')",
-        before="from tools import grades\n",
     ),
     "the reference gives the answer": talking(
         "p = cases.talk_map(q, k, mix, 'a')",
@@ -159,17 +141,7 @@ ATTACKS = {
         "raise ValueError([o.key for o in gc.get_objects() if type(o).__name__ == 'Asked'][0])",
         before="import gc\n",
     ),
-    "hidden tests in a message": talking("raise ValueError(open('{TESTS}').read())"),
     "the key in a message": talking("raise ValueError(open('{KEY}').read().split('key')[-1])"),
-    "the key by numpy": talking(
-        "raise ValueError(np.fromfile('{KEY}', dtype=np.uint8).tobytes().decode().split('key')[-1])",
-        before="import numpy as np\n",
-    ),
-    "the key by a link": talking(
-        "os.path.exists('mine') or os.symlink('{KEY}', 'mine')",
-        "raise ValueError(open('mine').read().split('key')[-1])",
-        before="import os\n",
-    ),
     "the model solution": talking("raise ValueError(open('{SOLUTION}').read().partition('largest')[2])"),
     "the teacher's environment": talking(
         "raise ValueError(open('/proc/self/environ').read().partition('TOKEN')[2] + os.environ['TOKEN'])",
@@ -196,7 +168,6 @@ ATTACKS = {
         "raise ValueError(subprocess.run(['sh', '-c', 'id'], capture_output=True, text=True).stdout)",
         before="import subprocess\n",
     ),
-    "a shell by os": talking("os.system('id > {FILE}')", before="import os\n"),
     "a file by its path": talking("open('{FILE}', 'w').write('x')"),
     "processes without end": talking(
         "while True:",
@@ -219,9 +190,6 @@ ATTACKS = {
         before="import resource\n",
     ),
     "all memory": talking("x = torch.empty(600_000_000)", f"raise ValueError('{DONE}')"),
-    "all memory, bit by bit": talking(
-        "x = [torch.empty(10**7) for _ in range(70)]", f"raise ValueError('{DONE}')"
-    ),
     "the disk": talking(
         "os.truncate(os.open('x', os.O_CREAT | os.O_RDWR), 10**8)",
         f"raise ValueError('{DONE}')",
@@ -252,8 +220,6 @@ ATTACKS = {
         "class Any(float):\n    def __sub__(self, other):\n        return 0.0\nSHARES = [[Any()] * 4] * 4",
     ),
 }
-# Where no grader without a cage should run an attack as it is: what is put in its place there.
-TAMED = {"while True:": "for _ in range(1):", "os.kill(-1, 9)": "os.kill(-1, 0)"}
 # What nobody but the teacher should read, beside the edition's key.
 SECRETS = ("def talk_inputs", "from functools import lru_cache", ".amax(-1, keepdim=True).clamp_min", "uid=")
 SECRETS += ("run by the grader", "SECRET_OF_THE_TEACHER", DONE, '"variants"')

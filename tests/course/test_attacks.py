@@ -11,9 +11,8 @@ from atbook.cage.outside import Answer, AnswerFailed, Cage, CageDamaged, namespa
 from atbook.cage.values import unpack
 from course.a2 import cases as a2
 from course.a2 import mutants
-from tests.course.attacks import ATTACKS, SECRETS, TAMED, aimed
+from tests.course.attacks import ATTACKS, SECRETS, aimed
 from tests.course.helpers import edition_of, only, replace, solution
-from tests.course.unguarded import Outcome, gained, outcome
 from tools import gradebook
 from tools.grades import grade, graded
 
@@ -60,49 +59,38 @@ def attack(edition, port, tmp_path, monkeypatch):
     file.write_bytes(b"mine")
     tmp_path.chmod(0o755)
 
-    def make(name: str, tamed: bool = False):
+    def make(name: str):
         slot, code = ATTACKS[name]
-        for wild, tame in TAMED.items() if tamed else ():
-            code = code.replace(wild, tame)
         handed = replace(solution(edition, "attacker"), slot, aimed(code, edition.folder, file, port))
         return handed, only(edition, TASK[slot]), file
 
     return make
 
 
-def secrets_of(edition) -> tuple[str, ...]:
-    return *SECRETS, edition.key
-
-
-@pytest.mark.parametrize("name", ATTACKS)
-def test_without_a_cage_an_attack_succeeds(edition, attack, name):
-    handed, task, file = attack(name, tamed=True)
-    unguarded = outcome(task, handed)
-    assert gained(unguarded, file, secrets_of(edition)), unguarded.says[:500]
-
-
-def caged(attack, cage, name: str):
-    """What came of an attack in a cage, and the file that it should not write."""
+def gained_nothing(edition, cage, attack, name: str) -> str:
+    """What an attack in a cage is told; it has no points, no secret, and has not written its file."""
     handed, task, file = attack(name)
     try:
         result = graded(handed, task, cage)
     except CageDamaged as error:  # never points, and never 0: the teacher looks at it
-        return Outcome(0.0, str(error), False), file
-    assert result.status == "graded"
-    says = [test.says for tests in result.tests.values() for test in tests]
-    return Outcome(result.total, " ".join([*result.remarks, *says]), False), file
+        said = str(error)
+    else:
+        assert result.status == "graded" and result.total == 0
+        tests = [test for tests in result.tests.values() for test in tests]
+        said = " ".join([*result.remarks, *(test.says for test in tests)])
+    assert file.read_bytes() == b"mine"
+    assert not [secret for secret in (*SECRETS, edition.key) if secret in said]
+    return said
 
 
 @pytest.mark.parametrize("name", ATTACKS)
 def test_an_attack_gains_nothing_and_is_told_why(edition, cage, attack, name):
-    result, file = caged(attack, cage, name)
-    assert result.says and gained(result, file, secrets_of(edition)) == ""
+    assert gained_nothing(edition, cage, attack, name)
 
 
 # What is possible without namespaces: what the answers' user may do; as root, a look at other processes.
 NEEDS_NAMESPACES = {
-    "code in a string for torch's compiler", "a number that is taken for an object",
-    "hidden tests in a message", "the key in a message", "the key by numpy", "the key by a link",
+    "code in a string for torch's compiler", "a number that is taken for an object", "the key in a message",
     "the model solution", "the reference gives the answer", "torch writes a file", "a file by its path",
     "the parent's memory", "the parent's files",
 }  # fmt: skip
@@ -110,8 +98,7 @@ NEEDS_NAMESPACES = {
 
 @pytest.mark.parametrize("name", sorted(ATTACKS.keys() - NEEDS_NAMESPACES))
 def test_process_limits_alone_hold_off_all_that_does_not_read_files(edition, bare, attack, name):
-    result, file = caged(attack, bare, name)
-    assert gained(result, file, secrets_of(edition)) == ""
+    gained_nothing(edition, bare, attack, name)
 
 
 def test_a_forged_report_is_not_what_the_cage_reports(cage, bare):
@@ -121,9 +108,10 @@ def test_a_forged_report_is_not_what_the_cage_reports(cage, bare):
         f"            os.write(n, b'{report}\\n')\n        except OSError:\n            pass\n    return 1\n"
     )
     for held in (cage, bare):
-        with pytest.raises(CageDamaged):  # nor is it what the function returned
-            held.call(code, "f", [])
-        assert held.call("def f():\n    return 2\n", "f", []).value == 2
+        for said in (code, "import os\ndef f():\n    os._exit(3)\n"):
+            with pytest.raises(CageDamaged):  # nor is it what the function returned
+                held.call(said, "f", [])
+            assert held.call("def f():\n    return 2\n", "f", []).value == 2
 
 
 def test_after_all_attacks_a_right_answer_has_its_points(edition, cage, bare):
@@ -132,12 +120,26 @@ def test_after_all_attacks_a_right_answer_has_its_points(edition, cage, bare):
         assert (result.points("q1"), result.points("q2"), result.points("q3")) == (5, 6, 4)
 
 
-def test_a_cage_shows_no_files_but_pythons_own(cage):
+WRITTEN = """
+import os
+def f():
+    done = []
+    for at in ("/", "/dev", "/dev/shm", "/usr", "/proc/self"):
+        try:
+            open(at + "/x", "w").close()
+            done.append(at)
+        except OSError:
+            pass
+    return done
+"""
+
+
+def test_a_cage_shows_no_files_but_pythons_own_and_none_can_be_written(cage):
     code = "import os\ndef f():\n    return os.listdir('/'), os.getuid(), dict(os.environ)\n"
     top, user, environment = cage.call(code, "f", []).value
     assert "home" not in top and user == 65534 and "USER" not in environment
     reply = cage.call(f"def f():\n    return open({__file__!r}).read()\n", "f", [])
-    assert "FileNotFoundError" in reply.error
+    assert "FileNotFoundError" in reply.error and cage.call(WRITTEN, "f", []).value == []
 
 
 def test_what_one_call_leaves_no_other_call_finds(cage):
@@ -242,20 +244,6 @@ def test_what_is_too_deep_goes_without_bubblewrap_too(edition):
     with edition.cage(use_namespaces=False) as held:
         held.call(MANY["deep"].replace("3)", "0)"), "f", [])
         assert len(held.call("import os\ndef f():\n    return os.listdir('..')\n", "f", []).value) == 1
-
-
-def test_a_process_that_ends_itself_with_a_code_is_no_mark_either(cage):
-    with pytest.raises(CageDamaged):
-        cage.call("import os\ndef f():\n    os._exit(3)\n", "f", [])
-
-
-def test_a_cage_can_be_written_to_in_its_temporary_folder_alone(cage):
-    code = (
-        "import os\ndef f():\n    done = []\n    for at in ('/', '/dev', '/dev/shm', '/usr', '/proc/self'):\n"
-        "        try:\n            open(at + '/x', 'w').close()\n            done.append(at)\n"
-        "        except OSError:\n            pass\n    return done\n"
-    )
-    assert cage.call(code, "f", []).value == []
 
 
 def test_a_reply_is_bounded_before_it_is_read():

@@ -103,13 +103,6 @@ def test_a_last_attempt_that_cannot_be_read_is_refused_and_the_one_before_it_cou
     assert rows["lovelaceada_123_9001_a1.ipynb"]["status"] == "graded"
 
 
-def test_a_time_of_a_file_that_is_not_there_is_not_overlooked(grade, tmp_path):
-    with open(tmp_path / "handed" / "received.csv", "a", encoding="utf-8") as file:
-        file.write(f"lovelaceada_123_9001_a1-1.ipynb,{DEADLINE.isoformat()}\n")
-    with pytest.raises(ValueError, match="received.csv"):
-        grade()
-
-
 def test_points_by_hand_survive_grading_again_and_count_in_the_totals(grade, tmp_path):
     rows = grade()
     assert rows["stranger.ipynb"]["points"] == "" and rows["stranger.ipynb"]["still by hand"] == "5"
@@ -144,6 +137,10 @@ def test_points_typed_in_are_read_as_a_spreadsheet_saves_them(separator, grade, 
     gradebook.totals([tmp_path / "a1"], tmp_path, gradebook.read_roster(tmp_path / "roster.csv"))
     totals = {row["id"]: row for row in rows_of(tmp_path / "totals.csv")}
     assert totals[hand[0]["key"]]["total"] == "9.5"
+    hand[0]["points"] = "7"
+    gradebook.write_table(path, gradebook.HAND, hand)
+    with pytest.raises(ValueError, match="'7' of 1"):
+        gradebook.totals([tmp_path / "a1"], tmp_path)
 
 
 def test_the_teacher_says_whose_a_work_is_and_a_pair_has_both_its_points(grade, tmp_path):
@@ -160,6 +157,11 @@ def test_the_teacher_says_whose_a_work_is_and_a_pair_has_both_its_points(grade, 
         (tmp_path / "handed" / "whose.csv").write_text(f"file,id\n{line}\n")
         with pytest.raises(ValueError, match=says):
             grade()
+    (tmp_path / "handed" / "whose.csv").unlink()
+    with open(tmp_path / "handed" / "received.csv", "a", encoding="utf-8") as file:
+        file.write(f"nobody.ipynb,{DEADLINE.isoformat()}\n")
+    with pytest.raises(ValueError, match="received.csv"):
+        grade()
 
 
 def test_texts_stand_below_the_titles_of_their_questions(edition):
@@ -188,16 +190,6 @@ def test_what_could_not_be_tested_counts_in_the_attempt_that_counts_alone(tmp_pa
     assert not gradebook.add_hand_lines(tmp_path / "hand.csv", lines, SimpleNamespace(by_hand={}))
     lines[0].superseded_by = ""
     assert len(gradebook.add_hand_lines(tmp_path / "hand.csv", lines[:1], SimpleNamespace(by_hand={}))) == 1
-
-
-def test_points_that_cannot_be_are_named(grade, tmp_path):
-    grade()
-    path = tmp_path / "a1" / "hand.csv"
-    hand = rows_of(path)
-    hand[0]["points"] = "7"
-    gradebook.write_table(path, gradebook.HAND, hand)
-    with pytest.raises(ValueError, match="'7' of 1"):
-        gradebook.totals([tmp_path / "a1"], tmp_path)
 
 
 def test_what_two_students_share_is_noted_for_the_teacher(edition):
@@ -263,11 +255,10 @@ def test_two_works_of_one_name_are_not_added_up(edition, tmp_path, graded_by_poi
         gradebook.totals([tmp_path / "a1"], tmp_path)
 
 
-def test_a_roster_without_ids_is_refused(tmp_path):
-    for text in ("name\nAda\n", "id,name\n,Ada\n", "id,name\n1,Ada\n1,Bob\n"):
-        (tmp_path / "roster.csv").write_text(text)
-        with pytest.raises(ValueError, match="id"):
-            gradebook.read_roster(tmp_path / "roster.csv")
+def test_a_roster_in_which_two_have_one_id_is_refused(tmp_path):
+    (tmp_path / "roster.csv").write_text("id,name\n1,Ada\n1,Bob\n")
+    with pytest.raises(ValueError, match="id"):
+        gradebook.read_roster(tmp_path / "roster.csv")
 
 
 ADA, BOB = gradebook.Student("al1", "Ada Lovelace", canvas="123"), gradebook.Student("bb2", "Bob Bob")
@@ -319,12 +310,9 @@ def test_attempts_that_disagree_are_the_teachers_to_decide(of, superseded):
 @pytest.mark.parametrize(
     "path, owner",
     [
-        ("Bob Bob_55_assignsubmission_file_/lovelaceada_123_9001_a1.ipynb", ("Bob Bob", "55")),
         ("Bob Bob_55_assignsubmission_file_/Eve_77_assignsubmission_file_/a1.ipynb", ("Bob Bob", "55")),
-        ("dora/Eve_77_assignsubmission_file_/a1.ipynb", ("dora", "")),
         ("dora/lovelaceada_123_9001_a1.ipynb", ("dora", "")),
         ("lovelaceada_123_9001_work/a1.ipynb", ("lovelaceada", "123")),
-        ("a1.ipynb", ("", "")),
     ],
 )
 def test_the_outermost_name_is_the_platforms(path, owner):

@@ -34,12 +34,8 @@ def a_bomb(path) -> None:
 # {file: what is in it, and a part of the remark}; of these none can be graded.
 REFUSED = {
     "broken.ipynb": (b'{"cells": [', "no notebook that can be read"),
-    "a list.ipynb": (b"[1, 2]", "no notebook that can be read"),
     "empty.ipynb": (b"", "no notebook that can be read"),
-    "bytes.ipynb": (bytes(range(256)), "no notebook that can be read"),
-    "cells.ipynb": (b'{"cells": 3}', "no notebook that can be read"),
     "deep.ipynb": (b'{"cells": ' + b"[" * 10**5, "no notebook that can be read"),
-    "essay.txt": (b"here is my answer", "holds 0 notebooks"),
     "empty.zip": (b"", "not a zip file"),
     "nothing.zip": (a_zip({"a.txt": b""}), "holds 0 notebooks"),
     "two.zip": (a_zip({"a.ipynb": b"{}", "b.ipynb": b"{}"}), "holds 2 notebooks"),
@@ -69,11 +65,8 @@ ODD = {
     "two names": ("STUDENT", 'STUDENT = "Bob"\nSTUDENT = "model solution"', 15, "different values"),
     "half a letter in an answer": ("talking", "def talking(q, k, v, mix):\n    '\ud800'", 10, "talking"),
     "a number of 400 digits": ("SHARES", f"SHARES = [[{'9' * 400}] * 4] * 4", 11, "typed in"),
-    "a table with a number of 400 digits": ("SHARES", f"SHARES = [[{'9' * 400}]]", 11, ""),
     "a table that is too deep": ("SHARES", f"SHARES = {'[' * 80}{']' * 80}", 11, ""),
-    "numbers without end": ("SHARES", "SHARES = [[1e999, 1e999, 1e999, 1e999]]", 11, ""),
     "a zero byte": ("talking", "def talking(q):\n    '\0'", 10, "no Python"),
-    "no Python": ("talking", "def talking(q) return q", 10, "no Python"),
     "no Python elsewhere": ("", "this is no Python", 15, ""),
     "an answer that was deleted": ("talking", "", 10, "no cell defines it"),
     "a starter": ("talking", "def talking(q, k, v, mix):\n    ...", 10, "not done"),
@@ -134,15 +127,10 @@ STYLES = {
         "    maps: object\n",
         end="return Both((p @ v).transpose(1, 2).flatten(2), p)",
     ),
-    "a list": styled(end="return [(p @ v).transpose(1, 2).flatten(2), p]"),
     "numpy returned": styled(end="return (p @ v).transpose(1, 2).flatten(2).numpy(), p.numpy()"),
     "a helper in another cell": styled(body="p = maps_of(q, k, mix)"),
     "a class that is called": (
         "class Talking:\n    def __call__(self, q, k, v, mix):\n"
-        f"        {BODY}\n        {END}\ntalking = Talking()\n"
-    ),
-    "a module": (
-        "class Talking(torch.nn.Module):\n    def forward(self, q, k, v, mix):\n"
         f"        {BODY}\n        {END}\ntalking = Talking()\n"
     ),
     "a lambda": "maps = lambda q, k, mix: maps_of(q, k, mix)\n"
@@ -213,14 +201,9 @@ HONEST_CELLS = {
     "a list that a loop fills": halved(
         "halves = []\nfor n in range(3):\n    halves.append(n / 2)", "halves[1]"
     ),
-    "a list that is appended to": halved("halves = []\nhalves.append(0.5)", "halves[0]"),
     "an attribute of a function": halved("def f():\n    return f.half\nf.half = 0.5", "f()"),
-    "a name for a name": halved("half: float = 0.5\nother = half", "other"),
     "an import that may fail": halved(
         "try:\n    import jax\nexcept ImportError:\n    jax = None", "(0.5 if not jax else 0)"
-    ),
-    "a base class of another cell": halved(
-        "class Base:\n    half = 0.5\nclass Child(Base):\n    pass", "Child.half"
     ),
     "deeper than usual": halved(
         "import sys\nsys.setrecursionlimit(5000)\ndef down(n):\n    return 0.5 if n == 0 else down(n - 1)",
@@ -256,14 +239,12 @@ HONEST_FILES = {
         lambda book: book | {"cells": [c | {"source": c["source"].splitlines(True)} for c in book["cells"]]}
     ),
     "an older notebook.ipynb": rewritten(in_version_3),
-    "in reverse.ipynb": rewritten(lambda book: book | {"cells": book["cells"][::-1]}),
     "backslashes.zip": zipped("Ada\\a1.ipynb"),
     "beside a Mac's files.zip": zipped(
         "work/a1.ipynb",
         **{"__MACOSX/._a1.ipynb": b"", ".DS_Store": b"", "torch.py": b"1/0"},
         **{".ipynb_checkpoints/a1-checkpoint.ipynb": b'{"cells": []}'},
     ),
-    "capital letters.IPYNB": lambda content: content,
     "Müller 作业 (final).ipynb": lambda content: content,
 }
 
@@ -293,7 +274,7 @@ def test_a_name_that_begins_with_a_dot_gets_a_line(edition, cage, tmp_path):
     assert all("begins with a dot" in result.remarks[0] for result in results.values())
 
 
-TYPED = ("torch.tensor({})", "np.array({})", "{}.tolist()", "tuple({})", "({})", "torch.tensor({}).tolist()")
+TYPED = ("np.array({})", "tuple({})", "torch.tensor({}).tolist()")
 
 
 @pytest.mark.parametrize("style", TYPED)
@@ -331,18 +312,17 @@ def test_the_names_of_platforms_are_read_and_uploads_found(edition, tmp_path):
     }
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "\n" * 100_000 + "((",
-        "".join(f"a{n + 1} = a{n}\n" for n in range(4000)),
-        "a = a + 1\n" * 8000,
-        "x = 1\n" + "".join(f"x.a[{n}] = x\n" for n in range(4000)),
-        "?" + " " * 100_000 + "x",
-        "z" * 600_000,
-    ],
-    ids=["lines", "a chain", "one name", "entries", "spaces", "long"],
-)
+LONG = {
+    "lines": "\n" * 100_000 + "((",
+    "a chain": "".join(f"a{n + 1} = a{n}\n" for n in range(4000)),
+    "one name": "a = a + 1\n" * 8000,
+    "entries": "x = 1\n" + "".join(f"x.a[{n}] = x\n" for n in range(4000)),
+    "spaces": "?" + " " * 100_000 + "x",
+    "long": "z" * 600_000,
+}
+
+
+@pytest.mark.parametrize("text", LONG.values(), ids=LONG)
 def test_a_text_takes_no_longer_than_its_length_allows(text):
     start = time.process_time()
     answers.answer("f", [text, "def f():\n    return a4000, a, x\n"], [])

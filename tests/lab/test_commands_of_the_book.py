@@ -43,25 +43,6 @@ def test_an_experiment_writes_records_and_prints_a_table(here, capsys, monkeypat
     assert command.main(["experiments"]) == 0 and "transfer: " in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    "asked, named",
-    [
-        ("transfr", "'transfr'.*'transfer'"),
-        ("transfer --scale toy --methods scratch destill", "'destill'.*'distill'"),
-        ("transfer --scale toy --seeds 0", "--seeds .* 0 and 1"),
-        ("transfer --scale toy --jobs 0", "--jobs .* and 0"),
-        ("transfer --scale cifar10-cpu --data nowhere", "nowhere"),
-        ("long-tail --scale toy", "scratch .* experiment transfer --scale toy`"),
-        ("detection --scale find", "'find'.*'scenes'"),
-    ],
-)
-def test_wrong_requests_end_with_2_and_write_nothing(here, capsys, asked, named):
-    assert command.main(["experiment", *asked.split()]) == 2
-    out, err = capsys.readouterr()
-    assert out == "" and err.startswith("python -m atbook: ") and re.search(named, err)
-    assert "Traceback" not in err and list(here.iterdir()) == []
-
-
 def test_a_teacher_that_failed_its_gate_ends_it_with_1(here, capsys, monkeypatch):
     gated = replace(toy.TOY, gate=0.01)
     monkeypatch.setattr(study, "scales", lambda data=None: {"toy": gated})

@@ -30,14 +30,6 @@ def by_loops(of, only, but):
     return np.mean(shares)
 
 
-def test_a_share_by_hand():
-    of = {0: np.array([1, 0, 1, 1.0]), 1: np.array([0, 0, 1, 1.0])}
-    only, but = {0: np.array([1, 1, 0, 1.0])}, {1: np.array([0, 0, 0, 1.0]), 0: np.array([0, 1, 0, 0.0])}
-    # of seed 1: images 0 and 3 of `only` 0 and `but` 0; seed 0 has no other seed of `only`
-    found = right_where({1: of[1], 2: of[1]}, only, {0: but[0]})
-    assert found.mean == pytest.approx(1 / 2) and found.seeds == 2
-
-
 @pytest.mark.parametrize(
     "scale, methods, studies",
     [

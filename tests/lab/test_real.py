@@ -7,9 +7,9 @@ import torch
 
 from atbook.lab import real, study
 from atbook.lab.real import REAL, STUDENTS, Reader, shift_and_flip
-from atbook.lab.real_full import REAL_FULL, REAL_LONG
+from atbook.lab.real_full import REAL_FULL
 from atbook.lab.scales import BLANK, GREY, TUNING_SEED, PublishedScale, scales
-from atbook.lab.study import Place, Run, Sources, recipe_of, trained
+from atbook.lab.study import Place, Run, Sources, trained
 from atbook.records import read_file, unpack_bits
 from atfamily.map_cache import fingerprint
 from atlib.attention import walk
@@ -102,14 +102,6 @@ def test_with_all_labels_and_students_of_the_teachers_size_every_variant_trains(
     _, results = run(place, variant.name, REAL_FULL)
     other = {"copy": "blank", "distill": "blank", "copy, blank image": "photograph"}.get(variant.name)
     assert 0 <= results["test_accuracy"] <= 1 and (not other or f"test_{other}_accuracy" in results)
-
-
-def test_trials_of_the_long_study_are_a_tenth_as_long(tmp_path):
-    long, scratch = (Place("real-cifar10-long", None, tmp_path, tmp_path), REAL_LONG.variant("scratch"))
-    trial = recipe_of(Run(REAL_LONG, long, "scratch", TUNING_SEED, 1))
-    assert (trial.steps, trial.lr, trial.compile) == (450, scratch.trials[1]["lr"], True)
-    fixed = replace(REAL_LONG, variants=(replace(scratch, trials=({"lr": 1e-3},)),))
-    assert recipe_of(Run(fixed, long, "scratch", 0)).steps == 4500
 
 
 def test_a_class_mean_is_that_of_the_training_images_of_the_class(place, small_teacher):

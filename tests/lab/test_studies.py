@@ -178,22 +178,16 @@ def test_every_variant_is_built_of_what_it_names_and_trains_one_step(build, stud
             asked.append(self.schooling)
             return super().teacher()
 
-        def central_teacher(self):
-            needed.add("central teacher")
-            return super().central_teacher()
-
-        def fine_tuned(self):
-            needed.add("fine-tuned")
-            return super().fine_tuned()
-
-        def another_teacher(self):
-            needed.add("another teacher")
-            return super().another_teacher()
-
         def model_of(self, study, method):
             needed.add(method)
             return super().model_of(study, method)
 
+    def noted(name, says):
+        return lambda self: needed.add(says) or getattr(super(Watched, self), name)()
+
+    for says in ("central teacher", "fine-tuned", "another teacher"):
+        name = says.replace(" ", "_").replace("-", "_")
+        setattr(Watched, name, noted(name, says))
     plain = variant.build
     watched = replace(variant, build=lambda sources: plain(Watched(*sources)))
     model = build(replace(study, variants=(watched,)), variant.name).train()

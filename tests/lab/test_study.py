@@ -37,8 +37,6 @@ from atlib.plan import Plan
 from tests import toy
 from tests.helpers import alive, forkserver, made_once, mark, same, until, wait
 
-RESULTS = {"test_accuracy", "test_loss", "test_right"}
-
 
 def distilled(sources):
     return AttentionTransfer(sources.teacher(), sources.student(), Plan(how="distill"))
@@ -129,10 +127,8 @@ def test_every_method_leaves_a_record(finished):
     assert [(r.kind, r.method, r.seed) for r in records] == [("run", method, 0) for method in CENTRAL_METHODS]
     for record in records:
         assert record.experiment == "transfer" and record.seconds > 0
-        assert set(record.results) == RESULTS
-        assert 0 <= record.results["test_accuracy"] <= 1
+        assert set(record.results) == {"test_accuracy", "test_loss", "test_right"}
         assert record.config["labels"] == 16
-        assert record.config["student"] == {"name": "glyphs", "overrides": {}}
         assert record.config["recipe"]["steps"] == 2 == record.history[-1]["step"]
     teachers = {("teacher", "teacher", seed, None) for seed in (0, TUNING_SEED)}
     trials = {("trial", method, TUNING_SEED, trial) for method in CENTRAL_METHODS for trial in range(2)}

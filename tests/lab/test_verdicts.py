@@ -1,11 +1,15 @@
 """The rule: intervals that cover, corrections against an independent computation, verdicts from records."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from scipy import stats
 
+from atbook.lab.few_seeds import gaps, stories, stories_of
+from atbook.lab.findings import cka_to_fine_tuned, shifted_accuracy, verdicts
+from atbook.lab.shown import kept_share
 from atbook.lab.verdicts import (
     DOES_NOT_HOLD,
     HOLDS,
@@ -24,6 +28,7 @@ from atbook.lab.verdicts import (
 )
 from atbook.records import pack_bits
 from tests.toy import recorded
+from tools.sentences import functions
 
 
 def drawn(rng, S, n, seeds, images, rest):
@@ -196,3 +201,104 @@ def test_primary_claims_are_judged_by_holm_among_themselves(tmp_path):
     assert judged[0].estimate[1:3] == pytest.approx(tuple(level)), "the one that is not recorded counts"
     alone = judge(primary, tmp_path)
     assert [one.adjusted for one in alone] == [one.adjusted for one in judged[:3]]
+
+
+# --- What a few seeds say of what more of them say
+
+
+def one_image(*differences):
+    """One number a seed, so that the rule is the t test."""
+    return np.array(differences, dtype=float)[:, None]
+
+
+def test_verdicts_by_hand():
+    """Four seeds gain 10, 11, 12, 30: t = 3.30, p = 0.046; 10 11 12 have t = 19, others p > 0.09."""
+    told = stories(one_image(10, 11, 12, 30))
+    assert told.verdict == HOLDS and told.whole.mean == 15.75
+    assert (told.choices, told.other_sign, told.missed, told.invented) == (4, 0.0, 0.75, 0.0)
+    assert stories(-one_image(10, 11, 12, 30)).verdict == DOES_NOT_HOLD
+
+
+@pytest.mark.parametrize("few", [2, 4])
+def test_against_scipy(few):
+    rng = np.random.default_rng(few)
+    differences = rng.normal(0.8, 1.0, (7, 1))
+    told = stories(differences, few)
+    whole = stats.ttest_1samp(differences[:, 0], 0)
+    assert told.whole.p == pytest.approx(whole.pvalue)
+    chosen = [row for row in np.ndindex(*[7] * few) if list(row) == sorted(set(row))]
+    parts = [stats.ttest_1samp(differences[list(row), 0], 0) for row in chosen]
+    sure = np.mean([part.pvalue < 0.05 for part in parts])
+    assert told.choices == len(chosen)
+    assert (1 - told.missed if whole.pvalue < 0.05 else told.invented) == pytest.approx(sure)
+
+
+def test_methods_are_compared_within_the_seeds_that_both_have(tmp_path):
+    right = {"copy": (90, 80, 70, 99), "scratch": (50, 60, 75)}
+    for method, counts in right.items():
+        for seed, count in enumerate(counts):
+            results = {"test_right": pack_bits(np.arange(100) < count)}
+            recorded(tmp_path, "transfer", "find", method, seed, results)
+    told = stories_of("find", "copy", "scratch", few=2, results=tmp_path)
+    assert told.whole.of_seeds == pytest.approx((0.4, 0.2, -0.05))
+    assert (told.choices, told.other_sign) == (3, 0.0)
+
+
+def test_gaps_by_hand():
+    """Of 0, 1, 2, 10 in groups of two: 0 1 against 2 10, 0 2 against 1 10, 0 10 against 1 2."""
+    assert gaps([10, 1, 0, 2], few=2).tolist() == [3.5, 4.5, 5.5]
+    assert len(gaps(range(7), few=3)) == 7 * 20 // 2, "whoever is left out, 20 / 2 ways to part the others"
+    with pytest.raises(ValueError, match="two groups of 3 need 6 runs, got 5"):
+        gaps(range(5))
+
+
+# --- What pages show of records
+
+
+def put(results, study, scale, method, seed, right, of=400):
+    """A record whose student was right on the first `right` images."""
+    recorded(results, study, scale, method, seed, {"test_right": pack_bits(np.arange(of) < right)})
+
+
+def test_a_share_is_that_of_the_seeds_that_all_have(tmp_path):
+    sides = [Side("real", (name,)) for name in ("copy, blank image", "copy", "scratch")]
+    assert kept_share("real-cifar10", *sides, results=tmp_path) is None
+    for seed, (blank, copy, scratch) in enumerate([(180, 210, 100), (190, 205, 105), (200, 220, 110)]):
+        for side, right in zip(sides, (blank, copy, scratch)):
+            put(tmp_path, "real", "real-cifar10", side.methods[0], seed, right)
+    put(tmp_path, "real", "real-cifar10", "copy", 7, 400)  # alone in its seed
+    share = kept_share("real-cifar10", *sides, results=tmp_path)
+    assert share.value == pytest.approx((80 + 85 + 90) / (110 + 100 + 110))
+    assert share.low < share.value < share.high
+    of_sentence = functions(tmp_path)["share"]("real-cifar10", "copy, blank image")
+    assert of_sentence == pytest.approx(100 * share.value)
+
+
+def test_a_share_across_studies_has_the_mean_of_three_scratch_students(tmp_path):
+    for seed in range(3):
+        put(tmp_path, "controls", "find", "copy, blank image", seed, 250 + seed)
+        for method, right in zip(("copy", "scratch", "scratch-2", "scratch-3"), (300, 90, 100, 110 + seed)):
+            put(tmp_path, "transfer", "find", method, seed, right)
+    share = functions(tmp_path)["share"]
+    scratch = 300 / 3 + 1 / 3  # of seeds 0, 1, 2, on the mean
+    expected = 100 * (251 - scratch) / (300 - scratch)
+    assert share("find", "copy, blank image", study="controls", other="transfer") == pytest.approx(expected)
+
+
+def test_a_chapter_is_judged_among_all_claims():
+    alone = verdicts("05")
+    assert {answer.claim.chapter for answer in alone} == {"05"}
+    assert alone == [answer for answer in verdicts() if answer.claim.chapter == "05"]
+
+
+def test_no_undecided_claim_has_all_seeds_on_one_side():
+    for answer in verdicts():
+        if answer.verdict in (TOO_SMALL, UNSEEN):
+            assert 0 < answer.seeds_for < answer.estimate.seeds, answer.claim.id
+
+
+def test_what_is_measured_of_a_record():
+    shifted = SimpleNamespace(results={"noise@1": 0.5, "blur@3": 0.7, "test_accuracy": 0.9})
+    assert shifted_accuracy(shifted) == pytest.approx(0.6)
+    compared = SimpleNamespace(results={"cka to fine-tune": [[0.2, 0.9], [0.9, 0.4]]})
+    assert cka_to_fine_tuned(compared) == pytest.approx(0.3)

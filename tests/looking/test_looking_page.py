@@ -73,11 +73,6 @@ def assert_says(page, row, token, where):
         assert abs(float(share) - row[key]) <= bound(row)[key] + rounding
 
 
-def test_it_opens_on_the_class_token_in_the_last_layer(opened, maps):
-    page = opened()
-    assert_says(page, maps[2].mean(0)[0], 0, "layer 2, mean of all heads")
-
-
 def test_a_click_on_the_photograph_chooses_a_patch(opened, maps):
     page = opened("#layer=1&head=2")
     for row, column in ((0, 0), (3, 5), (2, 1)):
@@ -93,6 +88,7 @@ def test_a_click_on_the_photograph_chooses_a_patch(opened, maps):
 
 def test_the_keyboard_alone_is_enough(opened, maps):
     page = opened()
+    assert_says(page, maps[2].mean(0)[0], 0, "layer 2, mean of all heads")
     stage(page).focus()
     stage(page).press("ArrowRight")  # from the class token into the picture: the patch in its middle
     token = FIRST + 2 * COLUMNS + 3
@@ -116,8 +112,6 @@ def test_the_keyboard_alone_is_enough(opened, maps):
 
 def test_the_small_pictures_choose_layer_and_head(opened, maps):
     page = opened()
-    cells = page.locator(".look-grid button")
-    assert cells.count() == 3 * (3 + 3)
     page.get_by_role("button", name="layer 0, head 1:").click()
     assert_says(page, maps[0, 1, 0], 0, "layer 0, head 1")
     page.locator(".look-grid button[tabindex='0']").press("ArrowDown")
@@ -126,11 +120,10 @@ def test_the_small_pictures_choose_layer_and_head(opened, maps):
     assert_says(page, maps[2, 1, 0], 0, "layer 2, head 1")
 
 
-def colours(page, selector, cell):
-    """The colour of a patch of the map over a picture."""
-    return page.eval_on_selector(
-        f"{selector} canvas", f"e => [...e.getContext('2d').getImageData({cell[1]}, {cell[0]}, 1, 1).data]"
-    )
+def colours(page, cell):
+    """The colour of a patch of the map over the picture."""
+    drawn = f"e => [...e.getContext('2d').getImageData({cell[1]}, {cell[0]}, 1, 1).data]"
+    return page.eval_on_selector(".look-main canvas", drawn)
 
 
 def test_scales_are_labelled_and_mean_what_they_say(opened, vit, pixels):
@@ -146,13 +139,12 @@ def test_scales_are_labelled_and_mean_what_they_say(opened, vit, pixels):
     said, page = top("#layer=1&head=2&colours=row")
     assert said == pytest.approx(patches.max(), abs=0.005)
     cell = divmod(int(patches.argmax()), COLUMNS)
-    assert colours(page, ".look-main", cell) == [252, 253, 191, 255], "the largest has the brightest colour"
+    assert colours(page, cell) == [252, 253, 191, 255], "the largest has the brightest colour"
     _, page = top("#layer=1&head=2&colours=one")
-    linear = colours(page, ".look-main", cell)
-    page = opened("#layer=1&head=2&colours=one")
+    linear = colours(page, cell)
+    page = opened("#layer=1&head=2&colours=one")  # read twice, a canvas complains
     page.get_by_label("as roots").check()
-    rooted = colours(page, ".look-main", cell)
-    assert sum(rooted[:3]) > sum(linear[:3]), "roots make small shares brighter"
+    assert sum(colours(page, cell)[:3]) > sum(linear[:3]), "roots make small shares brighter"
     assert page.locator(".look-main .look-scale span").nth(1).inner_text() == "0.25"
 
 
@@ -176,13 +168,10 @@ def test_several_pictures_share_a_page(visit, vit, pixels, tmp_path):
     said, photograph = says(page), page.get_attribute(".look-main img", "src")
     page.get_by_label("Photograph", exact=True).select_option("second")
     assert page.get_attribute(".look-main img", "src") != photograph
-    (alone,) = look({"It": vit}, 255 - pixels, preparation=PREPARATION).models.values()
     with torch.no_grad():
         seen = walk(vit, prepare(255 - pixels, PREPARATION).pixels).layers
     assert_says(page, seen[1].map[0, 2, 0], 0, "layer 1, head 2")
-    assert says(page) != said and alone[0].levels.shape == shown.models["It"][0].levels.shape
-    again = visit((tmp_path / "page.html").as_uri() + page.evaluate("location.hash"))
-    assert says(again) == says(page)
+    assert says(page) != said
 
 
 def test_the_state_is_in_the_address(opened):

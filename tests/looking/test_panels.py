@@ -8,7 +8,6 @@ from safetensors.torch import load_file
 
 from atlib import Instead, look, walk
 from atrun.looking.panels import components, gradients, outliers
-from atrun.looking.picture import panels_of
 from atrun.looking.preparation import prepare
 from tests.helpers import randomise
 from tests.looking.reading import AS_IT_IS, bound, picture
@@ -80,8 +79,3 @@ def test_arrays_and_pictures_are_saved(small_vit, tmp_path):
     with Image.open(shown.save(tmp_path / "maps.png")) as drawn:
         assert drawn.width > drawn.height > 300
     assert shown.save(tmp_path / "maps.svg").read_text().count("<image") == 14, "seven panels of two pictures"
-    rows, _ = shown.models["it"]
-    panels = panels_of(rows, 1, 5)
-    assert panels["rollout"].shape == (4, 4) and panels["components"].shape == (4, 4, 3)
-    with pytest.raises(ValueError, match="17"):
-        panels_of(rows, 1, 17)

@@ -45,11 +45,8 @@ def test_fsdp_divides_what_the_student_has(name, launched):
     plugin.set_auto_wrap_policy(vit)
     (divided,) = plugin.auto_wrap_policy.keywords["transformer_layer_cls"]
     assert divided is type(vit.blocks[0].mlp) and divided.__name__ == "Mlp"
-    settings = plugin.fsdp_version, plugin.reshard_after_forward, plugin.activation_checkpointing
-    assert settings == (2, True, False)
     policy = plugin.mixed_precision_policy
-    # weights and gradients travel as float32
-    assert (policy.param_dtype, policy.reduce_dtype, policy.output_dtype) == (None, None, None)
+    assert policy.param_dtype is policy.reduce_dtype is None, "weights and gradients travel as float32"
     of_blocks, of_mlps = (
         sum(parameter.numel() for block in vit.blocks for parameter in part(block).parameters())
         for part in (lambda b: b, lambda b: b.mlp)

@@ -1,20 +1,19 @@
 """The benchmarks: FLOP counts, memory counts, dense baseline, arithmetic, and one small run of each."""
 
-import json
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 
 import data
 import flops
 import linear_attention
 import methods
+import on_a_gpu
 import others
 import processes
 import pytest
-import resumed_run
 import throughput
 import torch
-import training_speed
 import transfer_step
 from dense_baseline import DenseTransfer
 from memory import peak_allocated
@@ -27,7 +26,7 @@ from atbook.lab.study import Place, Sources
 from atbook.records import read_file
 from atlib import AttentionTransfer, Plan, create_vit
 from atlib.pair import student_of
-from tests.helpers import in_a_fork, random_images, randomise
+from tests.helpers import random_images, randomise
 from tests.picture_files import write_parquet
 
 CPU = torch.device("cpu")
@@ -112,26 +111,20 @@ def test_memory_of_known_allocations():
         return kept, also
 
     assert peak_allocated(action, CPU) == 6_000_000
-    assert peak_allocated(action, CPU) == 6_000_000, "a second measurement starts from nothing"
     before = torch.ones(3_000_000)
     assert peak_allocated(before.clone, CPU) == 12_000_000, "what was there before does not count"
-    assert peak_allocated(lambda: None, CPU) == 0
 
 
 @pytest.mark.slow
-def test_a_transfer_step(one_run, capsys, monkeypatch):
+def test_a_transfer_step(one_run, monkeypatch):
     """With ViTs of two layers."""
     monkeypatch.setattr(methods, "create_vit", partial(create_vit, depth=2))
     record = one_run(transfer_step, "--model tiny --batch 1 --memory-batches 2 --repetitions 1 --threads 1")
-    printed = capsys.readouterr().out
-    assert (record.experiment, record.method) == ("benchmarks", "transfer_step-tiny-197-cpu")
-    assert record.config["model"] == "tiny" and record.config["batch"] == 1 and "out" not in record.config
     by_method = record.results["methods"]
     plain = by_method["fine-tune"]
     assert list(by_method) == list(methods.known_methods(2))
     for name, one in by_method.items():
-        assert one["title"] in printed
-        assert one["seconds"] == one["seconds_min"] == record.history[0][name]
+        assert one["seconds"] == record.history[0][name]
         assert one["images_per_second"] == pytest.approx(1 / one["seconds"])
         assert one["ratio"] == pytest.approx(one["seconds"] / plain["seconds"])
         assert one["memory_ratio"] == pytest.approx(one["peak_memory_mb"] / plain["peak_memory_mb"])
@@ -143,25 +136,25 @@ def test_a_transfer_step(one_run, capsys, monkeypatch):
         assert one["memory_ratio_with_teacher"] == pytest.approx(one["peak_memory_mb"] / held)
         assert one["flops_per_image"] >= 0.99 * one["least_flops_per_image"], name
         assert one["peak_memory_mb"] > 4 * 4e-6 * 2 * block, "weights, gradients, two moments"
-    assert plain["ratio"] == plain["memory_ratio"] == plain["least_flops_ratio"] == 1
-    by_batch = record.results["memory_by_batch"]
-    assert set(by_batch["2"]) == set(transfer_step.IN_MEMORY_BY_BATCH)
-    assert by_batch["2"]["fine-tune"] > by_batch["1"]["fine-tune"]
     assert record.results["loss"]["growth"]["map-free"] < 4.5 < record.results["loss"]["growth"]["dense"]
-    assert record.results["targets"]["loss_memory_growth"]["hit"]
-    json.dumps(record.results, allow_nan=False)
 
 
 @pytest.mark.slow
-def test_a_step_beside_other_libraries(one_run, monkeypatch):
-    """With ViTs of two layers."""
+@pytest.mark.parametrize(
+    "benchmark, words, of, reference, power",
+    [
+        (others, "--batch 1 --threads 1", "methods", "scratch", 1),
+        (throughput, "--batch 2 --passes 1", "networks", "vit", -1),
+    ],
+)
+def test_ratios_are_taken_within_a_repetition(one_run, monkeypatch, benchmark, words, of, reference, power):
+    """Of seconds, or of images a second."""
     monkeypatch.setattr(others, "create_vit", partial(create_vit, depth=2))
-    record = one_run(others, "--batch 1 --repetitions 1 --threads 1")
-    (seconds,), measured = record.history, record.results["methods"]
-    assert list(measured)[:4] == ["scratch", "atlib, Distill", "timm, features", "timm, logits"]
-    for name, row in measured.items():
-        assert row["seconds"] == seconds[name] > 0
-        assert row["ratio"] == pytest.approx(seconds[name] / seconds["scratch"])
+    record = one_run(benchmark, f"{words} --repetitions 2")
+    for name, row in record.results[of].items():
+        ratios = [(seconds[name] / seconds[reference]) ** power for seconds in record.history]
+        assert row["ratio"] == pytest.approx(sum(ratios) / 2), "the median of two is their mean"
+        assert row.get("images_per_second", 2 / row["seconds"]) == pytest.approx(2 / row["seconds"])
 
 
 # --- Throughput: its networks are those of the studies ---
@@ -189,21 +182,6 @@ def test_a_network_is_the_one_whose_accuracy_is_recorded(name):
     trained = study.variant(method).build(Sources(place, scales()["find"], 0))
     measured = throughput.NETWORKS[name].build(SIZES)
     assert type(measured) is type(trained) and shapes(measured) == shapes(trained)
-
-
-@pytest.mark.slow
-def test_throughput(one_run, capsys):
-    record = one_run(throughput, "--batch 2 --passes 1 --repetitions 2")
-    printed = capsys.readouterr().out
-    assert (record.experiment, record.method) == ("benchmarks", "throughput-glyphs-cpu")
-    assert record.config["threads"] == 1 and "out" not in record.config
-    assert list(record.results["networks"]) == list(throughput.NETWORKS)
-    for name, one in record.results["networks"].items():
-        assert one["title"] in printed
-        assert one["images_per_second"] == pytest.approx(2 / one["seconds"])
-        ratios = [timed["vit"] / timed[name] for timed in record.history]
-        assert one["ratio"] == pytest.approx(sum(ratios) / 2), "the median of two is their mean"
-    assert record.results["networks"]["vit"]["ratio"] == 1
 
 
 # --- Processes: what is computed, against a ring played through ---
@@ -238,23 +216,10 @@ def test_what_is_computed_for_vit_large():
     assert row["all_reduce_seconds"] == pytest.approx(2 * 63 / 64 * 304_326_632 * 4 / 50e9)
 
 
-@pytest.mark.slow
-def test_processes(tmp_path):
-    path = tmp_path / "processes.jsonl"
-    words = "--batch 16 --steps 2 --repetitions 1".split()
-    done = in_a_fork(tmp_path, processes.main, [*words, "--out", str(path)], seconds=300)
-    assert done.code == 0, done.said
-    (record,) = read_file(path)
-    results = record.results
-    one, both = (results["measured"][name] for name in "12")
-    assert results["speed_up"]["ratio"] == pytest.approx(one["seconds"] / both["seconds"])
-    assert both["steps_per_second"] > 0 and set(results["large"]["gpus"]) == {"8", "16", "32", "64"}
-
-
 # --- Others ---
 
 
-def test_loading(one_run, tmp_path, monkeypatch, capsys):
+def test_loading(one_run, tmp_path, monkeypatch):
     monkeypatch.setattr(data, "GLYPHS", 128)
     images = write_parquet(tmp_path / "set", "train", range(6))
     small = "--count 4 --batch 2 --step-batch 1 --model glyphs --workers 0 --repetitions 2 --threads 1"
@@ -265,10 +230,6 @@ def test_loading(one_run, tmp_path, monkeypatch, capsys):
         above, below = pair.split(" / ")
         by_hand = [turn[above] / turn[below] for turn in record.history]
         assert [one["ratio_low"], one["ratio_high"]] == pytest.approx([min(by_hand), max(by_hand)])
-    assert "Photos, 0 workers / decoding alone" in capsys.readouterr().out
-    with pytest.raises(SystemExit):
-        data.parse(["--count", "0"])
-    assert "--count" in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_both_softmax_ways_compute_the_same_and_linear_attention_another():
@@ -279,23 +240,14 @@ def test_both_softmax_ways_compute_the_same_and_linear_attention_another():
     assert not torch.allclose(found["fused"], found["linear"], atol=1e-2)
 
 
-def test_memory_grows_with_the_tokens_and_not_with_their_square():
-    small, large = (linear_attention.measure(tokens, CPU, 1) for tokens in (128, 512))
-    growth = {n: large[n]["peak_memory_mb"] / small[n]["peak_memory_mb"] for n in ("dense", "linear")}
-    assert growth["linear"] == pytest.approx(4, rel=0.15) and growth["dense"] > 6
-    assert large["dense / linear"]["ratio"] > 0
+# --- The script for a lent card, on a CPU
 
 
-@pytest.mark.slow
-def test_a_run_that_is_stopped_and_taken_up_again_ends_with_the_same_bits(one_run):
-    results = one_run(resumed_run, "--model glyphs --steps 4 --batch 8").results
-    assert results["final_loss"] == results["final_loss_resumed"] and results["weights_apart"] == 0
-    assert 0 < results["resumed_at"] < results["steps"] == 4 and results["images_per_second"] > 0
-
-
-def test_training_speed(one_run):
-    words = "--model glyphs --steps 2 --methods scratch distill --speeds exact --device cpu"
-    results = one_run(training_speed, words).results
-    for method in ("scratch", "distill"):
-        row = results[method]["exact"]
-        assert row["images_per_second"] * row["ms"] == pytest.approx(8000) and row["busy_ms"] is None
+@pytest.mark.parametrize("small", [True, False])
+def test_the_benchmarks_understand_their_commands(tmp_path, monkeypatch, small):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    options = on_a_gpu.parse(["--out", str(tmp_path), *["--small"] * small])
+    for part in ("steps", "speeds", "profile", "resumed"):
+        for script, *words in on_a_gpu.commands(part, options):
+            parsed = import_module(Path(script).stem).parse(words)
+            assert parsed.device == ("cpu" if small else "cuda") and parsed.out.parent == tmp_path

@@ -9,7 +9,6 @@ from itertools import groupby
 
 import pytest
 from jupyter_cache import get_cache
-from nbformat.v4 import new_output
 
 from tests.helpers import ROOT, alive, until
 from tools import build_book, execute, forked
@@ -89,13 +88,6 @@ def test_a_forked_kernel_is_like_one_of_its_own_process(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_cell_that_takes_too_long_fails(tmp_path, capsys):
-    slow = notebook(tmp_path, "slow", "import time\ntime.sleep(60)")
-    assert execute.execute([slow], tmp_path / "cache", 1) == [slow]
-    assert "timed out" in capsys.readouterr().err
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=lambda number: number.name)
 def test_a_stopped_build_goes_on_and_leaves_no_kernel(tmp_path, number):
     notebook(tmp_path, "first", "open('runs', 'a').write('x')")
@@ -127,34 +119,6 @@ def test_a_stopped_build_goes_on_and_leaves_no_kernel(tmp_path, number):
     again = subprocess.run(command, env=environment, **options)
     assert again.stdout.startswith("1 of 2 ") and again.stdout.endswith("[]\n")
     assert (tmp_path / "runs").read_text() == "x", "the first had run, and did not run again"
-
-
-@pytest.fixture
-def ran(monkeypatch):
-    """The notebooks that ran, for tests that start no kernel: every cell prints 1."""
-    names = []
-
-    def run(source, limit):
-        names.append(source.stem)
-        notebook = execute.myst_nb_reader_plugin(str(source))
-        for cell in notebook.cells:
-            if cell.cell_type == "code":
-                cell.outputs = [new_output("stream", text="1\n")]
-        return source, notebook, 0.0, None
-
-    monkeypatch.setattr(execute, "run", run)
-    return names
-
-
-@pytest.mark.parametrize("left", [None, "", '{"cells": ['], ids=["no file", "empty file", "half a file"])
-def test_half_written_outputs_are_no_outputs(tmp_path, ran, left):
-    source = notebook(tmp_path, "one", "print(1)")
-    execute.execute([source], tmp_path / "cache", 60)
-    assert execute.execute([source], tmp_path / "cache", 60) == [] and ran == ["one"]
-    (file,) = (tmp_path / "cache" / "executed").rglob("base.ipynb")
-    file.unlink() if left is None else file.write_text(left)
-    assert execute.execute([source], tmp_path / "cache", 60) == [] and ran == ["one", "one"]
-    assert outputs(tmp_path, source) == "1\n"
 
 
 def test_outputs_last_as_long_as_library_and_records(tmp_path, monkeypatch):

@@ -50,22 +50,18 @@ def taught(**options):
     return AttentionTransfer(vit(), vit(**options), Plan())
 
 
-def trained(targets=LABELS, count=8):
-    data = images(PIXELS[:count], targets[:count])
-    return train(vit(), data, Recipe(steps=1, batch_size=4), cpu=True, progress=None)
+def trained(targets):
+    return train(vit(), images(PIXELS, targets), Recipe(steps=1, batch_size=4), cpu=True, progress=None)
 
 
 FROM_PYTHON = [
-    (lambda: AttentionTransfer(torch.nn.Linear(2, 2), vit(), Plan()), "Linear"),
     (lambda: AttentionTransfer(vit(), vit(), Plan(), normalisation=(0.5, 0.5)), "Normalisation"),
     (lambda: taught()(torch.zeros(2, 3, 20, 20)), "16 x 16"),
     (lambda: taught()(PIXELS), "uint8"),
     (lambda: taught()(torch.zeros(3, 16, 16)), "(3, 16, 16)"),
     (lambda: taught(patch_drop_rate=0.5), "patch_drop_rate"),
-    (lambda: trained(LABELS * 3), "label 6"),
     (lambda: trained(LABELS - 1), "label -1"),
     (lambda: trained(LABELS.float()), "float32"),
-    (lambda: trained(count=0), "no images"),
     (lambda: evaluate(vit(), images(PIXELS[:0], LABELS[:0])), "no images"),
     (lambda: evaluate(vit(num_classes=0), images()), "num_classes"),
     (lambda: images(PIXELS.float()), "float32"),
@@ -89,30 +85,19 @@ find-scratch epochs=3 steps=9 -> steps and epochs
 find-scratch epochs=3 -> warmup_epochs=6.25
 find-scratch lr=Infinity -> --lr Infinity
 find-scratch lr=1:30 -> --lr 1:30
-find-scratch model.depth=1:30 -> --model.depth 1:30
 find-scratch recipe_name=copy-vit-large -> --recipe_name
 find-scratch seed:4294967296 -> seed=4294967296
 find-scratch model.depth=0 -> model.depth
-find-scratch model.deepth=3 -> deepth
-find-scratch model=resnet18 maps_every=1 -> maps_every=1
 mae-scratch-vit-base data:imagenet-1k augmentation.mean=[0,0,Infinity] -> Infinity
 mae model=glyphs mask_ratio=2 -> mask_ratio=2.0
 mae decoder_width=10 -> decoder_heads=4
 mae teacher:THIS -> mae has no teacher
-find-scratch save_every=0 -> save_every=0
 find-scratch drop_path=1 -> drop_path=1.0
-find-scratch method=copying -> 'copying'
 find-scratch method=copy -> teacher
 find-copy teacher:THIS plan.layers=[7] -> layer 7
 find-copy teacher:THIS plan.how=distill -> 'distill'
-find-copy -> teacher
-find-copy teacher:vit_tinny_patch16_224 -> vit_tiny_patch16_224
-find-copy teacher:nowhere.safetensors -> nowhere.safetensors
-find-copy teacher:vit_tiny_patch16_224.augreg_in21k model=resnet18 -> ResNet
 copy teacher:vit_tiny_patch16_224.augreg_in21k model=resnet18 -> ResNet
 find-scratch teacher:THIS -> scratch has no teacher
-find-scratch data:cifar-10 -> 'cifar10'
-find-scratch data:atbook.worlds:glyph -> 'atbook.worlds:glyph'
 find-scratch student_weights=THIS -> student_weights
 find-fine-tune teacher:THIS student_weights=THIS -> student_weights
 find-fine-tune teacher:untrained -> scratch
@@ -127,25 +112,19 @@ moco-v3-vit-small data:imagenet-1k augmentation.color_jitter=0.4 -> color_jitter
 find-scratch jitter=[0.5,2.0] -> jitter would change nothing
 vitdet-scratch-vit-base data:coco mixup=0.8 -> mixup would change nothing
 vitdet-scratch-vit-base data:coco augmentation.flip=0 -> augmentation
-vitdet-scratch-vit-base data:coco detector=mask-rcn -> 'mask-rcnn'
 vitdet-scratch-vit-base data:coco jitter=[2.0,0.1] -> jitter=(2.0, 0.1)
 vitdet-scratch-vit-base data:coco milestones=[1.5] -> milestones
 vitdet-scratch-vit-base data:cifar10 -> 'mask-rcnn'
 vitdet-distill-vit-base data:coco teacher:untrained method=features -> 'coco'
 mae-scratch-vit-base data:coco -> 'coco'
-attndistill-vit-tiny data:imagenet-1k -> teacher
 mae-lite-distilled-pretrain data:imagenet-1k teacher:untrained -> untrained
 mae-lite-distilled-pretrain data:imagenet-1k model.patch_size=32 -> teacher ((14, 14), 1), student ((7, 7), 1)
-distill data:cifar10 -> --teacher
-scratch data:cifar10 -> --model NAME
 find-scratch lr=-1 -> lr=-1.0
 find-copy teacher:THIS teacher_mean=[1,1,1] -> teacher_std
 find-copy teacher:THIS teacher_mean=[1,1,1] teacher_std=[0,1,1] -> above 0
 distill-vit-large data:imagenet-1k teacher:facebook/dino-vits16 -> hf download
-distill-vit-large data:imagenet-1k teacher:glyphs -> no published weights
 distill-vit-large data:imagenet-1k teacher:vit_base_patch16_clip_224.openai -> vit_base_patch16_clip_quickgelu
 distill-vit-large data:imagenet-1k teacher:vit_tiny_patch16_224.augreg_in21k -> depth: teacher 12, student 24
-copy data:coco teacher:vit_small_patch16_224.dino -> 'coco'
 """
 
 
@@ -171,13 +150,9 @@ SCRATCH = ("--recipe", "mae-scratch-vit-base", "--model.num_heads", "2")
 ON_THE_COMMAND_LINE = {
     "one class": (SCRATCH, {"data": "one"}, ["needs a folder", "pretrain"]),
     "a class for validation alone": (SCRATCH, {"data": "extra"}, ["4 images", "'emu'", "train"]),
-    "an unreadable image": ((*SCRATCH, "--on-corrupt", "raise"), {"data": "broken"}, ["cannot be decoded"]),
-    "no such split": ((*SCRATCH, "--evaluation_split", "tset"), {}, ["'tset'", "'validation'"]),
     "another grid": ((*DISTILL, "--teacher_image_size", "32"), {"teacher": "t"}, ["(4, 4)", "resample"]),
     "a teacher with NaN": (DISTILL, {"teacher": "nan"}, ["norm1.bias", "another checkpoint"]),
 }
-# What can be seen without opening data or weights, a dry run sees too.
-NEEDS_DATA = ("a class for", "an unreadable", "no such split", "a teacher with NaN")
 
 
 @pytest.fixture
@@ -187,7 +162,6 @@ def place(tmp_path):
     folder(folder(tmp_path / "extra", "train", "cat", "dog"), "validation", "cat", "emu")
     folder(tmp_path / "one", "train", "cat")
     folder(tmp_path, "flat", "")
-    (both(tmp_path / "broken", "cat", "dog") / "train" / "cat" / "0.png").write_bytes(b"no picture")
     model, architecture = vit(num_classes=0), Architecture({**TINY, "num_classes": 0})
     save_vit(tmp_path / "t.safetensors", model, architecture)
     torch.nn.init.constant_(model.blocks[0].norm1.bias, float("nan"))
@@ -195,10 +169,10 @@ def place(tmp_path):
     return tmp_path
 
 
-def run(place, words, data="good", teacher=None, *more):
+def run(place, words, data="good", teacher=None):
     teach = () if teacher is None else ("--teacher", str(place / f"{teacher}.safetensors"))
     where = ("--data", str(place / data), "--out", str(place / "out"))
-    return command.main(["train", *words, *teach, *where, *(f"--{each}" for each in SMALL), *more])
+    return command.main(["train", *words, *teach, *where, *(f"--{each}" for each in SMALL)])
 
 
 @pytest.mark.parametrize("case", ON_THE_COMMAND_LINE)
@@ -208,8 +182,6 @@ def test_on_the_command_line(place, capsys, case):
     wrong = capsys.readouterr().err
     assert all(part in wrong for part in named), wrong
     assert not list(place.glob("out/*.safetensors"))
-    if not case.startswith(NEEDS_DATA):
-        assert run(place, words, where.get("data", "good"), where.get("teacher"), "--dry-run") == 2
 
 
 # --- What is no mistake, though it looks like one

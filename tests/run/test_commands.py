@@ -1,32 +1,34 @@
 """The command line of a run, end to end: what it leaves, that it goes on when stopped, what it refuses."""
 
-import re
 import shutil
 import signal
 from dataclasses import replace
 
 import datasets
 import pytest
+import timm
 import torch
 from safetensors.torch import load_file
 
 from atbook.worlds import marked_glyphs
+from atfamily.measures.controls import controls_table, switched
 from atlib.attention_transfer import AttentionTransfer
 from atlib.checkpoint import load_bundle, load_vit, save_vit
 from atlib.evaluate import evaluate
 from atlib.loading import seed_for
 from atlib.plan import Plan
 from atlib.train import train
-from atlib.vit import Architecture
+from atlib.vit import Architecture, create_classifier, create_vit
 from atrun import __main__ as command
 from atrun import commands, runner
-from atrun.build import build
+from atrun.build import build, held_out, training_images
 from atrun.config import read_config, write_config
 from atrun.configure import configure
 from atrun.log import read_log
 from atrun.record import read_record
+from atrun.runner import load_result, weights_of
 from tests import stopped_runs
-from tests.helpers import in_a_fork, made_once, randomise, same, state_of
+from tests.helpers import in_a_fork, made_once, randomise, same
 from tests.picture_files import write_folders, write_parquet
 from tests.run import photographs
 from tests.stopped_runs import asked, at_step, sets
@@ -97,16 +99,6 @@ def test_copy_keeps_its_teacher_and_distill_does_not(tmp_path, teacher, capsys):
         assert f"{100 * expected.accuracy:.2f} % of 40 images, loss {expected.loss:.4f}" in printed
 
 
-def test_fine_tuning_starts_from_the_teacher_with_a_new_head(tmp_path, teacher):
-    path, vit = teacher
-    still = {"lr": 1e-12, "layer_decay": "none", "weight_decay": 0}
-    assert command.main(asked("find-fine-tune", tmp_path / "run", "--teacher", str(path), **still)) == 0
-    tuned, start = weights(tmp_path / "run"), state_of(vit)
-    body = [name for name in start if not name.startswith("head.")]
-    assert all(torch.allclose(tuned[name], start[name], rtol=0, atol=1e-9) for name in body)
-    assert tuned["head.weight"].shape == (8, 64)
-
-
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory):
     """The folder of the runs that were stopped, and how each command ended."""
@@ -129,40 +121,13 @@ def logged(folder):
 def test_killed_at_a_step_it_goes_on_to_the_same_bits(stopped, step):
     folder, ended = stopped
     whole, out = folder / "whole", folder / f"killed-{step}"
-    assert ended["whole"] == [0] and ended[out.name] == [-signal.SIGKILL, 0]
+    assert ended["whole"] == [0] and ended[out.name] == [-signal.SIGKILL, *([2] if step == 4 else []), 0]
+    assert step != 4 or "drop_path was 0.2" in (folder / f"{out.name}.txt").read_text()
     assert same(weights(out), weights(whole))
     assert logged(out) == logged(whole) == [1, 2, 3, 4, 5]
     assert read_record(out / "record.json").results == read_record(whole / "record.json").results
     losses = [[entry["loss"] for entry in read_log(each)] for each in (out, whole)]
     assert losses[0] == losses[1]
-
-
-@pytest.mark.slow
-def test_sigterm_saves_and_ends_with_75_and_a_finished_run_says_so(stopped):
-    folder, ended = stopped
-    out = folder / "terminated"
-    assert ended["terminated"] == [75, 0, 0]
-    text = (folder / "terminated.txt").read_text()
-    assert f"python -m atlib resume {out}\n" in text and f"{out} is finished" in text
-    assert logged(out) == [1, 2, 3, 4, 5] and same(weights(out), weights(folder / "whole")), (
-        "it was kept after the step in progress, and at no other"
-    )
-
-
-@pytest.mark.slow
-def test_a_changed_config_is_refused_and_the_checkpoint_stays(stopped):
-    folder, ended = stopped
-    assert ended["changed"] == [-signal.SIGKILL, 2, 0]
-    assert "drop_path was 0.2" in (folder / "changed.txt").read_text()
-    assert same(weights(folder / "changed"), weights(folder / "whole"))
-
-
-@pytest.mark.slow
-def test_two_processes_do_not_train_in_one_folder(stopped):
-    folder, ended = stopped
-    assert ended["twice"] == [0] and (folder / "second").read_text() == "[2]"
-    assert "another process" in (folder / "second.txt").read_text()
-    assert same(weights(folder / "twice"), weights(folder / "whole"))
 
 
 def test_a_finished_run_without_its_weights_writes_them_again(tmp_path, capsys):
@@ -226,62 +191,12 @@ def test_simmim_makes_a_teacher(tmp_path):
     assert (built.unit, built.hidden) == (2, 3), "0.6 of 2 x 2 squares"
 
 
-BUILT_IN = "train --recipe find-scratch --data atbook.worlds:marked_glyphs"
-
-
-@pytest.mark.parametrize(
-    "wrong, named",
-    [
-        (f"{BUILT_IN} --out OUT --lr", "--lr has no value"),
-        ("pretrain mea --data cifar10 --out OUT", "'mea'.*'mae'"),
-        ("resume OUT", "OUT"),
-        ("evaluate OUT", "OUT"),
-        ("evaluate HERE --averaged --data atbook.worlds:marked_glyphs", "--averaged"),
-    ],
-)
-def test_wrong_requests_end_with_2_and_write_nothing(tmp_path, capsys, monkeypatch, wrong, named):
-    monkeypatch.setattr(commands, "training_images", lambda config: pytest.fail("data were touched"))
-    monkeypatch.chdir(tmp_path)
-    places = {"OUT": str(tmp_path / "out"), "HERE": __file__}
-    assert command.main([places.get(word, word) for word in wrong.split()]) == 2
-    out, err = capsys.readouterr()
-    assert out == "" and err.startswith("python -m atlib: ") and "Traceback" not in err
-    assert re.search(named.replace("OUT", places["OUT"]), err)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_package_that_is_missing_is_named():
-    missing = ModuleNotFoundError("No module named 'onnx.reference'", name="onnx.reference")
-    code, said = command._explained(missing)
-    assert code == 2 and said.endswith("pip install onnx")
-
-
 def test_an_evaluation_that_holds_all_that_is_trained_on_is_said(tmp_path, capsys):
     data = write_folders(tmp_path / "images", "train", range(30))
-    request = photographs.asked(data, tmp_path / "run", "evaluation_split=train+validation")
-    assert command.main([*request, "--epochs", "1", "--warmup_epochs", "0"]) == 0
-    assert "'train+validation'" in capsys.readouterr().err
-
-
-def test_photographs_from_a_folder(tmp_path, capsys):
-    data, out = write_folders(tmp_path / "images", "train", range(21), corrupt=[19]), tmp_path / "run"
-    request = photographs.asked(data, out, "training_split=train+validation")
-    assert command.main([*request, "--dry-run"]) == 0
-    assert "21 training images" in capsys.readouterr().out and not out.exists()
-    assert command.main(request) == 0
-    err = capsys.readouterr().err
-    assert "'train+validation'" in err and "'validation'" in err, "it is evaluated on what it trains on"
-    record, log = read_record(out / "record.json"), read_log(out)
-    assert [entry["step"] for entry in log if entry["event"] == "step"] == list(range(1, 7)), (
-        "two epochs of three steps of at most 8 of 21 images"
-    )
-    assert record.history[-1]["corrupt"] == 1 and record.config["data"] == str(data)
-    for name in ("student", "averaged"):
-        assert load_vit(out / f"{name}.safetensors").num_classes == 3
-    assert {"validation_accuracy", "average_validation_accuracy"} <= set(record.results)
-    capsys.readouterr()
-    assert command.main(["evaluate", str(out)]) == 0
-    assert f"accuracy {100 * record.results['validation_accuracy']:.2f} %" in capsys.readouterr().out
+    for split in ("evaluation_split", "training_split"):
+        request = photographs.asked(data, tmp_path / split, f"{split}=train+validation")
+        assert command.main([*request, "--epochs", "1", "--warmup_epochs", "0"]) == 0
+        assert "'train+validation'" in capsys.readouterr().err
 
 
 def test_a_corrupt_image_of_the_evaluation_does_not_end_a_run_for_good(tmp_path, capsys):
@@ -328,3 +243,58 @@ def test_a_stream_is_trained_on_stopped_and_gone_on_with(tmp_path, capsys, monke
     capsys.readouterr()
     assert command.main(request("part", "data_size=10")) == 2
     assert "21 images, not 10" in capsys.readouterr().err and not (tmp_path / "part").exists()
+
+
+# --- A classifier that is no ViT
+
+
+WORLD = "atbook.worlds:marked_glyphs"
+
+
+def test_a_resnet_is_timms_own_model():
+    torch.manual_seed(3)
+    expected = timm.create_model("resnet18", num_classes=5)
+    torch.manual_seed(3)
+    assert same(create_classifier("resnet18", num_classes=5, img_size=32).state_dict(), expected.state_dict())
+    with pytest.raises(ValueError, match="ResNet"):
+        create_vit("resnet18")
+
+
+def test_it_is_trained_and_kept(tmp_path, capsys):
+    asked = f"train --recipe scratch --model resnet18 --model.stem_width 8 --data {WORLD} --out {tmp_path}"
+    assert command.main([*asked.split(), *"--steps 2 --batch_size 8 --data_size 32".split()]) == 0
+    kept = load_vit(tmp_path / "student.safetensors")
+    assert type(kept) is timm.models.ResNet and kept.num_classes == 8
+    capsys.readouterr()
+    assert command.main(["evaluate", str(tmp_path)]) == 0
+    assert "accuracy" in capsys.readouterr().out
+
+
+# --- A table of a run's controls
+
+
+TEACHER = "results/transfer/find/teacher-seed0.safetensors"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """The folder of a run of Copy."""
+
+    def make(folder):
+        assert command.main(asked("find-copy", folder / "copy", "--teacher", TEACHER)) == 0
+
+    return made_once(tmp_path_factory, "run-with-controls", make)[0] / "copy"
+
+
+def test_maps_of_a_finished_student_are_switched(run, capsys):
+    assert command.main(["controls", str(run)]) == 0
+    config = read_config(run)
+    rows = switched(load_result(weights_of(run)), held_out(config), training_images(config))
+    assert capsys.readouterr().out.strip() == controls_table(rows)
+
+
+def test_students_are_trained_under_each_control(run, capsys):
+    assert command.main(["controls", str(run), "--train", "--seeds", "1"]) == 0
+    table = capsys.readouterr().out.strip().splitlines()
+    names = ["scratch", "own maps", "jigsaw", "mean map", "blank"]
+    assert [line.split("|")[1].strip() for line in table[2:]] == names

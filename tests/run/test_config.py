@@ -1,16 +1,20 @@
 """A run's config: found wrong before anything is touched, and whole after JSON."""
 
 import json
-from dataclasses import replace
+from argparse import Namespace
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, replace
 
 import pytest
 
 from atlib.plan import Plan
 from atlib.recipe import Recipe
 from atlib.vit import Architecture
-from atrun.config import RunConfig, read_config, write_config
+from atrun.commands import settings_of
+from atrun.config import RunConfig, read_config, settings, write_config
 from atrun.configure import config_diff, configure, data_name
 from atrun.data.transforms import Augmentation
+from atrun.overrides import Setting, help_text, pairs, read
 from atrun.recipes import published
 
 GLYPHS = RunConfig(
@@ -99,14 +103,6 @@ def test_a_published_recipe_is_what_is_run():
     assert config.architecture(1000).overrides == source.options | more
 
 
-def test_changes_in_epochs_reach_the_steps():
-    changes = ("epochs=50", "batch_size=1024", "warmup_epochs=5")
-    recipe = configure(**asked("distill-vit-large", *changes, data="imagenet-1k")).on(10_240).recipe
-    assert (recipe.steps, recipe.lr, recipe.warmup) == pytest.approx((50 * 10, 1e-4 * 1024 / 256, 0.1))
-    mae = configure(**asked("mae", "epochs=3", "base_lr=1e-3", "batch_size=64")).on(128).recipe
-    assert (mae.steps, mae.lr, mae.warmup) == (6, 2.5e-4, 0.1), "also where the recipe is in steps"
-
-
 def test_paths_are_kept_in_full_for_another_working_folder(tmp_path, monkeypatch):
     (tmp_path / "images").mkdir()
     (tmp_path / "teacher.pth").touch()
@@ -132,9 +128,51 @@ def test_what_must_not_change_when_a_run_goes_on():
     assert replace(photographs, streaming=True).fingerprint() != photographs.fingerprint()
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"recipe_name": "x"}'])
-def test_a_damaged_config_is_named_and_left(tmp_path, content):
-    (tmp_path / "config.json").write_text(content)
-    with pytest.raises(OSError, match=str(tmp_path / "config.json")):
-        read_config(tmp_path)
-    assert (tmp_path / "config.json").read_text() == content
+# --- Settings on the command line: what is read from the text, and what the help says
+
+
+KINDS = {
+    "steps": int, "lr": float, "clip": float | None, "name": str, "path": str | None, "compile": bool,
+    "betas": tuple[float, float], "layers": Iterable[int] | Mapping[int, int] | None, "model": str,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name, text, value",
+    [
+        ("lr", "2", 2.0),
+        ("clip", "none", None),
+        ("name", "none", "none"),
+        ("name", "12", "12"),
+        ("path", "1:30", "1:30"),
+        ("betas", "[0.9, 1]", (0.9, 1.0)),
+        ("layers", "[3, 4, 5]", [3, 4, 5]),
+        ("layers", "{0: 2, 1: 3}", {0: 2, 1: 3}),
+        ("model.x", "1e-5", 1e-5),
+        ("model.x", "avg", "avg"),
+        ("model.x", "None", None),
+    ],
+)
+def test_text_becomes_what_the_field_declares(name, text, value):
+    found = read({name: text}, KINDS)[name]
+    assert found == value and type(found) is type(value)
+
+
+def test_options_in_both_spellings():
+    found = pairs("--lr 1e-3 --plan.what=q --path /a=b --shift -1 --on-corrupt skip".split())
+    assert found == {"lr": "1e-3", "plan.what": "q", "path": "/a=b", "shift": "-1", "on_corrupt": "skip"}
+
+
+def test_a_speed_names_settings_which_others_replace():
+    asked = Namespace(settings=["--mixed_precision", "fp16"], speed="compiled")
+    assert settings_of(asked) == {"mixed_precision": "fp16", "compile": "true"}
+
+
+def test_the_help_says_each_setting_in_words_with_its_type_and_default():
+    text = " ".join(help_text({"Of it": {"lr": Setting(float, "100 % of the rate", 0.25)}}).split())
+    assert text.startswith("Of it: --lr") and "100 % of the rate (type: float, default: 0.25)" in text
+    text = help_text(settings())
+    for title, section in settings().items():
+        assert title in text and all(f"--{name}" in text and one.says for name, one in section.items())
+    names = {name for section in settings().values() for name in section}
+    assert names > {field.name for field in fields(Recipe)} | {"plan.what", "augmentation.flip", "lengths"}

@@ -3,12 +3,11 @@
 import json
 import shutil
 from dataclasses import replace
-from typing import get_args
 
 import pytest
 import torch
 
-from atfamily.detection.detector import DETECTORS, SIZES, detection_loss, mask_rcnn
+from atfamily.detection.detector import SIZES, detection_loss, mask_rcnn
 from atfamily.detection.evaluate import evaluate_detector
 from atfamily.detection.files import load_detector
 from atfamily.measures.accounting import copy, distill, fine_tuning, shape_of
@@ -19,7 +18,6 @@ from atlib.plan import Plan
 from atlib.train import train
 from atlib.vit import Architecture
 from atrun import __main__ as command
-from atrun import config as of_runs
 from atrun.config import UNTRAINED, read_config
 from atrun.configure import configure
 from atrun.data.coco import CocoObjects
@@ -156,11 +154,6 @@ def test_categories_are_matched_by_their_ids(coco, tmp_path, capsys):
     assert command.main(asked(fewer, tmp_path / "run")) == 2
     assert "'bird'" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
-
-
-def test_names_are_those_of_the_detectors():
-    assert set(get_args(of_runs.Detectors)) == set(DETECTORS)
-    assert set(get_args(of_runs.DetectorSizes)) == set(SIZES)
 
 
 def test_the_published_detector_by_its_numbers(monkeypatch):

@@ -7,7 +7,6 @@ import pytest
 import timm
 import torch
 from PIL import Image
-from safetensors.torch import save_file
 from timm.data import create_transform, resolve_data_config
 
 from atfamily.stored_maps import save_stored_maps
@@ -201,14 +200,10 @@ def test_what_cannot_be_exported_is_refused_and_nothing_is_written(tmp_path, cap
     full = tmp_path / "full"
     full.mkdir()
     (full / "mine.txt").write_text("mine")
-    foreign = tmp_path / "foreign.safetensors"
-    save_file({"x": torch.zeros(1)}, foreign)
     for arguments, word in (
         ((source, full), "not empty"),
         ((source, tmp_path / "new", "--mean", 0.5), "std=None"),
-        ((source, tmp_path / "new", "--std", 0.5), "mean=None"),
         ((source, tmp_path / "new", "--mean", 0.5, "--std", 0.5), "leave --mean"),
-        ((foreign, tmp_path / "new"), "foreign.safetensors"),
     ):
         assert exported(*arguments) == 2
         assert word in capsys.readouterr().err
@@ -217,6 +212,4 @@ def test_what_cannot_be_exported_is_refused_and_nothing_is_written(tmp_path, cap
     other, build = vit(9), export.timm.create_model
     monkeypatch.setattr(export.timm, "create_model", lambda n, **how: other if ":" in n else build(n, **how))
     assert exported(source, tmp_path / "new") == 2  # what timm reads back is something else
-    assert {path.name for path in tmp_path.iterdir()} == {
-        "a.safetensors", "foreign.safetensors", "full"
-    }  # fmt: skip
+    assert {path.name for path in tmp_path.iterdir()} == {"a.safetensors", "full"}

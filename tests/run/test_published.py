@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import timm
 import torch
-from torch.optim.lr_scheduler import LambdaLR
 
 from atbook.lab.scales import scales
 from atfamily.detection.detector import mask_rcnn
@@ -18,12 +17,11 @@ from atlib.train import make_optimizer, schedule
 from atlib.vit import Architecture
 from atrun.configure import configure
 from atrun.data.transforms import Augmentation
-from atrun.recipes import FOR_PYTHON, PRETRAINING, Published, names, published
+from atrun.recipes import FOR_PYTHON, PRETRAINING, names, published
 
 IMAGENET = 1_281_167  # training images of ImageNet-1k
 METHODS = ("scratch", "fine-tune", "copy", "distill")
 RECORDS = Path(__file__).resolve().parents[2] / "results" / "transfer"
-COPY, DISTILL = published("copy-vit-large"), published("distill-vit-large")
 
 
 # --- what the sources print
@@ -76,40 +74,11 @@ def test_every_recipe_is_whole():
 # --- what the optimiser gets
 
 
-def small(each: Published, depth=3):
-    """A small ViT built as the recipe builds its own."""
-    options = {name: value for name, value in each.options.items() if name != "img_size"}
-    return create_vit("glyphs", depth=depth, embed_dim=16, num_heads=2, **options)
-
-
 def factor_by_mae(name: str, depth: int, decay: float) -> float:
     """As MAE's code numbers layers: embeddings 0, block i is i + 1, last norm and head depth + 1."""
     if name.startswith(("cls_token", "pos_embed", "patch_embed")):
         return decay ** (depth + 1)
     return decay ** (depth - int(name.split(".")[1])) if name.startswith("blocks") else 1.0
-
-
-@pytest.mark.parametrize(
-    "name", ["copy-vit-large", "distill-vit-large", "mae-fine-tune-vit-base", "deit3-small"]
-)
-def test_parameter_groups(name):
-    each = published(name)
-    recipe, model = each.recipe.on(IMAGENET), small(each)
-    optimizer, found = make_optimizer(model, recipe), {}
-    assert type(optimizer).__name__.lower() == recipe.optimizer
-    assert all(tuple(group["betas"]) == each.recipe.betas for group in optimizer.param_groups)
-    of = {id(parameter): name for name, parameter in model.named_parameters()}
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            assert of[id(parameter)] not in found, "in two groups"
-            found[of[id(parameter)]] = group["lr"], group["weight_decay"]
-    assert set(found) == set(of.values())
-    for parameter_name, _ in model.named_parameters():
-        kind = parameter_name.rsplit(".", 1)[-1]
-        free = kind in ("bias", "gamma", "cls_token", "pos_embed") or "norm" in parameter_name
-        rate = recipe.lr * factor_by_mae(parameter_name, 3, each.recipe.layer_decay or 1.0)
-        expected = pytest.approx(rate), 0.0 if free else each.recipe.weight_decay
-        assert found[parameter_name] == expected, parameter_name
 
 
 @pytest.mark.parametrize("paired", [False, True])
@@ -173,25 +142,6 @@ def test_the_steps_of_vitdets_rate(name):
     for step, factor in [(249, 1), (250, 1), (163_888, 1), (163_889, 0.1), (177_545, 0.1), (177_546, 0.01)]:
         assert schedule(step, as_published) == pytest.approx(factor), step
     assert schedule(99, as_published) == pytest.approx(0.4) and schedule(184_374, as_published) < 0.011
-
-
-def test_a_smallest_rate_above_the_base_rate_is_a_quarter_of_the_peak_in_every_group():
-    """Copy's oddity, through the optimiser: the smallest rate is scaled by layer like the peak."""
-    each = replace(COPY.recipe, epochs=10)
-    recipe = each.on(4 * each.batch_size)
-    model = small(COPY)
-    optimizer = make_optimizer(model, recipe)
-    steps = LambdaLR(optimizer, lambda step: schedule(step, recipe))
-    of = {id(parameter): name for name, parameter in model.named_parameters()}
-    assert recipe.steps == 40 and recipe.min_lr > each.base_lr
-    for step in range(40):
-        if step >= 20:  # five epochs of four steps are the warm-up
-            for group in optimizer.param_groups:
-                factor = factor_by_mae(of[id(group["params"][0])], 3, 0.75)
-                assert group["lr"] == pytest.approx(rate_by_mae(step / 4, each) * factor)
-        optimizer.step()
-        steps.step()
-    assert max(group["lr"] for group in optimizer.param_groups) == pytest.approx(8e-3 / 4)
 
 
 # --- our own

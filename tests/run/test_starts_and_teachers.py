@@ -154,7 +154,6 @@ def test_weights_that_the_student_cannot_begin_with(tmp_path, teacher, capsys, o
 STOPPED = {
     "mean maps": ("find-copy", {"method": "mean-maps", "reference_images": 5}),
     "untrained": ("find-distill", {}),
-    "own weights": ("find-copy", {}),
 }
 
 
@@ -162,8 +161,6 @@ STOPPED = {
 def test_interrupted_it_goes_on_to_the_same_bits(tmp_path, teacher, monkeypatch, name, capsys):
     recipe, options = STOPPED[name]
     words = ["--teacher", "untrained" if name == "untrained" else teacher]
-    if name == "own weights":
-        options = {"student_weights": vit_file(tmp_path / "start.safetensors", seed=1)}
     whole = run(recipe, tmp_path / "whole", *words, **options)
     out = tmp_path / "stopped"
     with monkeypatch.context() as patch:

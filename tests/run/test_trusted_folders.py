@@ -81,6 +81,10 @@ def test_a_cut_file_of_weights_is_not_finished_and_what_was_half_written_goes(tm
     for path in left:
         path.write_bytes(b"half")
     (out / ".mine.tmp").write_bytes(b"a user's own")
+    with open(out / ".lock", "w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(ValueError, match="another process"):
+            resume(out)
     resume(out)
     assert weights.read_bytes() == whole and is_finished(out, config) and read_record(out / "record.json")
     assert not any(path.exists() for path in left) and (out / ".mine.tmp").exists()

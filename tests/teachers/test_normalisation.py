@@ -69,7 +69,6 @@ CLIP = {"image_mean": list(OPENAI_CLIP_MEAN), "image_std": list(OPENAI_CLIP_STD)
             (0.5, 0.5),
         ),
         ({"preprocessor_config.json": {"do_normalize": False}}, (0.0, 1.0)),
-        ({"preprocessor_config.json": {"image_processor_type": "ViTImageProcessor"}}, None),
         ({"processor_config.json": {}, "config.json": {"model_type": "vit"}}, None),
     ],
 )
@@ -153,11 +152,6 @@ def test_what_timm_saved_is_built_as_its_config_says(tmp_path):
     plain = randomise(timm.create_model("vit_tiny_patch16_224", depth=1, img_size=32, num_classes=0))
     save_file(plain.state_dict(), tmp_path / "plain.safetensors")  # another model, which the file is not of
     assert len(load_teacher(tmp_path / "plain.safetensors", heads=3, quiet=True).vit.blocks) == 1
-    config = json.loads((tmp_path / "config.json").read_text())
-    config["model_args"] |= {"nose": 1}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ValueError):
-        load_teacher(tmp_path / "model.safetensors")
 
 
 def test_what_timm_saved_of_another_size_or_with_names_of_its_own(tmp_path):
