@@ -1,7 +1,8 @@
 """Answers to A1 that reach for points or secrets, or do harm: {what it does: (the answer it replaces, code)}.
 
-On 30 November 2026 each succeeded with a grader that had no cage. `{TESTS}`, `{KEY}`, `{SOLUTION}`, `{FILE}`
-and `{PORT}` stand for what is really there when a test runs: a path that is nowhere would attack nothing.
+Each would succeed without the cage; `tests/course/unguarded.py` is a grader without one, on which the tests
+show it. `{TESTS}`, `{KEY}`, `{SOLUTION}`, `{FILE}` and `{PORT}` stand for what is really there when a test
+runs: a path that is nowhere would attack nothing.
 """
 
 from collections.abc import Mapping
@@ -220,6 +221,8 @@ ATTACKS = {
         "class Any(float):\n    def __sub__(self, other):\n        return 0.0\nSHARES = [[Any()] * 4] * 4",
     ),
 }
+# Where no grader without a cage should run an attack as it is: what is put in its place there.
+TAMED = {"while True:": "for _ in range(1):", "os.kill(-1, 9)": "os.kill(-1, 0)"}
 # What nobody but the teacher should read, beside the edition's key.
 SECRETS = ("def talk_inputs", "from functools import lru_cache", ".amax(-1, keepdim=True).clamp_min", "uid=")
 SECRETS += ("run by the grader", "SECRET_OF_THE_TEACHER", DONE, '"variants"')

@@ -11,8 +11,9 @@ from atbook.cage.outside import Answer, AnswerFailed, Cage, CageDamaged, namespa
 from atbook.cage.values import unpack
 from course.a2 import cases as a2
 from course.a2 import mutants
-from tests.course.attacks import ATTACKS, SECRETS, aimed
+from tests.course.attacks import ATTACKS, SECRETS, TAMED, aimed
 from tests.course.helpers import edition_of, only, replace, solution
+from tests.course.unguarded import Outcome, gained, outcome
 from tools import gradebook
 from tools.grades import grade, graded
 
@@ -59,38 +60,49 @@ def attack(edition, port, tmp_path, monkeypatch):
     file.write_bytes(b"mine")
     tmp_path.chmod(0o755)
 
-    def make(name: str):
+    def make(name: str, tamed: bool = False):
         slot, code = ATTACKS[name]
+        for wild, tame in TAMED.items() if tamed else ():
+            code = code.replace(wild, tame)
         handed = replace(solution(edition, "attacker"), slot, aimed(code, edition.folder, file, port))
         return handed, only(edition, TASK[slot]), file
 
     return make
 
 
-def gained_nothing(edition, cage, attack, name: str) -> str:
-    """What an attack in a cage is told; it has no points, no secret, and has not written its file."""
+def secrets_of(edition) -> tuple[str, ...]:
+    return *SECRETS, edition.key
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_without_a_cage_an_attack_succeeds(edition, attack, name):
+    handed, task, file = attack(name, tamed=True)
+    unguarded = outcome(task, handed)
+    assert gained(unguarded, file, secrets_of(edition)), unguarded.says[:500]
+
+
+def caged(attack, cage, name: str):
+    """What came of an attack in a cage, and the file that it should not write."""
     handed, task, file = attack(name)
     try:
         result = graded(handed, task, cage)
     except CageDamaged as error:  # never points, and never 0: the teacher looks at it
-        said = str(error)
-    else:
-        assert result.status == "graded" and result.total == 0
-        tests = [test for tests in result.tests.values() for test in tests]
-        said = " ".join([*result.remarks, *(test.says for test in tests)])
-    assert file.read_bytes() == b"mine"
-    assert not [secret for secret in (*SECRETS, edition.key) if secret in said]
-    return said
+        return Outcome(0.0, str(error), False), file
+    assert result.status == "graded"
+    says = [test.says for tests in result.tests.values() for test in tests]
+    return Outcome(result.total, " ".join([*result.remarks, *says]), False), file
 
 
 @pytest.mark.parametrize("name", ATTACKS)
 def test_an_attack_gains_nothing_and_is_told_why(edition, cage, attack, name):
-    assert gained_nothing(edition, cage, attack, name)
+    result, file = caged(attack, cage, name)
+    assert result.says and gained(result, file, secrets_of(edition)) == ""
 
 
 # What is possible without namespaces: what the answers' user may do; as root, a look at other processes.
 NEEDS_NAMESPACES = {
-    "code in a string for torch's compiler", "a number that is taken for an object", "the key in a message",
+    "code in a string for torch's compiler", "a number that is taken for an object",
+    "hidden tests in a message", "the key in a message", "the key by numpy", "the key by a link",
     "the model solution", "the reference gives the answer", "torch writes a file", "a file by its path",
     "the parent's memory", "the parent's files",
 }  # fmt: skip
@@ -98,7 +110,8 @@ NEEDS_NAMESPACES = {
 
 @pytest.mark.parametrize("name", sorted(ATTACKS.keys() - NEEDS_NAMESPACES))
 def test_process_limits_alone_hold_off_all_that_does_not_read_files(edition, bare, attack, name):
-    gained_nothing(edition, bare, attack, name)
+    result, file = caged(attack, bare, name)
+    assert gained(result, file, secrets_of(edition)) == ""
 
 
 def test_a_forged_report_is_not_what_the_cage_reports(cage, bare):
