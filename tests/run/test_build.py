@@ -9,10 +9,11 @@ from atlib.checkpoint import load_bundle, load_vit, save_bundle, save_vit
 from atlib.plan import Plan
 from atlib.recipe import Recipe
 from atlib.vit import Architecture
-from atrun.build import build, preparation_of
+from atrun.build import build
 from atrun.classes import labels_by_name
 from atrun.config import RunConfig
 from atrun.data.transforms import Augmentation
+from atrun.looking.file_preparation import augmentation_of
 from tests.helpers import same
 
 TINY = {"img_size": 32, "patch_size": 16, "depth": 2, "embed_dim": 24, "num_heads": 2}
@@ -59,12 +60,12 @@ def test_weights_say_how_images_are_prepared_for_them(tmp_path):
             ("wrong", {"augmentation": {"crop_pct": 7}}),
         )
     }
-    assert preparation_of(said["silent"]) == (False, None)
-    assert preparation_of(said["as they are"]) == (True, None)
-    assert preparation_of(said["prepared"]) == (True, augmentation)
+    assert augmentation_of(said["silent"]) == (False, None)
+    assert augmentation_of(said["as they are"]) == (True, None)
+    assert augmentation_of(said["prepared"]) == (True, augmentation)
     assert same(load_vit(said["prepared"]).state_dict(), vit.state_dict())
     with pytest.raises(OSError, match="wrong.safetensors .*crop_pct"):
-        preparation_of(said["wrong"])
+        augmentation_of(said["wrong"])
 
 
 # --- Which label of other data is which output: by name where there are names, numbers too (vision#714)
