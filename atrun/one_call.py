@@ -5,7 +5,8 @@ import argparse
 import json
 import warnings
 from collections.abc import Mapping, Sequence
-from itertools import combinations, product
+from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -137,10 +138,12 @@ def compare_methods(
     else:
         tuned = given
     runs = {}  # all are configured before the first is carried out
-    for method, seed in product(methods, range(seeds)):
+    for method in methods:  # each once: a teacher's file is read for it, and images are counted
         method_teacher = str(tuned if method.reads_logits else given)
-        runs[str(method), seed] = _configured(method_teacher, str(data), student, method, settings, seed)
-    note("\n".join(dict.fromkeys(rules for _, rules, _ in runs.values())))
+        config, rules, words = _configured(method_teacher, str(data), student, method, settings, 0)
+        note(rules)
+        for seed in range(seeds):
+            runs[str(method), seed] = replace(config, seed=seed), rules, words
     rows, right = {}, {}
     for name in map(str, methods):
         trained = [_carried_out(*runs[name, seed], out / f"{name}-{seed}") for seed in range(seeds)]
@@ -223,7 +226,7 @@ def _configured(
     if method is not Method.FINE_TUNE:  # which begins with the teacher's weights
         settings = generic.with_student(student, teacher, settings)
     config, rules = configured(method, data, teacher, settings, seed)
-    words = ["train", "--recipe", method, "--data", config.data, "--teacher", teacher, "--seed", str(seed)]
+    words = ["train", "--recipe", method, "--data", config.data, "--teacher", teacher]
     return config, rules, words + _as_words(settings)
 
 
@@ -242,22 +245,21 @@ def _carried_out(config: RunConfig, rules: str, words: Sequence[str], folder: Pa
         raise ValueError(f"{folder} holds another run: choose another --out")
     else:
         record = resume(folder, trust_data=True)
-    student, text, right = load_result(weights_of(folder)), "", None
-    if record is not None:
-        tested_on = None if config.method.pretrains else held_out(read_config(folder, trust_data=True))
-        if finished:
-            _require_unchanged(folder, config, tested_on)
-        if tested_on is not None:
-            answers = predict(student.to(device()), tested_on).argmax(1)
-            if len(answers) < len(tested_on):  # some cannot be decoded
-                tested_on = tested_on.select(readable(tested_on))
-            right = answers == tested_on.targets
-        teacher = None  # a teacher that the student does not keep, and does not start from
-        if config.teacher not in (None, UNTRAINED) and config.method not in (Method.COPY, Method.FINE_TUNE):
-            teacher = teacher_of(config).vit
-        page = run_report(folder, words, rules, student.cpu(), record, tested_on, right, teacher)
-        text = f"{summary(folder, record)}\nreport: {page}"
-    return Trained(student, record, text, folder, right)
+    student, right = load_result(weights_of(folder)), None
+    tested_on = None if config.method.pretrains else held_out(read_config(folder, trust_data=True))
+    if finished:
+        _require_unchanged(folder, config, tested_on)
+    if tested_on is not None:
+        answers = predict(student.to(device()), tested_on).argmax(1)
+        if len(answers) < len(tested_on):  # some cannot be decoded
+            tested_on = tested_on.select(readable(tested_on))
+        right = answers == tested_on.targets
+    teacher = None  # a teacher that the student does not keep, and does not start from
+    if config.teacher not in (None, UNTRAINED) and config.method not in (Method.COPY, Method.FINE_TUNE):
+        teacher = teacher_of(config).vit
+    words = [*words, "--seed", str(config.seed)]
+    page = run_report(folder, words, rules, student.cpu(), record, tested_on, right, teacher)
+    return Trained(student, record, f"{summary(folder, record)}\nreport: {page}", folder, right)
 
 
 def _require_unchanged(folder: Path, config: RunConfig, tested_on) -> None:
