@@ -10,6 +10,7 @@ import copy
 import inspect
 import math
 import re
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -21,7 +22,6 @@ import torch.nn.functional as F
 import torch.utils.checkpoint as checkpointing
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._pytree import tree_leaves
 
 from atlib._util import in_eval_mode
@@ -342,7 +342,7 @@ def watched_attention(
         if used is not layer:
             return attend(used, dropout_p)
     elif watch is not None:
-        watch.passed.append(watch.caller())
+        watch.passed.append(name_of_caller())
     return SDPA(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
 
 
@@ -380,16 +380,20 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     if not unread:
         output = LINEAR(input, weight, bias)
         if watch is not None and watch.products is not None:
-            parts = watch.running[-1][0].modules()  # BEiT's attention takes the weight of its projection
+            parts = _caller().modules()  # BEiT's attention takes the weight of its projection
             holders = (part for part in parts if type(part) is nn.Linear and part.weight is weight)
             watch.products.extend((holder, output) for holder in holders)
         return output
-    read, at = [], 0
-    for start, stop in (*unread, (len(weight), len(weight))):
-        rows = slice(at, start)
-        read.append((LINEAR(input, weight[rows], None if bias is None else bias[rows]), stop - start))
-        at = stop
-    return torch.cat([F.pad(output, (0, zeros), value=watch.filling) for output, zeros in read], -1)
+    edges = [0, *(edge for span in unread for edge in span), len(weight)]
+    read = [(start, stop) for start, stop in zip(edges[::2], edges[1::2]) if start < stop]
+    outputs, before = [], 0
+    for start, stop in read or [(0, 0)]:
+        output = LINEAR(input, weight[start:stop], None if bias is None else bias[start:stop])
+        outputs.append(F.pad(output, (start - before, 0), value=watch.filling))
+        before = stop
+    after = len(weight) - before
+    joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
+    return F.pad(joined, (0, after), value=watch.filling) if after else joined
 
 
 # --- A walk ---
@@ -421,8 +425,8 @@ class _Watch:
         self.products: list[tuple[nn.Linear, Tensor]] | None = None  # (projection, output), to find rows
         self.rows: list[dict[str, Rows]] = []
         # in eager mode:
-        self.running: list[tuple[nn.Module, tuple]] = []  # modules with their inputs
         self.elements: dict[nn.Module, nn.Module] = {}  # those of lists of modules, and the list
+        self.running: list[tuple[nn.Module, tuple]] = []  # such ones, with their inputs
         self.slots: frozenset[nn.Module] = frozenset()  # places of stochastic depth
         self.switches: list[tuple[Any, str, Any]] = []  # (object, attribute, value): modules make the call
         self.blocks: list[nn.Module | None] = []
@@ -464,7 +468,8 @@ class _Watch:
         self.index += 1
         if self.batch is not None and len(layer.q) != self.batch:
             windows = len(layer.q) / self.batch
-            raise Unwalkable(f"{self.caller()} attends in {windows:g} windows an image: no map of all tokens")
+            kind = name_of_caller()
+            raise Unwalkable(f"{kind} attends in {windows:g} windows an image: no map of all tokens")
         if self.products is not None:
             self.rows.append(rows_of(layer, self.products))
             self.products.clear()
@@ -479,26 +484,25 @@ class _Watch:
         self.branch = 0
         if self.running:
             self._note_place()
+        hidden = self.learns and not torch.is_grad_enabled()
+        if hidden and any(weight.requires_grad for weight in _caller().parameters()):
+            raise Unwalkable("reentrant checkpointing hides q and k from gradients: use_reentrant=False")
         if index == self.stop_after and self.stops and not torch.compiler.is_compiling():
             raise _Stop
         return layer
 
     def _note_place(self) -> None:
-        places = [(part, inputs) for part, inputs in self.running if part in self.elements]
-        block, inputs = places[0] if places else (None, ())
-        for place in places:  # the outermost of several of a class: a list inside of a block is part of it
+        block, inputs = self.running[0]
+        for place in self.running:  # the outermost of several of a class: a list inside a block is part of it
             if sum(type(part) is type(place[0]) for part in self.elements[place[0]].children()) > 1:
                 block, inputs = place
                 break
-        if block is not None and block is self.open:
+        if block is self.open:
             raise Unwalkable(f"a {type(block).__name__} attends more than once: its layer has no single map")
         self.blocks.append(block)
         self.open = block
         if inputs and isinstance(inputs[0], Tensor):
             self.tokens = inputs[0]
-        weights = self.running[-1][0].parameters()
-        if self.learns and not torch.is_grad_enabled() and any(weight.requires_grad for weight in weights):
-            raise Unwalkable("reentrant checkpointing hides q and k from gradients: use_reentrant=False")
 
     def unread_rows(self, weight: Tensor) -> tuple[tuple[int, int], ...]:
         """The rows of a weight that nobody reads at this place of the forward."""
@@ -508,13 +512,28 @@ class _Watch:
                 return spans
         return ()
 
-    def leave(self, module: nn.Module, inputs: tuple, output: Any) -> Any:
-        """A module ends, by an exception too (output None). Returns what stands in place of its output."""
+    @contextmanager
+    def hooked(self) -> Iterator[None]:
+        """Within it this watch sees where elements of lists begin and end, and stochastic depth drops."""
+        places = [part.register_forward_pre_hook(self.enter) for part in self.elements]
+        places += [part.register_forward_hook(self.leave, always_call=True) for part in self.elements]
+        places += [part.register_forward_hook(self.drop) for part in self.slots]
+        try:
+            yield
+        finally:
+            for place in places:
+                place.remove()
+
+    def enter(self, module: nn.Module, inputs: tuple) -> None:
+        """An element of a list begins."""
+        if _current() is self:  # not another walk of the same model
+            self.running.append((module, inputs))
+
+    def leave(self, module: nn.Module, inputs: tuple, output: Any) -> None:
+        """An element of a list ends, by an exception too (output None)."""
+        if _current() is not self:
+            return
         self.running.pop()
-        changed, layer = None, self.index - 1
-        if self.masks is not None and module in self.slots and output is not None and layer < len(self.masks):
-            changed = self.masks[layer][self.branch].to(inputs[0].dtype) * inputs[0]
-            self.branch += 1
         if module is self.open and output is not None:
             self.open = None
             self.tokens = output[0] if isinstance(output, (tuple, list)) else output
@@ -523,11 +542,29 @@ class _Watch:
             ends = module is parts[-1] and self.blocks.count(module) >= parts.count(module)
             if not self.head and ends and self.stops:
                 raise _Stop
-        return changed
 
-    def caller(self) -> str:
-        """The class of the module that runs."""
-        return type(self.running[-1][0]).__name__ if self.running else "this model"
+    def drop(self, module: nn.Module, inputs: tuple, output: Tensor) -> Tensor | None:
+        """What a place of stochastic depth hands on, with the masks of this walk."""
+        layer = self.index - 1
+        if _current() is not self or layer >= len(self.masks):
+            return None
+        self.branch += 1
+        return self.masks[layer][self.branch - 1].to(inputs[0].dtype) * inputs[0]
+
+
+def _caller() -> nn.Module | None:
+    """The module whose forward makes a call, found in Python's stack: hooks on every module take as long as a
+    fifth of a small ViT's forward. None in a compiled graph."""
+    frame = None if torch.compiler.is_compiling() else sys._getframe()
+    while frame is not None and not isinstance(frame.f_locals.get("self"), nn.Module):
+        frame = frame.f_back
+    return None if frame is None else frame.f_locals["self"]
+
+
+def name_of_caller() -> str:
+    """Its class, for a message."""
+    module = _caller()
+    return "this model" if module is None else type(module).__name__
 
 
 def walk(
@@ -715,12 +752,10 @@ def _watching(watch: _Watch) -> Iterator[None]:
             _SWAPPED.callback(torch.backends.mha.set_fastpath_enabled, fast)
             swaps = (F, "scaled_dot_product_attention", watched_attention), (F, "linear", _linear)
             _SWAPPED.enter_context(_set([*swaps, (checkpointing, "_CheckpointFrame", _Frame)]))
-            _SWAPPED.enter_context(register_module_forward_pre_hook(_entered))
-            _SWAPPED.enter_context(register_module_forward_hook(_left, always_call=True))
         _WATCHES += 1
     token = _WATCH.set(watch)
     try:
-        with _set(watch.switches):
+        with _set(watch.switches), watch.hooked():
             yield
     finally:
         _WATCH.reset(token)
@@ -728,17 +763,6 @@ def _watching(watch: _Watch) -> Iterator[None]:
             _WATCHES -= 1
             if not _WATCHES:
                 _SWAPPED.close()
-
-
-def _entered(module: nn.Module, inputs: tuple) -> None:
-    watch = None if torch.compiler.is_compiling() else _WATCH.get()
-    if watch is not None:
-        watch.running.append((module, inputs))
-
-
-def _left(module: nn.Module, inputs: tuple, output: Any) -> Any:
-    watch = None if torch.compiler.is_compiling() else _WATCH.get()
-    return None if watch is None else watch.leave(module, inputs, output)
 
 
 class _Frame(checkpointing._CheckpointFrame):

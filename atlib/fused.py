@@ -240,7 +240,7 @@ def map_free_short(
             PRECISION=_precision(), GRADIENTS=learns, SHARED_KEYS=_has_wgmma(q.device),
             num_warps=8 if max(keys, q.shape[3], q_t.shape[3]) > 64 else 4, num_stages=1,
         )  # fmt: skip
-    return rows.sum() / rows.numel(), grad_q, grad_k
+    return rows.mean(), grad_q, grad_k
 
 
 @triton_op("atlib::map_free_long", mutates_args=())
@@ -259,7 +259,7 @@ def map_free_long(
             scale, scale_t, H, N, *_strides(*tensors, added, added_t),
             **_widths(q, q_t), QUERIES=here, KEYS=there, PRECISION=_precision(), **launch,
         )  # fmt: skip
-    return rows.sum() / rows.numel(), lse, lse_t
+    return rows.mean(), lse, lse_t
 
 
 @triton_op("atlib::map_free_long_backward", mutates_args=())
@@ -293,7 +293,7 @@ def _multiply(ctx, above, *_):
     refuse_second_derivative()
     # in float32: an fp16 run scales its loss by more than fp16 can hold
     factor = (above * ctx.factor).reshape(1)
-    grad_q, grad_k = ((grad * factor).to(grad.dtype) for grad in ctx.saved_tensors)
+    grad_q, grad_k = (torch.mul(grad, factor, out=torch.empty_like(grad)) for grad in ctx.saved_tensors)
     return grad_q, grad_k, None, None, None, None, None, None, None
 
 

@@ -84,5 +84,5 @@ def note(name: str, value: Tensor) -> Tensor:
     if torch.compiler.is_compiling():
         return value
     if (notes := _NOTES.get()) is not None:
-        notes[name] = notes.get(name, 0.0) + value.detach()
+        notes[name] = notes[name] + value.detach() if name in notes else value.detach()
     return value

@@ -274,7 +274,7 @@ class Training:
         draw = (self.seed, self.position.step, self.accelerator.process_index)
         classes = getattr(self.student, "num_classes", None)
         images, targets = mixed(images, targets, self.recipe, classes, draw)
-        total: dict[str, Tensor] = {}  # of the loss, "", and of what is noted of it
+        names, total = [], torch.zeros((), device=device)
         for part_images, part_targets in zip(images.tensor_split(parts), targets.tensor_split(parts)):
             weight = batch.weight * len(part_images) / len(images)
             # fewer images than parts: every process must do as many parts as the others
@@ -283,14 +283,11 @@ class Training:
             # gradients are averaged over the processes in the last part only
             with self.accelerator.accumulate(self.model):
                 with self.accelerator.autocast(), self.cast.in_use(device), noted() as notes:
-                    value = weight * self.loss(self.model, part_images, part_targets, self.recipe)
-                self.accelerator.backward(value * parts)  # Accelerate divides by their number
-            # the parts of parts come last
-            noted_parts = {name: weight * notes[name] for name in sorted(notes, key=lambda name: "/" in name)}
-            for name, part in {"": value.detach(), **noted_parts}.items():
-                total[name] = total.get(name, torch.zeros((), device=device)) + part
-        share = torch.full((), batch.weight, device=device)
-        return [*total][1:], torch.stack([*total.values(), share])
+                    value = self.loss(self.model, part_images, part_targets, self.recipe)
+                self.accelerator.backward(value * (weight * parts))  # Accelerate divides by their number
+            names = sorted(notes, key=lambda name: "/" in name)  # the parts of parts come last
+            total = total + weight * torch.stack([value.detach(), *(notes[name] for name in names)])
+        return names, nn.functional.pad(total, (0, 1), value=batch.weight)
 
     def clip(self) -> Tensor:
         """Clip the gradient, and return the norm that it had, (1,)."""

@@ -309,9 +309,10 @@ def test_other_threads_pass_through():
     asked = {
         "teacher": lambda: walk(teacher, IMAGES).logits,
         "copy": lambda: walk(student, IMAGES, replace=maps).logits,
+        "student": lambda: walk(student, IMAGES).logits,
         "plain": lambda: student(IMAGES),
     }
-    with ThreadPoolExecutor(3) as pool:
+    with ThreadPoolExecutor(4) as pool:
         alone = {name: ask() for name, ask in asked.items()}
         together = {n: pool.submit(lambda ask=ask: [ask() for _ in range(20)]) for n, ask in asked.items()}
     for name, results in together.items():
