@@ -380,20 +380,23 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     if not unread:
         output = LINEAR(input, weight, bias)
         if watch is not None and watch.products is not None:
-            parts = _caller().modules()  # BEiT's attention takes the weight of its projection
-            holders = (part for part in parts if type(part) is nn.Linear and part.weight is weight)
+            modules = _caller().modules()  # BEiT's attention takes the weight of its projection
+            holders = (part for part in modules if type(part) is nn.Linear and part.weight is weight)
             watch.products.extend((holder, output) for holder in holders)
         return output
     edges = [0, *(edge for span in unread for edge in span), len(weight)]
     read = [(start, stop) for start, stop in zip(edges[::2], edges[1::2]) if start < stop]
-    outputs, before = [], 0
+    parts, before = [], 0
     for start, stop in read or [(0, 0)]:
-        output = LINEAR(input, weight[start:stop], None if bias is None else bias[start:stop])
-        outputs.append(F.pad(output, (start - before, 0), value=watch.filling))
+        part = LINEAR(input, weight[start:stop], None if bias is None else bias[start:stop])
+        parts.append(_between(part, start - before, 0, watch.filling))
         before = stop
-    after = len(weight) - before
-    joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
-    return F.pad(joined, (0, after), value=watch.filling) if after else joined
+    joined = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+    return _between(joined, 0, len(weight) - before, watch.filling)
+
+
+def _between(x: Tensor, before: int, after: int, filling: float) -> Tensor:
+    return F.pad(x, (before, after), value=filling) if before or after else x  # of nothing, it would copy
 
 
 # --- A walk ---

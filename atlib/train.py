@@ -251,6 +251,8 @@ class Training:
         optimizer = make_optimizer(model, recipe, fused=self.accelerator.device.type == "cuda")
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: schedule(step, recipe))
         self.model, self.optimizer, self.scheduler = self.accelerator.prepare(model, optimizer, scheduler)
+        #: The model without what Accelerate and torch.compile put around it.
+        self.plain = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
         self.cast = CastOnce(self.plain)
         self.average = None if recipe.ema is None else EMA(self.model, recipe.ema)
         self.position = Position(torch.zeros(1, device=self.accelerator.device))
@@ -260,11 +262,6 @@ class Training:
     def lr(self) -> float:
         """The learning rate of the step to come; with layer-wise decay the head's, the highest."""
         return max(self.scheduler.get_last_lr())
-
-    @property
-    def plain(self) -> nn.Module:
-        """The model without what Accelerate and torch.compile put around it."""
-        return self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
 
     def backward(self, batch: Batch) -> tuple[list[str], Tensor]:
         """Add up the gradient of the step's mean loss, part by part. Returns the names of what is noted of
