@@ -309,7 +309,7 @@ def state_per_weight(recipe: Recipe) -> float:
     width = 256
     with torch.random.fork_rng(devices=[]), torch.compiler.set_stance("force_eager"):
         layer = torch.nn.Linear(width, width, bias=False)
-        optimizer = make_optimizer(layer, replace(recipe, base_lr=None))
+        optimizer = make_optimizer(layer, replace(recipe, base_lr=None, layer_decay=None))
         layer(torch.ones(1, width)).sum().backward()
         optimizer.step()
     kept = tree_leaves(list(optimizer.state.values()))
