@@ -17,6 +17,8 @@ JOBS ?= 2
 unexport PYTHONPATH PYTHONHOME MPLBACKEND PYTHONDONTWRITEBYTECODE
 export PYTHONNOUSERSITE = 1
 export JUPYTER_PREFER_ENV_PATH = 1
+# Beside the packages, so that no other environment's list of fonts, and no style of the user's, changes figures.
+export MPLCONFIGDIR = $(abspath $(VENV))/matplotlib
 
 # One thread a process: the tests' models are small, and JOBS processes run side by side.
 PYTEST = OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 MPLBACKEND=agg $(RUN) -m pytest
