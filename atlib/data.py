@@ -33,6 +33,7 @@ from atlib.loading import (
     loader_of,
     my_batches,
     my_repeats,
+    my_seeded_batches,
     rng_put_back,
     seed_generators,
 )
@@ -256,16 +257,13 @@ class TorchData:
     def epoch(self, part: ShardSpec, workers: int = 0) -> Iterator[Batch]:
         """One process's batches of an epoch, read by `workers` processes (0: as many as this was made
         with)."""
-        shares, repeats = my_batches(len(self), part), my_repeats(len(self), part)
-        wanted = (
-            [*zip(indices, augmentation_seeds(part, torch.tensor(indices), torch.tensor(again)).tolist())]
-            for (indices, _), again in zip(shares, repeats)
-        )
-        workers = workers or self.workers
+        shares, workers = my_seeded_batches(len(self), part), workers or self.workers
         pin_memory = workers > 0 and torch.cuda.is_available()
-        batches = loader_of(self._make, wanted, workers, pin_memory, self.initialise)
-        for (indices, weight), (images, targets) in zip(shares, batches):
-            yield Batch(images, targets, indices, weight)
+        return iter(loader_of(self._share, shares, workers, pin_memory, self.initialise))
+
+    def _share(self, share: tuple[list[tuple[int, int]], float]) -> Batch:
+        wanted, weight = share
+        return Batch(*self._make(wanted), [index for index, _ in wanted], weight)
 
     def _make(self, wanted: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
         """The items at (index, seed of what their transforms draw); runs in a worker."""

@@ -93,6 +93,13 @@ def my_repeats(count: int, part: ShardSpec) -> list[list[int]]:
     return [[position % part.repeats for position in positions] for positions, _ in my_positions(count, part)]
 
 
+def my_seeded_batches(count: int, part: ShardSpec) -> Iterator[tuple[list[tuple[int, int]], float]]:
+    """`my_batches` with the seed of each image's augmentation, as ([(index, seed), ...], weight)."""
+    for (indices, weight), repeats in zip(my_batches(count, part), my_repeats(count, part)):
+        seeds = augmentation_seeds(part, torch.tensor(indices), torch.tensor(repeats))
+        yield [*zip(indices, seeds.tolist())], weight
+
+
 def my_positions(count: int, part: ShardSpec) -> list[tuple[Sequence[int], float]]:
     """`my_batches` as places in the epoch's order, for data that are read in an order of their own."""
     if part.batch_size < 1 or part.repeats < 1 or not 0 <= part.rank < part.world:

@@ -4,6 +4,7 @@ interface of `atlib.data.Images`, which holds a small set in memory."""
 import copy
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from torchvision.transforms.functional import normalize, to_tensor
 
 from atlib._util import require_known
 from atlib.data import UNLABELLED, Images
-from atlib.loading import Batch, ShardSpec, augmentation_seeds, loader_of, my_batches, my_repeats
+from atlib.loading import Batch, ShardSpec, loader_of, my_seeded_batches
 from atlib.pair import Normalisation
 from atrun.data.decoding import ON_CORRUPT, CorruptImage, Made, decode, large_pictures
 from atrun.data.transforms import AS_STORED, Augmentation, in_two
@@ -53,16 +54,9 @@ class Decoded:
                 warnings.warn(message, stacklevel=3)
             self._warned.add(index)
 
-    def seeds(self, part: ShardSpec, indices: Sequence[int], repeats: Sequence[int]) -> Sequence[int | None]:
-        """The seeds of some images' augmentation, None for none."""
-        if self.augmentation is None:
-            return [None] * len(indices)
-        places = (torch.tensor(numbers, dtype=torch.long) for numbers in (indices, repeats))
-        return augmentation_seeds(part, *places).tolist()
-
     def made(self, wanted: Iterable[tuple]) -> Made:
-        """Images decoded and treated, of (index, file, target, seed of the augmentation, or None) each; a
-        black one stands for a share of which none can be decoded."""
+        """Images decoded and treated, of (index, file, target, seed of the augmentation, None for evaluation)
+        each; a black one stands for a share of which none can be decoded."""
         images, targets, indices, corrupt = [], [], [], {}
         for index, file, target, seed in wanted:
             try:
@@ -89,18 +83,16 @@ class Decoded:
         """One batch for each (what `make` makes images of, weight), in order, made by `workers` processes
         ahead of time (0: by this one). The weight of what cannot be decoded falls to the rest of its share,
         so that over all processes every image counts as much as without a gap."""
-        planned: list[tuple[int, float]] = []  # handed to workers, not yet delivered
-
-        def drawn() -> Iterator[Sequence]:
-            for what, weight in shares:
-                planned.append((len(what), weight))
-                yield what
-
-        for made in loader_of(make, drawn(), workers, workers > 0 and torch.cuda.is_available()):
-            count, weight = planned.pop(0)
+        pin_memory = workers > 0 and torch.cuda.is_available()
+        for made, weight in loader_of(partial(_weighted, make), shares, workers, pin_memory):
             self.note(made.corrupt)
-            left = len(made.indices) / count if count else 0.0
-            yield Batch(made.images, made.targets, made.indices, weight * left)
+            yield Batch(made.images, made.targets, made.indices, weight)
+
+
+def _weighted(make: Callable[[Sequence], Made], share: tuple[Sequence, float]) -> tuple[Made, float]:
+    """A share made, and its weight less that of what cannot be decoded; runs in a worker."""
+    made, weight = make(share[0]), share[1]
+    return made, weight * (len(made.indices) / len(share[0]))
 
 
 class Photos(Decoded):
@@ -150,11 +142,7 @@ class Photos(Decoded):
         """One process's batches of an epoch, decoded by `workers` processes ahead of time (0: by this one).
         Order and augmentation hang on seed, epoch and index alone. `corrupt` begins anew."""
         self.corrupt.clear()
-        shares = (
-            ([*zip(indices, self.seeds(part, indices, repeats))], weight)
-            for (indices, weight), repeats in zip(my_batches(len(self), part), my_repeats(len(self), part))
-        )
-        return self.deliver(self._make, shares, workers)
+        return self.deliver(self._make, my_seeded_batches(len(self), part), workers)
 
     def select(self, indices: Sequence[int]) -> "Photos":
         """The images at `indices`, in that order, under the same treatment."""

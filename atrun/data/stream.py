@@ -4,9 +4,11 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
+import torch
+
 from atlib._util import require_known
 from atlib.data import UNLABELLED
-from atlib.loading import Batch, ShardSpec, my_positions
+from atlib.loading import Batch, ShardSpec, augmentation_seeds, my_positions
 from atrun.data.catalogue import find
 from atrun.data.photos import Decoded, checked_label, undecoded
 from atrun.data.transforms import Augmentation
@@ -53,8 +55,9 @@ class PhotoStream(Decoded):
         shuffled.set_epoch(part.epoch)
         images, at, row = iter(shuffled), -1, {}
         for positions, weight in my_positions(self.count, part):
-            wanted, repeats = [], [position % part.repeats for position in positions]
-            for position, seed in zip(positions, self.seeds(part, positions, repeats)):
+            wanted, places = [], torch.tensor(positions)
+            seeds = augmentation_seeds(part, places, places % part.repeats).tolist()
+            for position, seed in zip(positions, seeds):
                 while at < position // part.repeats:
                     at, row = at + 1, next(images, None)
                     if row is None:
