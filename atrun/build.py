@@ -209,7 +209,11 @@ def build(
     torch.manual_seed(seed_for(config.seed, "teacher" if config.method.pretrains else "student"))
     model: nn.Module = architecture.build_classifier()
     if config.student_weights is not None:
-        model = with_weights(config, model)
+        weights = load_teacher(config.student_weights, image_size=image_size(config), quiet=True).vit
+        if differ := set(unlike(weights, model, AFTER_THE_MAPS)) - {"pooling"}:
+            differing = ", ".join(sorted(differ))
+            raise ValueError(f"the student differs from {config.student_weights} in {differing}")
+        model = start_from(model, weights)
     if config.method.reads_logits:
         attach(teacher_model := load_vit(config.teacher), teacher.normalisation)
     elif teacher is not None:
@@ -305,14 +309,6 @@ def reference_images(config: RunConfig) -> Iterator[torch.Tensor]:
     chosen = draw(len(images), number, config.seed, f"{config.data} reference")
     for batch in torch.as_tensor(chosen).split(50):
         yield images.take(batch.tolist())[0]
-
-
-def with_weights(config: RunConfig, student: VisionTransformer | Eva) -> VisionTransformer | Eva:
-    """The student with the run's `student_weights` in it, except for its new class head."""
-    weights = load_teacher(config.student_weights, image_size=image_size(config), quiet=True).vit
-    if differ := set(unlike(weights, student, AFTER_THE_MAPS)) - {"pooling"}:
-        raise ValueError(f"the student differs from {config.student_weights} in {', '.join(sorted(differ))}")
-    return start_from(student, weights)
 
 
 def with_detector(config: RunConfig, model: nn.Module, classes: int) -> nn.Module:

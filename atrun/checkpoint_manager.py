@@ -131,7 +131,7 @@ class CheckpointManager:
         then = {**facts.pop("config"), "processes": facts.pop("processes")}
         for name in self.free:
             then.pop(name, None), now.pop(name, None)
-        if changed := differences(then, json.loads(json.dumps(now))):
+        if changed := changes_between(then, json.loads(json.dumps(now))):
             raise ValueError(f"the run in {self.folder} was started otherwise: {'; '.join(changed)}")
         accelerator.load_state(str(path))
         file = path / PROCESS.format(accelerator.process_index)
@@ -227,13 +227,13 @@ def damage_of(path: Path) -> str | None:
     return None
 
 
-def differences(then: Mapping, now: Mapping, prefix: str = "") -> list[str]:
+def changes_between(then: Mapping, now: Mapping, prefix: str = "") -> list[str]:
     """Where two nested mappings of JSON values differ, one sentence each: "recipe.lr was 0.1 and is 0.2"."""
     changed = []
     for name in sorted({*then, *now}):
         left, right = then.get(name), now.get(name)
         if isinstance(left, Mapping) and isinstance(right, Mapping):
-            changed += differences(left, right, f"{prefix}{name}.")
+            changed += changes_between(left, right, f"{prefix}{name}.")
         elif left != right:
             changed.append(f"{prefix}{name} was {left!r} and is {right!r}")
     return changed

@@ -109,7 +109,7 @@ def train_command(arguments: argparse.Namespace) -> int:
             if recipe not in DERIVED:
                 raise ValueError(f"--student {student}: the recipe {recipe!r} names its own")
             teacher = None if arguments.teacher is None else teacher_name(arguments.teacher)
-            changes = generic.with_student(student, teacher, changes)
+            changes = generic.student_settings(student, teacher, changes)
         config, rules = configured(recipe, arguments.data, arguments.teacher, changes, arguments.seed or 0)
         runner.note(rules)  # after all that can be wrong, which would be hard to see below it
     if arguments.dry_run:

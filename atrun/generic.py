@@ -279,7 +279,7 @@ def _sizes(vit: VisionTransformer | Eva) -> Sizes:
     return Sizes(len(vit.blocks), heads, width // heads, grid, None, (0, 0, 0))
 
 
-def with_student(student: str | None, teacher: str | None, changes: Mapping[str, str]) -> dict[str, str]:
+def student_settings(student: str | None, teacher: str | None, changes: Mapping[str, str]) -> dict[str, str]:
     """The settings with what `--student`, a timm name or a size, stands for, where they do not say it."""
     if student is None:
         return dict(changes)

@@ -77,7 +77,7 @@ def evaluate_command(arguments: argparse.Namespace) -> int:
         raise ValueError(f"--shifted {shifted} is data of its own: leave --data and --split out")
     files = [_file_of(path, arguments) for path in arguments.paths]
     reading = read_settings(pairs(arguments.settings), READING)
-    detectors = [path for path, config in files if _detects(path, config)]
+    detectors = [path for path, run in files if (run.detects if run else "detector" in read_header(path))]
     if detectors and (len(files) > 1 or shifted is not None):
         raise ValueError(f"{detectors[0]} holds a detector: evaluate it by itself, on data {COCO!r}")
     if detectors:
@@ -104,10 +104,6 @@ def _file_of(path: Path, arguments: argparse.Namespace) -> tuple[Path, RunConfig
     if config.method.pretrains:
         raise ValueError(f"{folder} is without a class head: train --recipe fine-tune --teacher {folder}")
     return weights, config
-
-
-def _detects(path: Path, config: RunConfig | None) -> bool:
-    return "detector" in read_header(path) if config is None else config.detects
 
 
 def _test_of(
@@ -143,7 +139,7 @@ def _test_of(
 def tested_anew(path: Path, config: RunConfig, split: str, images) -> str:
     """What is to be said where a split holds other images than when the run was tested on it; else ""."""
     before = read_header(path).get("tested_on")
-    current = tested_as(replace(config, evaluation_split=split), images)["tested_on"]
+    current = tested_as(split, images)
     if before is None or before["split"] != split or before == {name: current.get(name) for name in before}:
         return ""
     return (

@@ -48,7 +48,11 @@ def run_report(
     page's path; raises `ValueError` for a run without a log.
     """
     parts = [_command(words, folder), "<h2>What was derived</h2>", f"<pre>{escape(rules)}</pre>"]
-    parts += ["<h2>Curves</h2>", _svg(folder), f"<p>At the end: {escape(as_line(record.results))}</p>"]
+    svg = as_file(curves([folder]), "svg").decode()
+    label = '<svg role="img" aria-label="Losses and accuracies by epoch"'
+    svg = svg[svg.index("<svg") :].replace("<svg", label, 1)
+    parts += ["<h2>Curves</h2>", f'<div class="wide">{svg}</div>']
+    parts += [f"<p>At the end: {escape(as_line(record.results))}</p>"]
     if drawn := sorted(folder.glob("maps/step-*.png")):
         picture = base64.b64encode(drawn[-1].read_bytes()).decode()
         alt = "Images of the evaluation, the teacher's maps where it has one, and the student's"
@@ -70,7 +74,7 @@ def run_report(
     }
     parts += ["<h2>Cost</h2>", _table(["", ""], [[name, escape(str(value))] for name, value in cost.items()])]
     title = f"{folder.resolve().name}: {record.method} on {Path(record.config['data']).name}"
-    return _written(folder, title, parts)
+    return _page(folder, title, parts)
 
 
 def table_report(out: Path, words: Sequence[str], table: Mapping[str, Any]) -> Path:
@@ -95,7 +99,7 @@ def table_report(out: Path, words: Sequence[str], table: Mapping[str, Any]) -> P
     parts = [_command(words, out), "<h2>Methods</h2>", _table(heads, rows)]
     parts += ["<h2>All differences</h2>", _table(["", "points"], pairs)] if pairs else []
     parts += ["<p>95 % intervals over other images (paired bootstrap), not other seeds.</p>"]
-    return _written(out, f"{out.resolve().name}: methods on the same {table['images']:,} images", parts)
+    return _page(out, f"{out.resolve().name}: methods on the same {table['images']:,} images", parts)
 
 
 def _command(words: Sequence[str], folder: Path) -> str:
@@ -122,12 +126,6 @@ def _clickable(student: nn.Module, teacher: nn.Module | None, images: Any) -> st
         return f"<p>{escape(str(error))}</p>"
 
 
-def _svg(folder: Path) -> str:
-    svg = as_file(curves([folder]), "svg").decode()
-    label = 'role="img" aria-label="Losses and accuracies by epoch"'
-    return f'<div class="wide">{svg[svg.index("<svg") :].replace("<svg", f"<svg {label}", 1)}</div>'
-
-
 def _accuracies(right: Tensor, labels: Tensor, classes: Sequence[str]) -> str:
     parts = [("all", right)]
     for label in labels.unique().tolist():
@@ -152,6 +150,6 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return f'<div class="wide"><table>{head}\n{body}</table></div>'
 
 
-def _written(folder: Path, title: str, parts: Sequence[str]) -> Path:
+def _page(folder: Path, title: str, parts: Sequence[str]) -> Path:
     page = filled(PAGE, {"__TITLE__": escape(title), "__BLOCK__": "\n".join([STYLE, *parts])})
     return write_atomically(folder / "report.html", page.encode())

@@ -213,8 +213,8 @@ def _carry_out(
     prepared: dict[str, Any] = {} if detects else {"augmentation": config.describe().get("augmentation")}
     prepared["normalisation"] = None if normalisation is None else normalisation.describe()
     if config.classifies:
-        prepared |= {"classes": list(images.classes), **tested_as(config, tested_on)}
-        prepared |= {"binary": config.recipe.binary}
+        test = tested_as(config.evaluation_split, tested_on)
+        prepared |= {"classes": list(images.classes), "tested_on": test, "binary": config.recipe.binary}
     for name in ("teacher", "student_weights"):
         weights = getattr(config, name)
         if weights not in (None, UNTRAINED) and is_file(weights):
@@ -352,11 +352,11 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def tested_as(config: RunConfig, images) -> dict[str, Any]:
+def tested_as(split: str, images) -> dict[str, Any]:
     """Which images a classifier is tested on, as its file says it: others may be some that it has learned."""
     labels = hashlib.sha256(images.targets.long().cpu().numpy().tobytes()).hexdigest()
     files = {name: value for name, value in identity_of(images).items() if name in FILES}
-    return {"tested_on": {"split": config.evaluation_split, "images": len(images), "labels": labels, **files}}
+    return {"split": split, "images": len(images), "labels": labels, **files}
 
 
 def _save(

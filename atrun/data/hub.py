@@ -199,7 +199,7 @@ def find_column(rows: Rows, names: tuple[str, ...], kind: str) -> str:
     raise ValueError(f"no {kind} column among {', '.join(rows.column_names)}: {kind}_column= names it")
 
 
-def class_names(rows: Rows, column: str, published: int | None = None) -> tuple[str, ...]:
+def column_classes(rows: Rows, column: str, published: int | None = None) -> tuple[str, ...]:
     """The names of the classes of a column of class indices, or their numbers."""
     feature = rows.features[column]
     if isinstance(feature, datasets.ClassLabel):

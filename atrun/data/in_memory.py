@@ -7,7 +7,8 @@ import torch
 from PIL import ImageOps
 
 from atlib.data import Images, draw
-from atrun.data.decoding import as_rgb, large_pictures
+from atrun.data.decoding import CorruptImage, decode
+from atrun.data.photos import undecoded
 
 
 def load(
@@ -36,17 +37,16 @@ def images_in_memory(
     rows, image: str, label: str, size: int | None, seed: int, image_size: int | None, what: str
 ) -> Images:
     """Some rows of a `datasets.Dataset`, decoded; image, label: its columns, the others as in `load`."""
-    from atrun.data.hub import class_names
+    from atrun.data.hub import column_classes
 
-    classes = class_names(rows, label)
-    rows = rows.select(draw(len(rows), size, seed, what))
+    classes = column_classes(rows, label)
+    rows = undecoded(rows, image).select(draw(len(rows), size, seed, what))
     decoded = []
     for index in range(len(rows)):
         try:
-            with large_pictures():
-                picture = as_rgb(rows[index][image])
-        except Exception as error:  # PIL raises half a dozen kinds for a damaged file
-            raise OSError(f"image {index} cannot be decoded ({type(error).__name__}: {error})") from error
+            picture = decode(rows[index][image])
+        except CorruptImage as error:
+            raise OSError(f"image {index} cannot be decoded ({error})") from error
         if image_size is not None:
             picture = ImageOps.fit(picture, (image_size, image_size))
         decoded.append(torch.from_numpy(np.array(picture)).permute(2, 0, 1))

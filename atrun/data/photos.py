@@ -222,7 +222,7 @@ def open_photos(
     any folder, with the target `atlib.data.UNLABELLED`. `datasets` copies what it reads from
     parquet or the hub into its cache, once.
     """
-    from atrun.data.hub import class_names, open_rows_of
+    from atrun.data.hub import column_classes, open_rows_of
 
     columns = image_column, label_column, labelled
     rows, image_column, label_column, entry = open_rows_of(name_or_path, path, split, *columns)
@@ -233,7 +233,7 @@ def open_photos(
     pictures = undecoded(rows, image_column).select_columns([image_column])
     names, labels = (), [UNLABELLED] * len(rows)
     if label_column is not None:
-        names = class_names(rows, label_column, None if entry is None else entry.classes)
+        names = column_classes(rows, label_column, None if entry is None else entry.classes)
         labels = [checked_label(label, names, i) for i, label in enumerate(rows[label_column][:])]
     if entry is not None and entry.images.get(split) != len(rows):
         counts = f"{len(rows):,} images here, {entry.images.get(split, 0):,} were published"

@@ -93,14 +93,14 @@ def open_stream(
     name, place, entry = find(name_or_path, path)
     if entry is not None:
         require_known(f"split of {name_or_path}", split, entry.images)
-    from atrun.data.hub import class_names, columns_of, open_streamed  # `datasets` takes seconds
+    from atrun.data.hub import column_classes, columns_of, open_streamed  # `datasets` takes seconds
 
     rows, files = open_streamed(name, place, split, None if entry is None else entry.files.get(split))
     image_column, label_column = columns_of(rows, image_column, label_column, labelled)
     wanted = [image_column, *([label_column] if labelled else [])]
     pictures = undecoded(rows, image_column).select_columns(wanted)
     published = None if entry is None else entry.classes
-    classes = class_names(rows, label_column, published) if labelled else ()
+    classes = column_classes(rows, label_column, published) if labelled else ()
     if files is not None:
         whole = sum(map(_rows_in, files))
     elif rows.split in (announced := rows.info.splits or {}):
