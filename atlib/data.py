@@ -30,6 +30,7 @@ from atlib.loading import (
     as_is,
     augmentation_seeds,
     draw_below,
+    in_order,
     loader_of,
     my_batches,
     my_repeats,
@@ -251,15 +252,13 @@ class TorchData:
 
     def loader(self, batch_size: int) -> DataLoader:
         """A DataLoader of (images, targets) in order, every image once."""
-        batches = BatchSampler(range(len(self)), batch_size, drop_last=False)
-        return loader_of(self.take, batches, self.workers, initialise=self.initialise)
+        return loader_of(self.take, in_order(len(self), batch_size), self.workers, initialise=self.initialise)
 
     def epoch(self, part: ShardSpec, workers: int = 0) -> Iterator[Batch]:
         """One process's batches of an epoch, read by `workers` processes (0: as many as this was made
         with)."""
         shares, workers = my_seeded_batches(len(self), part), workers or self.workers
-        pin_memory = workers > 0 and torch.cuda.is_available()
-        return iter(loader_of(self._share, shares, workers, pin_memory, self.initialise))
+        return iter(loader_of(self._share, shares, workers, pin=True, initialise=self.initialise))
 
     def _share(self, share: tuple[list[tuple[int, int]], float]) -> Batch:
         wanted, weight = share

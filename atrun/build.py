@@ -78,21 +78,19 @@ def training_images(config: RunConfig):
     if is_generated(data):
         images = maker(data)(split=split, size=size, seed=config.seed)
         require_size(config.skeleton(2), images, f"{data} {split}")
-        if config.method.contrasts:
-            return images.with_augment(small_views(looks_of(config)))
-        return images
+        return images.with_augment(small_views(looks_of(config))) if config.method.contrasts else images
     if config.streaming:
         from atrun.data.stream import open_stream
 
         return open_stream(data, count=size, **_photographs(config))
     if config.detects:
         options = {"jitter": config.jitter, "masks": config.detector == "mask-rcnn"}
-        images, name = coco_images(config.data_path, split, image_size(config), **options), f"{COCO} {split}"
+        images = coco_images(config.data_path, split, image_size(config), **options)
     else:
         from atrun.data.photos import open_photos
 
-        images, name = open_photos(data, **_photographs(config)), f"{data} train"
-    return images if size is None else images.select(draw(len(images), size, config.seed, name))
+        images = open_photos(data, **_photographs(config))
+    return images if size is None else images.select(draw(len(images), size, config.seed, f"{data} {split}"))
 
 
 def _photographs(config: RunConfig) -> dict[str, Any]:
@@ -244,7 +242,7 @@ def _teacher_view(
     return "; ".join(sentences) or None
 
 
-def untrained_teacher(config: RunConfig, folder: Path | None = None) -> Teacher:
+def untrained_teacher(config: RunConfig, folder: Path | None) -> Teacher:
     """The teacher that was never trained, for maps that are worth nothing (arXiv 2411.09702, table of
     pre-training methods, row "none"): the run's folder's, else the student's architecture with first weights.
     """

@@ -48,8 +48,7 @@ def configured(
     else:
         of_recipe = {**_as_published(published(recipe)), "teacher": teacher}
     common = {"recipe_name": recipe, "data": data, "seed": seed, "evaluation_split": evaluated_split(data)}
-    if data == COCO:
-        common["training_split"] = "train2017"
+    common["training_split"] = "train2017" if data == COCO else "train"
     return _checked({**of_recipe, **common}, changes), rules
 
 

@@ -36,9 +36,9 @@ def run_report(
     rules: str,
     student: nn.Module,
     record: Record,
-    images: Any = None,
-    right: Tensor | None = None,
-    teacher: nn.Module | None = None,
+    images: Any,
+    right: Tensor | None,
+    teacher: nn.Module | None,
 ) -> Path:
     """Write the page of a finished run: how it is repeated, what was derived, curves, maps, accuracy, cost.
 

@@ -11,12 +11,11 @@ import torch
 from PIL import Image
 from PIL.ExifTags import Base
 from torch import Tensor, nn
-from torch.utils.data import BatchSampler
 from torchvision.ops import box_convert, clip_boxes_to_image, masks_to_boxes
 from torchvision.transforms import functional as vision
 
 from atfamily.detection.objects import Found, ObjectBatch, Objects, check_objects
-from atlib.loading import Batch, ShardSpec, draw_below, loader_of, my_seeded_batches
+from atlib.loading import Batch, ShardSpec, draw_below, in_order, loader_of, my_seeded_batches
 from atlib.pair import IMAGENET
 from atrun.data.decoding import CorruptImage, as_rgb, in_eight_bits, large_pictures
 
@@ -130,7 +129,7 @@ class CocoObjects:
 
     def loader(self, batch_size: int) -> Iterator[tuple[Tensor, ObjectBatch]]:
         """All images in order, as evaluation sees them."""
-        return self.batches(BatchSampler(range(len(self)), batch_size, drop_last=False))
+        return self.batches(in_order(len(self), batch_size))
 
     def epoch(self, part: ShardSpec, workers: int = 0) -> Iterator[Batch]:
         """One process's batches of one epoch, read by `workers` processes ahead of time (0: by this one).

@@ -11,12 +11,11 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import BatchSampler
 from torchvision.transforms.functional import normalize, to_tensor
 
 from atlib._util import require_known
 from atlib.data import UNLABELLED, Images
-from atlib.loading import Batch, ShardSpec, loader_of, my_seeded_batches
+from atlib.loading import Batch, ShardSpec, in_order, loader_of, my_seeded_batches
 from atlib.pair import Normalisation
 from atrun.data.decoding import ON_CORRUPT, CorruptImage, Made, decode, large_pictures
 from atrun.data.transforms import AS_STORED, Augmentation, in_two
@@ -83,8 +82,7 @@ class Decoded:
         """One batch for each (what `make` makes images of, weight), in order, made by `workers` processes
         ahead of time (0: by this one). The weight of what cannot be decoded falls to the rest of its share,
         so that over all processes every image counts as much as without a gap."""
-        pin_memory = workers > 0 and torch.cuda.is_available()
-        for made, weight in loader_of(partial(_weighted, make), shares, workers, pin_memory):
+        for made, weight in loader_of(partial(_weighted, make), shares, workers, pin=True):
             self.note(made.corrupt)
             yield Batch(made.images, made.targets, made.indices, weight)
 
@@ -129,8 +127,8 @@ class Photos(Decoded):
 
     def loader(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Batches as `take` has them, in order. Raises `CorruptImage` where no image is left."""
-        batches, left = BatchSampler(range(len(self)), batch_size, drop_last=False), 0
-        for made in loader_of(self._seen, batches, self.workers):
+        left = 0
+        for made in loader_of(self._seen, in_order(len(self), batch_size), self.workers):
             images, targets = self._noted(made)
             left += len(images)
             if len(images):
@@ -176,7 +174,7 @@ def hold(photos: Photos, device: torch.device, most: float, workers: int = 0) ->
             return None
         prepare, augment = parts
 
-    def made(indices: list[int]) -> Tensor | None:
+    def made(indices: Sequence[int]) -> Tensor | None:
         try:
             pictures = [decode(file) for file in photos.rows[indices][photos.image_column]]
         except CorruptImage:
@@ -192,11 +190,11 @@ def hold(photos: Photos, device: torch.device, most: float, workers: int = 0) ->
     if a is not None and a.crop == "padded" and a.padding >= min(first.shape[-2:]):
         return None  # torchvision reflects reflections
     pixels = torch.empty((count, *first.shape[1:]), dtype=torch.uint8, device=device)
-    batches = torch.arange(count).split(256)
-    for batch, part in zip(batches, loader_of(made, [batch.tolist() for batch in batches], workers)):
+    batches = in_order(count, 256)
+    for batch, part in zip(batches, loader_of(made, batches, workers)):
         if part is None or part.shape[1:] != pixels.shape[1:]:
             return None
-        pixels[batch[0] : batch[-1] + 1] = part
+        pixels[batch.start : batch.stop] = part
     scaled = photos.normalisation
     held = Images(pixels, photos.targets.to(device), photos.classes, scaled.mean, scaled.std, augment)
     held.source = photos  # by which a run goes on, wherever it holds them then
