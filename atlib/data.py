@@ -246,6 +246,13 @@ class TorchData:
     def __len__(self) -> int:
         return len(self.dataset)
 
+    @property
+    def source_files(self) -> list[str]:
+        """What torchvision's folders of images read; those of other data sets are not told."""
+        samples = getattr(self.dataset, "samples", None)
+        samples = samples if isinstance(samples, list) else ()
+        return [sample[0] for sample in samples if isinstance(sample, tuple) and isinstance(sample[0], str)]
+
     def take(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
         """The batch at `indices`, as evaluation sees it."""
         return self._make([(index, index) for index in indices])

@@ -170,7 +170,7 @@ def image_size(config: RunConfig) -> int:
     return taken[0]
 
 
-def known_size(config: RunConfig) -> tuple[int, int] | None:
+def published_size(config: RunConfig) -> tuple[int, int] | None:
     """(training images, outputs of the model) of a run, None where the data must be opened to know."""
     count, classes = None, None
     if config.data == COCO and config.data_path is None and config.training_split == "train2017":

@@ -9,7 +9,7 @@ from atlib._util import INTERRUPTED, STOPPED, require_known
 from atlib.processes import processes_asked
 from atlib.train import Preempted
 from atrun import generic, recipes, runner
-from atrun.build import known_size, outputs_for, training_images
+from atrun.build import outputs_for, published_size, training_images
 from atrun.config import COCO, TRUST_DATA, RunConfig, read_config, settings
 from atrun.configure import config_diff, configure_again, configured, teacher_name
 from atrun.data.decoding import ON_CORRUPT
@@ -149,7 +149,7 @@ def dry_run(config: RunConfig, processes: int | None = None) -> int:
     processes = processes_asked() if processes is None else processes
     if not 1 <= processes <= config.recipe.batch_size:
         raise ValueError(f"--processes {processes}: from 1 to the batch, {config.recipe.batch_size}")
-    size = known_size(config)
+    size = published_size(config)
     # of data that nobody has published, the number of images and classes; no image is decoded
     if size is None:
         images = training_images(config)

@@ -23,8 +23,7 @@ def pairs(arguments: Sequence[str]) -> dict[str, str]:
             if not waiting or waiting[0].startswith("--"):
                 raise ValueError(f"{name} has no value: write {name} VALUE")
             value = waiting.pop(0)
-        name = name[2:].replace("-", "_")
-        texts[name] = value
+        texts[name[2:].replace("-", "_")] = value
     return texts
 
 

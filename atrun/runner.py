@@ -226,8 +226,7 @@ def _carry_out(
         if is_main_process() and not (folder / "teacher.safetensors").exists():
             # kept: another version of torch may draw other numbers from the seed
             save_vit(folder / "teacher.safetensors", built.untrained, built.teacher)
-    split = "none" if config.method.pretrains else config.evaluation_split
-    free = (*FREE, *may_differ)
+    split, free = config.evaluation_split, (*FREE, *may_differ)
     keeper = CheckpointManager(folder / "checkpoints", config.save_every, config.keep, same, free)
 
     def metrics(model: nn.Module) -> dict:

@@ -69,6 +69,13 @@ class CocoObjects:
     def __len__(self) -> int:
         return len(self.entries)
 
+    @property
+    def source_files(self) -> list[str]:
+        """What is read: the images, and the annotations."""
+        return [
+            str(path) for path in (*(self.folder / entry["file_name"] for entry in self.entries), self.file)
+        ]
+
     def select(self, indices: Sequence[int]) -> "CocoObjects":
         """Some of the images, in the order of `indices`."""
         chosen = copy.copy(self)

@@ -10,7 +10,7 @@ from pathlib import Path
 import datasets
 
 from atlib._util import require_known
-from atrun.data.catalogue import VALIDATION_SHARE, Known, find, fixed_order
+from atrun.data.catalogue import VALIDATION_SHARE, Entry, find, fixed_order
 from atrun.data.folders import ImageFolders
 
 IMAGE_COLUMNS, LABEL_COLUMNS = ("image", "img"), ("label", "labels", "fine_label")
@@ -25,7 +25,7 @@ def open_rows_of(
     image_column: str | None = None,
     label_column: str | None = None,
     labelled: bool = True,
-) -> tuple[datasets.Dataset, str, str | None, Known | None]:
+) -> tuple[datasets.Dataset, str, str | None, Entry | None]:
     """Open a split of a data set by name, path or hub id: its rows, image and label column (None with
     labelled=False), and what is published about it (None without a name).
 

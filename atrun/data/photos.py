@@ -1,5 +1,5 @@
 """Photographs at any size, read by index: rows of a `datasets` split, decoded when they are asked for; the
-interface of `atlib.data.Images`, which holds a small set in memory."""
+interface of `atlib.data.Images`, as which `load` and `hold` have a small set in memory."""
 
 import copy
 import warnings
@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from torch import Tensor
 from torchvision.transforms.functional import normalize, to_tensor
 
 from atlib._util import require_known
-from atlib.data import UNLABELLED, Images
+from atlib.data import UNLABELLED, Images, draw
 from atlib.loading import Batch, ShardSpec, in_order, loader_of, my_seeded_batches
 from atlib.pair import Normalisation
 from atrun.data.decoding import ON_CORRUPT, CorruptImage, Made, decode, large_pictures
@@ -119,6 +119,16 @@ class Photos(Decoded):
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    @property
+    def source_files(self) -> list[str]:
+        """What is read, in its order: files of images, or tables of them."""
+        first = self.rows[0][self.image_column] if len(self) and self.rows.cache_files else None
+        if first is not None and first["bytes"] is not None:
+            # their copies in the cache are called after the sources' names, sizes and times
+            return [file["filename"] for file in self.rows.cache_files]
+        pictures = self.rows.with_format("arrow")[:][self.image_column].to_pylist()
+        return [picture["path"] for picture in pictures if picture and picture["path"]]
 
     def take(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
         """The batch at `indices` as evaluation sees it: float32 (B, 3, height, width) and its targets; with
@@ -238,6 +248,48 @@ def open_photos(
         warnings.warn(f"{name_or_path} {split} has {counts}: results will not compare", stacklevel=2)
     options = {"augmentation": augmentation, "on_corrupt": on_corrupt, "workers": workers}
     return Photos(pictures, image_column, torch.tensor(labels), names, **options)
+
+
+def load(
+    name: str,
+    path: str | Path | None = None,
+    *,
+    split: str = "train",
+    size: int | None = None,
+    seed: int = 0,
+    image_size: int | None = None,
+) -> Images:
+    """A split of a data set by name, in memory.
+
+    name, path, split: as in `atrun.data.hub.open_rows_of`, or "parquet" or "imagefolder" with a `path`.
+    Where a data set has no validation split, a tenth of "train" becomes it, the same images always, and
+    "train" is the rest. size: the number of images, a random choice by `seed` (None: all). image_size:
+    shorter side resized to it, then centre crop (None: as they are; they must then be of one size).
+    """
+    from atrun.data.hub import open_rows_of
+
+    rows, image_column, label_column, _ = open_rows_of(name, path, split)
+    return images_in_memory(rows, image_column, label_column, size, seed, image_size, f"{name} {split}")
+
+
+def images_in_memory(
+    rows, image: str, label: str, size: int | None, seed: int, image_size: int | None, what: str
+) -> Images:
+    """Some rows of a `datasets.Dataset`, decoded; image, label: its columns, the others as in `load`."""
+    from atrun.data.hub import column_classes
+
+    classes = column_classes(rows, label)
+    rows = undecoded(rows, image).select(draw(len(rows), size, seed, what))
+    decoded = []
+    for index in range(len(rows)):
+        try:
+            picture = decode(rows[index][image])
+        except CorruptImage as error:
+            raise OSError(f"image {index} cannot be decoded ({error})") from error
+        if image_size is not None:
+            picture = ImageOps.fit(picture, (image_size, image_size))
+        decoded.append(torch.from_numpy(np.array(picture)).permute(2, 0, 1))
+    return Images(torch.stack(decoded), torch.tensor(rows[label][:]), classes)
 
 
 def checked_label(label: int, names: Sequence[str], index: int) -> int:

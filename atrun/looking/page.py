@@ -238,14 +238,12 @@ def _kept(rows: Rows) -> list[str]:
 def _by_name(given, kinds, name_of: Callable) -> dict[str, Any]:
     """{name: model or picture} of one, several or a mapping of them; those of one name are numbered."""
     if isinstance(given, Mapping):
-        named = dict(given)
-    else:
-        items = [given] if isinstance(given, kinds) else list(given)
-        names = list(map(name_of, items))
-        if len(set(names)) < len(names):
-            names = [f"{name} ({index})" for index, name in enumerate(names)]
-        named = dict(zip(names, items))
-    return named
+        return dict(given)
+    items = [given] if isinstance(given, kinds) else list(given)
+    names = list(map(name_of, items))
+    if len(set(names)) < len(names):
+        names = [f"{name} ({index})" for index, name in enumerate(names)]
+    return dict(zip(names, items))
 
 
 def _name(model: nn.Module) -> str:
