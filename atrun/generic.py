@@ -87,7 +87,8 @@ def derive(name: str, data: str, teacher: str | None, changes: Mapping[str, str]
     model = _model(teacher, settings, name)
     of_model = model.architecture.name if isinstance(model.architecture.name, str) else "{...}"
     rules = {"model": f"{of_model}: {model.whose}, with all its components (2605.07191)"}
-    size = settings.get("augmentation.image_size", _image_size(model, side, is_generated(data), rules))
+    size = side if is_generated(data) else _image_size(model, side, rules)
+    size = settings.get("augmentation.image_size", size)
 
     batch = 2 ** math.floor(math.log2(max(16, min(256, images / 16))))
     rules["batch_size"] = f"{batch}: at least 16 steps a pass over {images:,} images, at most 256 a step"
@@ -251,10 +252,8 @@ def _model(teacher: str | None, settings: Mapping[str, Any], name: str) -> Model
     return Model(Architecture(built.name, plain), vit, normalisation, whose, vit_of_teacher)
 
 
-def _image_size(model: Model, side: int | None, as_they_come: bool, rules: dict[str, str]) -> int:
+def _image_size(model: Model, side: int | None, rules: dict[str, str]) -> int:
     """The model's, or less where the images are smaller; its rule is added."""
-    if as_they_come:
-        return side
     native, patch = (built_for(model.vit) or ANY)[0], PATCH
     if isinstance(model.vit, VITS):
         native, patch = model.vit.patch_embed.img_size[0], model.vit.patch_embed.patch_size[0]

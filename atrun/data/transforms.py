@@ -24,34 +24,25 @@ AS_STORED = Normalisation(0.5, 0.25)  # as `atlib.data.Images` normalises
 class Augmentation:
     """How an image is cropped, changed and normalised, in training and for evaluation."""
 
-    #: pixels a side of the square that comes out
-    image_size: int = 224
+    image_size: int = 224  #: pixels a side of the square that comes out
     #: in training: "random-resized" (a random share of the area at an aspect of 3/4 to 4/3; Szegedy et al.
     #: 2015), "padded" (shorter side to image_size, reflected pixels around, a random square: DeiT III's,
     #: arXiv 2204.07118, and CIFAR's) or "centre" (shorter side to image_size, the middle)
     crop: str = "random-resized"
-    #: least and largest share of the area, of "random-resized"
-    scale: tuple[float, float] = (0.08, 1.0)
-    #: reflected pixels on each side, of "padded"
-    padding: int = 4
-    #: probability of a mirror image
-    flip: float = 0.5
+    scale: tuple[float, float] = (0.08, 1.0)  #: least and largest share of the area, of "random-resized"
+    padding: int = 4  #: reflected pixels on each side, of "padded"
+    flip: float = 0.5  #: probability of a mirror image
     #: timm's string for RandAugment (Cubuk et al. 2020), "rand-m9-mstd0.5-inc1" is (9, 0.5); None for none
     rand_augment: str | None = None
-    #: one of grey, solarised, blurred (DeiT III)
-    three_augment: bool = False
-    #: strength in brightness, contrast and saturation, 0 for none
-    color_jitter: float = 0.0
+    three_augment: bool = False  #: one of grey, solarised, blurred (DeiT III)
+    color_jitter: float = 0.0  #: strength in brightness, contrast and saturation, 0 for none
     #: probability that a rectangle is filled with noise (Zhong et al. 2020), after normalising
     random_erasing: float = 0.0
-    #: of every resizing
-    interpolation: str = "bicubic"
+    interpolation: str = "bicubic"  #: of every resizing
     #: evaluation resizes the shorter side to image_size / crop_pct and takes the middle
     crop_pct: float = 0.875
-    #: per channel, of pixels in 0..1
-    mean: tuple[float, float, float] = IMAGENET_DEFAULT_MEAN
-    #: likewise, the standard deviation
-    std: tuple[float, float, float] = IMAGENET_DEFAULT_STD
+    mean: tuple[float, float, float] = IMAGENET_DEFAULT_MEAN  #: per channel, of pixels in 0..1
+    std: tuple[float, float, float] = IMAGENET_DEFAULT_STD  #: likewise, the standard deviation
 
     def __post_init__(self):
         require_known("crop", self.crop, ("random-resized", "padded", "centre"))

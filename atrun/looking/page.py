@@ -52,8 +52,7 @@ class Look(NamedTuple):
 
     #: {name of a picture: {name of a model: its rows, and the picture as it was prepared for it}}.
     pictures: Mapping[str, Mapping[str, tuple[Rows, Prepared]]]
-    #: What was done and what is left out, in sentences.
-    notes: Sequence[str]
+    notes: Sequence[str]  #: What was done and what is left out, in sentences.
 
     @property
     def models(self) -> Mapping[str, tuple[Rows, Prepared]]:
