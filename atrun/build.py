@@ -117,9 +117,7 @@ def require_size(model: nn.Module, images, name: str) -> None:
         raise ValueError(f"the images of {name} come as {offered} pixels, the model takes {taken}")
 
 
-def held_out_images(
-    data: str, split: str, augmentation: Augmentation | None = None, reading: Mapping[str, Any] = {}
-):
+def held_out_images(data: str, split: str, augmentation: Augmentation | None, reading: Mapping = {}):
     """A split of a data set, treated as in evaluation. reading: some of `READING`."""
     if is_generated(data):
         return maker(data)(split=split, size=None, seed=0)

@@ -168,10 +168,8 @@ def _timm_call(architecture: Architecture, vit: nn.Module) -> tuple[str, dict[st
 def _check_read_by_timm(folder: Path, vit: nn.Module) -> None:
     """Raise `ValueError` unless timm reads the folder as the same ViT."""
     read = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
-    weights, as_read = vit.state_dict(), read.state_dict()
-    if weights.keys() != as_read.keys() or not all(
-        torch.equal(weights[name], as_read[name]) for name in weights
-    ):
+    weights, again = vit.state_dict(), read.state_dict()
+    if weights.keys() != again.keys() or not all(torch.equal(weights[name], again[name]) for name in weights):
         raise ValueError(f"timm reads other weights than this {type(vit).__name__}'s: export it to .onnx")
     images = torch.randn(3, *read.pretrained_cfg["input_size"], generator=torch.Generator().manual_seed(0))
     with torch.no_grad():

@@ -288,9 +288,7 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
     parser.add_argument("--out", type=Path, metavar="DIR", help=out)
     dry = "print the student, the pairs of layers and the cost of each method; train nothing"
     parser.add_argument("--dry-run", action="store_true", help=dry)
-    parser.epilog = (
-        "Settings are further options, --epochs 20: `python -m atlib train --settings` lists them."
-    )
+    parser.epilog = "Settings are further options, --epochs 20: `python -m atlib train --settings` lists them"
     parser.set_defaults(run=transfer_command, takes_settings=True)
 
 

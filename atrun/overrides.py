@@ -72,10 +72,7 @@ def fields_of(of: type) -> dict[str, Setting]:
     for comments, name in re.findall(r"((?:^ +#: .*\n)+) +(\w+):", source, re.MULTILINE):
         words[name] = " ".join(re.findall(r"#: (.*)", comments))
     kinds = get_type_hints(of)
-    return {
-        field.name: Setting(kinds[field.name], words.get(field.name, ""), field.default)
-        for field in fields(of)
-    }
+    return {one.name: Setting(kinds[one.name], words.get(one.name, ""), one.default) for one in fields(of)}
 
 
 def help_text(sections: Mapping[str, Mapping[str, Setting]]) -> str:

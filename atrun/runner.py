@@ -310,9 +310,7 @@ def on_device(config: RunConfig, images):
     return moved
 
 
-def _maps_drawer(
-    config: RunConfig, images: Any, log: RunLog | None
-) -> Callable[[nn.Module, dict], None] | None:
+def _maps_drawer(config: RunConfig, images, log: RunLog | None) -> Callable[[nn.Module, dict], None] | None:
     """What draws, after every so many passes, where teacher and student look; None where it is not asked."""
     if config.maps_every == 0:
         return None

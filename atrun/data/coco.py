@@ -72,9 +72,7 @@ class CocoObjects:
     @property
     def source_files(self) -> list[str]:
         """What is read: the images, and the annotations."""
-        return [
-            str(path) for path in (*(self.folder / entry["file_name"] for entry in self.entries), self.file)
-        ]
+        return [str(self.folder / entry["file_name"]) for entry in self.entries] + [str(self.file)]
 
     def select(self, indices: Sequence[int]) -> "CocoObjects":
         """Some of the images, in the order of `indices`."""

@@ -82,8 +82,7 @@ class Augmentation:
 
 
 @lru_cache
-def _training(augmentation: Augmentation) -> transforms.Compose:
-    a = augmentation
+def _training(a: Augmentation) -> transforms.Compose:
     # timm hands crop, colours and normalisation back apart, so another crop can take the place of the first
     # part.
     crop, colours, normalise = create_transform(
@@ -120,18 +119,15 @@ def _posterise(image: Image.Image, bits: int, **unused) -> Image.Image:
 
 
 @lru_cache
-def _evaluation(augmentation: Augmentation) -> transforms.Compose:
-    a = augmentation
-    return create_transform(
-        a.image_size, interpolation=a.interpolation, mean=a.mean, std=a.std, crop_pct=a.crop_pct
-    )
+def _evaluation(a: Augmentation) -> transforms.Compose:
+    how = {"interpolation": a.interpolation, "mean": a.mean, "std": a.std, "crop_pct": a.crop_pct}
+    return create_transform(a.image_size, **how)
 
 
-def in_two(augmentation: Augmentation) -> tuple[Callable[[Image.Image], Image.Image], Augment] | None:
+def in_two(a: Augmentation) -> tuple[Callable[[Image.Image], Image.Image], Augment] | None:
     """`Augmentation.train` as what is the same for an image in every pass, and what is drawn, for a batch of
     bytes wherever it is: the same pixels for the same seeds. None where more is drawn than a flip and where a
     square lies, as Pillow changes sizes and colours otherwise than a GPU does."""
-    a = augmentation
     if a.crop == "random-resized" or any((a.rand_augment, a.three_augment, a.color_jitter, a.random_erasing)):
         return None
     crop, _, _ = _training(a).transforms

@@ -157,9 +157,7 @@ def look(
     (`atrun.looking.rows.Coarse`). Rollout is that of Abnar & Zuidema 2020 (arXiv 2005.00928).
     """
     named = _by_name(models, nn.Module, _name)
-    pictures = _by_name(
-        images, Picture, lambda one: Path(one).stem if isinstance(one, str | Path) else "image"
-    )
+    pictures = _by_name(images, Picture, lambda it: Path(it).stem if isinstance(it, str | Path) else "image")
     room = int(megabytes * 1e6 * 3 / 4 / len(named) / len(pictures))  # base64 takes four bytes for three
     shown: dict[str, dict] = {picture: {} for picture in pictures}
     notes = []
