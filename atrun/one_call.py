@@ -162,7 +162,7 @@ def compare_methods(
     config, *_ = next(iter(runs.values()))
     words = ["transfer", "--teacher", teacher_name(str(given)), "--data", config.data]
     words += ["--student", student or "teacher", "--methods", *rows, "--seeds", str(seeds)]
-    table_report(out, words + _as_words(settings), table.describe())
+    table_report(out, words + _as_words(settings), table)
     return table
 
 

@@ -2,7 +2,7 @@
 
 import base64
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from statistics import median
@@ -77,16 +77,12 @@ def run_report(
     return _page(folder, title, parts)
 
 
-def table_report(out: Path, words: Sequence[str], table: Mapping[str, Any]) -> Path:
-    """Write the page of a table of methods, `Table.describe()`, with links to the runs' pages. words: the
-    command that repeats it. Returns the page's path."""
-    base = next(iter(table["methods"]))
-    differences = {
-        (pair["first"], pair["second"]): in_points(pair["mean"], pair["low"], pair["high"])
-        for pair in table["differences"]
-    }
-    rows = []
-    for name, row in table["methods"].items():
+def table_report(out: Path, words: Sequence[str], table: Any) -> Path:
+    """Write the page of an `atrun.one_call.Table`, with links to the runs' pages. words: the command that
+    repeats it. Returns the page's path."""
+    base, rows = next(iter(table.rows)), []
+    differences = {pair: in_points(*interval) for pair, interval in table.differences.items()}
+    for name, row in table.rows.items():
         links = [
             f'<a href="{Path(folder).name}/report.html">{100 * accuracy:.2f}</a>'
             for folder, accuracy in zip(row["folders"], row["accuracies"])
@@ -99,7 +95,7 @@ def table_report(out: Path, words: Sequence[str], table: Mapping[str, Any]) -> P
     parts = [_command(words, out), "<h2>Methods</h2>", _table(heads, rows)]
     parts += ["<h2>All differences</h2>", _table(["", "points"], pairs)] if pairs else []
     parts += ["<p>95 % intervals over other images (paired bootstrap), not other seeds.</p>"]
-    return _page(out, f"{out.resolve().name}: methods on the same {table['images']:,} images", parts)
+    return _page(out, f"{out.resolve().name}: methods on the same {table.images:,} images", parts)
 
 
 def _command(words: Sequence[str], folder: Path) -> str:
