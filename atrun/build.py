@@ -13,6 +13,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from atfamily.contrast import contrast_loss
+from atfamily.detection.detector import DETECTORS, SIZES, detection_loss
 from atfamily.distillation_token import DistillationToken
 from atfamily.distilled_mae import distilled_mae_loss
 from atfamily.simmim import simmim_loss
@@ -30,7 +31,10 @@ from atlib.student import differences, unlike
 from atlib.vit import Architecture, without_weights
 from atrun.config import COCO, UNTRAINED, RunConfig, built_for
 from atrun.data.catalogue import CATALOGUE
+from atrun.data.coco import CocoObjects
 from atrun.data.generated import is_generated, maker
+from atrun.data.photos import open_photos
+from atrun.data.stream import open_stream
 from atrun.data.transforms import Augmentation
 from atrun.data.views import Look, Views, looks, small_views
 from atrun.method import Method
@@ -66,8 +70,6 @@ class Built(NamedTuple):
 def loss_of(config: RunConfig) -> Loss:
     """What a run trains on: labels or objects (with what is distilled), or a pre-text."""
     if config.detects:
-        from atfamily.detection.detector import detection_loss  # torchvision's detectors
-
         return detection_loss
     return LOSSES.get(config.method, unlabelled_loss if config.method.pretrains else student_loss)
 
@@ -80,15 +82,11 @@ def training_images(config: RunConfig):
         require_size(config.skeleton(2), images, f"{data} {split}")
         return images.with_augment(small_views(looks_of(config))) if config.method.contrasts else images
     if config.streaming:
-        from atrun.data.stream import open_stream
-
         return open_stream(data, count=size, **_photographs(config))
     if config.detects:
         options = {"jitter": config.jitter, "masks": config.detector == "mask-rcnn"}
         images = coco_images(config.data_path, split, image_size(config), **options)
     else:
-        from atrun.data.photos import open_photos
-
         images = open_photos(data, **_photographs(config))
     return images if size is None else images.select(draw(len(images), size, config.seed, f"{data} {split}"))
 
@@ -121,9 +119,6 @@ def held_out_images(data: str, split: str, augmentation: Augmentation | None, re
     """A split of a data set, treated as in evaluation. reading: some of `READING`."""
     if is_generated(data):
         return maker(data)(split=split, size=None, seed=0)
-    # Imported here: `datasets` takes seconds, and generated data do not need it.
-    from atrun.data.photos import open_photos
-
     options = {"data_path": None, "on_corrupt": "skip", **reading}
     path = options.pop("data_path")
     return open_photos(data, path=path, split=split, augmentation=augmentation, **options)
@@ -152,8 +147,6 @@ def coco_images(
     if folder is None:
         raise ValueError(f"data {COCO!r}: --data_path FOLDER, with annotations/instances_{split}.json")
     import_module("pycocotools")  # of an extra: else it would be missed in the evaluation, after hours
-    from atrun.data.coco import CocoObjects
-
     images, file = Path(folder) / split, Path(folder) / "annotations" / f"instances_{split}.json"
     return CocoObjects(images, file, size=size, jitter=jitter, masks=masks, workers=workers)
 
@@ -311,8 +304,6 @@ def with_detector(config: RunConfig, model: nn.Module, classes: int) -> nn.Modul
     """The detector of a run on its ViT or pair; of a run that classifies, the model itself."""
     if not config.detects:
         return model
-    from atfamily.detection.detector import DETECTORS, SIZES
-
     return DETECTORS[config.detector](model, classes, SIZES[config.detector_sizes])
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from atlib._util import INTERRUPTED, STOPPED, require_known
 from atlib.processes import processes_asked
 from atlib.train import Preempted
-from atrun import generic, recipes, runner
+from atrun import estimate, generic, recipes, runner
 from atrun.build import outputs_for, published_size, training_images
 from atrun.config import COCO, TRUST_DATA, RunConfig, read_config, settings
 from atrun.configure import config_diff, configure_again, configured, teacher_name
@@ -144,8 +144,6 @@ def resume_command(arguments: argparse.Namespace) -> int:
 
 def dry_run(config: RunConfig, processes: int | None = None) -> int:
     """Print what a run would be and cost. processes: that share a step; None: as a launcher started."""
-    from atrun import estimate  # a run counts nothing
-
     processes = processes_asked() if processes is None else processes
     if not 1 <= processes <= config.recipe.batch_size:
         raise ValueError(f"--processes {processes}: from 1 to the batch, {config.recipe.batch_size}")

@@ -15,6 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
+from atfamily.detection.objects import ObjectBatch, Objects
 from atfamily.measures import accounting
 from atfamily.measures.accounting import Memory, shape_of, step_memory
 from atlib.baselines import StoredMaps
@@ -216,8 +217,6 @@ def made_up(config: RunConfig, outputs: int, count: int):
     """Targets without meaning: classes, or objects, seven in an image, as COCO has on average."""
     if not config.detects:
         return torch.randint(max(1, outputs), (count,))  # without labels there are no classes
-    from atfamily.detection.objects import ObjectBatch, Objects
-
     height, width = config.skeleton(outputs).patch_embed.img_size
     down, across = torch.arange(height)[:, None], torch.arange(width)
     images = []

@@ -20,7 +20,9 @@ from atlib.student import SIZES, student_sizes
 from atlib.vit import VITS, Architecture, create_classifier, create_vit, without_weights
 from atrun.config import UNTRAINED, built_for, read_settings
 from atrun.data.catalogue import CATALOGUE
+from atrun.data.decoding import CorruptImage, decode
 from atrun.data.generated import is_generated, maker
+from atrun.data.photos import open_photos
 from atrun.data.transforms import Augmentation
 from atrun.derived_plan import plan_of_sizes
 from atrun.method import Method
@@ -200,9 +202,6 @@ def _material(data: str, settings: Mapping[str, Any], seed: int, labelled=True) 
     count = CATALOGUE[data].images_in(split) if is_published else None
     if settings.get("streaming") or count is not None:
         return size or count, None
-    from atrun.data.decoding import CorruptImage, decode
-    from atrun.data.photos import open_photos  # imported here: `datasets` takes seconds
-
     options = {name: settings.get(name) for name in ("image_column", "label_column")} | {"labelled": labelled}
     photos = open_photos(data, path=settings.get("data_path"), split=split, **options)
     some = range(0, len(photos), max(1, len(photos) // LOOKED_AT))

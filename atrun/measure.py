@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from atfamily.detection.evaluate import evaluate_detector
+from atfamily.detection.files import load_detector
 from atfamily.measures.predictions import ensemble_logits
 from atfamily.measures.subsets import accuracy_on
 from atlib.checkpoint import read_header
@@ -30,6 +32,7 @@ from atrun.config import (
 from atrun.configure import data_name, evaluated_split
 from atrun.data.decoding import CorruptImage, decode
 from atrun.data.generated import is_generated
+from atrun.data.natural_shifts import SHIFTED, open_shifted
 from atrun.data.transforms import AS_STORED, Augmentation
 from atrun.looking.file_preparation import augmentation_of, preparation_in
 from atrun.overrides import help_text, pairs
@@ -164,9 +167,6 @@ def _preparation(path: Path, model: nn.Module) -> tuple[Augmentation | None, str
 
 def _on_coco(path: Path, config: RunConfig | None, arguments: argparse.Namespace, reading: dict) -> str:
     """`evaluate` of a whole detector, on its run's folder of images or on another."""
-    from atfamily.detection.evaluate import evaluate_detector
-    from atfamily.detection.files import load_detector
-
     if arguments.data not in (None, COCO) or reading.keys() - {"data_path", "workers"}:
         raise ValueError(f"{path} holds a detector, which takes --data_path FOLDER of COCO's form alone")
     detector, classes, _ = load_detector(path)
@@ -186,8 +186,6 @@ def shifted_test(
     path: Path, model: nn.Module, name: str, augmentation: Augmentation | None, note: str, reading: dict
 ) -> ModelOnTest:
     """The test of a model on one of `SHIFTED`; reading: `data_path`, `workers` and `on_corrupt`."""
-    from atrun.data.natural_shifts import SHIFTED, open_shifted  # reads timm's lists of classes
-
     if columns := reading.keys() & {"image_column", "label_column"}:
         raise ValueError(f"--{min(columns)} would change nothing: {name} has columns of its own")
     options = {"augmentation": augmentation, **reading}

@@ -18,6 +18,7 @@ from atrun.classes import class_names
 from atrun.config import is_run, read_config
 from atrun.data.decoding import ON_CORRUPT
 from atrun.data.folders import pictures_below
+from atrun.data.photos import Photos
 from atrun.looking.file_preparation import augmentation_of
 from atrun.measure import readable
 from atrun.runner import device, load_result, weights_of
@@ -49,8 +50,6 @@ def predictions(path: Path, files: Sequence[Path], on_corrupt: str = "raise") ->
     """What the model in a file of weights says of image files, prepared as the file says. on_corrupt: of an
     image that cannot be decoded, "raise", or "skip", which warns and leaves it out."""
     import datasets  # takes seconds
-
-    from atrun.data.photos import Photos
 
     _, augmentation = augmentation_of(path)
     if augmentation is None:

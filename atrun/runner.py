@@ -18,6 +18,8 @@ import torch
 from accelerate.utils import get_int_from_env
 from torch import nn
 
+from atfamily.detection.evaluate import evaluate_detector
+from atfamily.detection.files import save_detector
 from atfamily.stored_maps import load_stored_maps, save_stored_maps
 from atlib.checkpoint import load_bundle, load_vit, read_header, save_bundle, save_vit
 from atlib.data import Images
@@ -28,6 +30,7 @@ from atlib.train import train
 from atrun.build import Built, build, held_out, loss_of, outputs_for, result_of, training_images, with_student
 from atrun.checkpoint_manager import CheckpointManager, digest, digest_of_tensors, identity_of
 from atrun.config import FREE, UNTRAINED, RunConfig, read_config, require_use, write_config
+from atrun.data.photos import Photos, hold
 from atrun.log import RunLog, require_tracker
 from atrun.method import Method
 from atrun.record import Record, about, peak_memory_mb, read_record, write_record
@@ -231,8 +234,6 @@ def _carry_out(
 
     def metrics(model: nn.Module) -> dict:
         if detects:
-            from atfamily.detection.evaluate import evaluate_detector
-
             return {f"{split}_{name}": value for name, value in evaluate_detector(model, tested_on).items()}
         measured = evaluate_together(model, tested_on)
         # the accuracy is not that of the whole split
@@ -291,8 +292,6 @@ def free_memory() -> float:
 
 def on_device(config: RunConfig, images):
     """The training images held on the device that trains, where they fit and can be augmented there."""
-    from atrun.data.photos import Photos, hold
-
     place = torch.device("cpu")
     if runs_on_gpu():
         place = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
@@ -376,8 +375,6 @@ def _save(
 
     path = result_path(folder, config.method)
     if config.detects:
-        from atfamily.detection.files import save_detector
-
         vit = built.model.backbone.vit
         save(path, vit if config.method is Method.COPY else student_of(vit))
         described = config.detector, images.classes, built.student, built.teacher
