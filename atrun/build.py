@@ -85,7 +85,7 @@ def training_images(config: RunConfig):
         return open_stream(data, count=size, **_photographs(config))
     if config.detects:
         options = {"jitter": config.jitter, "masks": config.detector == "mask-rcnn"}
-        images = coco_images(config.data_path, split, image_size(config), **options)
+        images = coco_images(config.data_path, split, size=image_size(config), **options)
     else:
         images = open_photos(data, **_photographs(config))
     return images if size is None else images.select(draw(len(images), size, config.seed, f"{data} {split}"))
@@ -128,27 +128,19 @@ def held_out(config: RunConfig, split: str | None = None):
     """The images that a run is evaluated on, or those of another split."""
     split = split or config.evaluation_split
     if config.detects:
-        return coco_images(config.data_path, split, image_size(config), workers=config.workers)
+        return coco_images(config.data_path, split, size=image_size(config), workers=config.workers)
     reading = {name: getattr(config, name) for name in READING}
     return held_out_images(config.data, split, config.augmentation, reading)
 
 
-def coco_images(
-    folder: str | None,
-    split: str,
-    size: int,
-    *,
-    jitter: tuple[float, float] | None = None,
-    masks: bool = True,
-    workers: int = 0,
-):
-    """A split of a folder of COCO's form, in squares of `size` pixels: images in FOLDER/SPLIT, what is in
-    them in FOLDER/annotations/instances_SPLIT.json. The rest: as in `atrun.data.coco.CocoObjects`."""
+def coco_images(folder: str | None, split: str, **options: Any) -> CocoObjects:
+    """A split of a folder of COCO's form: images in FOLDER/SPLIT, what is in them in
+    FOLDER/annotations/instances_SPLIT.json. options: of `atrun.data.coco.CocoObjects`, size among them."""
     if folder is None:
         raise ValueError(f"data {COCO!r}: --data_path FOLDER, with annotations/instances_{split}.json")
     import_module("pycocotools")  # of an extra: else it would be missed in the evaluation, after hours
     images, file = Path(folder) / split, Path(folder) / "annotations" / f"instances_{split}.json"
-    return CocoObjects(images, file, size=size, jitter=jitter, masks=masks, workers=workers)
+    return CocoObjects(images, file, **options)
 
 
 def image_size(config: RunConfig) -> int:
@@ -252,14 +244,8 @@ def untrained_teacher(config: RunConfig, folder: Path | None) -> Teacher:
 
 def teacher_of(config: RunConfig) -> Teacher:
     """The teacher that a run names, read from the hub or a file."""
-    return load_teacher(
-        config.teacher,
-        image_size=teacher_size(config),
-        heads=config.teacher_heads,
-        architecture=config.teacher_architecture,
-        normalisation=config.teacher_normalisation,
-        quiet=True,
-    )
+    told = {name: getattr(config, f"teacher_{name}") for name in ("heads", "architecture", "normalisation")}
+    return load_teacher(config.teacher, image_size=teacher_size(config), quiet=True, **told)
 
 
 def joined(

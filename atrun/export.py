@@ -111,15 +111,9 @@ def write_onnx(model: Exportable, path: Path) -> Path:
     # torch advises on its own inner workings, which no code here can change
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
-        program = torch.onnx.export(
-            plain,
-            (torch.zeros(2, 3, height, width),),
-            input_names=["images"],
-            output_names=[output],
-            dynamic_shapes=({0: "batch"},),
-            dynamo=True,
-            verbose=False,
-        )
+        names = {"input_names": ["images"], "output_names": [output], "dynamic_shapes": ({0: "batch"},)}
+        traced_with = (torch.zeros(2, 3, height, width),)
+        program = torch.onnx.export(plain, traced_with, dynamo=True, verbose=False, **names)
     written = program.model_proto
     facts = {"classes": list(model.classes)} if model.classes else {}
     for name, value in (facts | {"preparation": model.preparation}).items():

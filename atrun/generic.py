@@ -134,17 +134,9 @@ def derive(name: str, data: str, teacher: str | None, changes: Mapping[str, str]
     average = 0.9999 if epochs * steps_a_pass >= 50_000 else None
     why = "0.9999 (2411.09702) in runs of 50,000 steps or more, five times its span"
     rules["ema"] = f"{average or 'null'}: {why}"
-    recipe = Recipe(
-        **_without(source, "warmup_epochs", "base_lr", "clip"),
-        epochs=epochs,
-        warmup=warmup,
-        batch_size=batch,
-        lr=rate,
-        layer_decay=layer_decay,
-        task_weight=weights[0],
-        transfer_weight=weights[1],
-        ema=average,
-    )
+    derived = {"epochs": epochs, "warmup": warmup, "batch_size": batch, "lr": rate, "ema": average}
+    derived |= {"layer_decay": layer_decay, "task_weight": weights[0], "transfer_weight": weights[1]}
+    recipe = Recipe(**_without(source, "warmup_epochs", "base_lr", "clip"), **derived)
     drop_path = 0.0
     if method is not Method.COPY:
         drop_path = min(0.3, depth // 12 / 10)

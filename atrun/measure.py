@@ -173,7 +173,7 @@ def _on_coco(path: Path, config: RunConfig | None, arguments: argparse.Namespace
     read_as = (None, evaluated_split(COCO)) if config is None else (config.data_path, config.evaluation_split)
     folder, split = reading.get("data_path", read_as[0]), arguments.split or read_as[1]
     size = detector.backbone.student.patch_embed.img_size[0]
-    images = coco_images(folder, split, size, workers=reading.get("workers", 0))
+    images = coco_images(folder, split, size=size, workers=reading.get("workers", 0))
     if images.classes != classes:
         raise ValueError(f"{folder}, {split} has categories {images.classes}, and {path} knows {classes}")
     precisions = evaluate_detector(detector.to(device()), images)

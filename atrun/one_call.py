@@ -153,10 +153,7 @@ def compare_methods(
             "seconds": [of_seed.record.seconds for of_seed in trained],
             "folders": [str(of_seed.folder) for of_seed in trained],
         }
-    differences = {
-        (second, first): paired_bootstrap(right[second], right[first])
-        for first, second in combinations(right, 2)
-    }
+    differences = {(b, a): paired_bootstrap(right[b], right[a]) for a, b in combinations(right, 2)}
     table = Table(rows, differences, next(iter(right.values())).shape[1])
     write_atomically(out / "table.json", (json.dumps(table.describe(), indent=1) + "\n").encode())
     config, *_ = next(iter(runs.values()))

@@ -85,20 +85,10 @@ class Augmentation:
 def _training(a: Augmentation) -> transforms.Compose:
     # timm hands crop, colours and normalisation back apart, so another crop can take the place of the first
     # part.
-    crop, colours, normalise = create_transform(
-        a.image_size,
-        is_training=True,
-        scale=a.scale,
-        hflip=a.flip,
-        color_jitter=a.color_jitter or None,
-        auto_augment="3a" if a.three_augment else a.rand_augment,
-        interpolation=a.interpolation,
-        mean=a.mean,
-        std=a.std,
-        re_prob=a.random_erasing,
-        re_mode="pixel",
-        separate=True,
-    )
+    how = {"scale": a.scale, "hflip": a.flip, "interpolation": a.interpolation, "mean": a.mean, "std": a.std}
+    how |= {"color_jitter": a.color_jitter or None, "re_prob": a.random_erasing, "re_mode": "pixel"}
+    how |= {"auto_augment": "3a" if a.three_augment else a.rand_augment}
+    crop, colours, normalise = create_transform(a.image_size, is_training=True, separate=True, **how)
     if a.crop != "random-resized":
         shorter = transforms.Resize(a.image_size, interpolation=str_to_interp_mode(a.interpolation))
         square = transforms.CenterCrop(a.image_size)
