@@ -43,7 +43,7 @@ from atrun.teachers.load import is_file, load_teacher
 
 AFTER_THE_MAPS = ("head.", "norm.", "fc_norm.")  # weights that a student need not share to start from others
 SMALL_SCALE = (0.2, 1.0)  # of the crops of generated images, which have no augmentation to say it
-COCO_KNOWN = (118_287, 80)  # images of train2017, 1,021 of them without objects, and classes
+COCO_SIZE = (118_287, 80)  # images of train2017, 1,021 of them without objects, and classes
 # What pre-texts are trained on.
 LOSSES = {
     Method.MOCO: contrast_loss,
@@ -157,7 +157,7 @@ def published_size(config: RunConfig) -> tuple[int, int] | None:
     """(training images, outputs of the model) of a run, None where the data must be opened to know."""
     count, classes = None, None
     if config.data == COCO and config.data_path is None and config.training_split == "train2017":
-        count, classes = COCO_KNOWN
+        count, classes = COCO_SIZE
     elif config.data in CATALOGUE and config.data_path is None:
         entry = CATALOGUE[config.data]
         count, classes = entry.images_in(config.training_split), entry.classes

@@ -10,11 +10,10 @@ from pathlib import Path
 import datasets
 
 from atlib._util import require_known
-from atrun.data.catalogue import VALIDATION_SHARE, Entry, find, fixed_order
+from atrun.data.catalogue import SPLIT_NAMES, VALIDATION_SHARE, Entry, find, fixed_order
 from atrun.data.folders import ImageFolders
 
 IMAGE_COLUMNS, LABEL_COLUMNS = ("image", "img"), ("label", "labels", "fine_label")
-SPLITS = ("train", "validation", "test")
 Rows = datasets.Dataset | datasets.IterableDataset
 
 
@@ -129,7 +128,7 @@ def _files_of(path: Path, suffix: str) -> dict[str, list[str]]:
         # Whatever one file is called it is read as parquet, unless it says that it is arrow.
         return {"train": [str(path)]} if (path.suffix == ".arrow") == (suffix == "arrow") else {}
     splits = {}
-    for split in SPLITS:
+    for split in SPLIT_NAMES:
         short = "val" if split == "validation" else split  # val.parquet is validation, too
         patterns = [f"{short}*", *(f"data/{name}-*" for name in sorted({short, split}))]
         places = [sorted(path.glob(f"{pattern}.{suffix}")) for pattern in patterns]

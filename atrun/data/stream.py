@@ -118,11 +118,9 @@ def open_stream(
 
 def _rows_in(file: str) -> int:
     """The number of rows of a parquet or arrow file, from its metadata."""
-    import pyarrow
+    import pyarrow.parquet
 
     if Path(file).suffix == ".arrow":
         with pyarrow.memory_map(file) as source:
             return sum(batch.num_rows for batch in pyarrow.ipc.open_stream(source))
-    import pyarrow.parquet
-
     return pyarrow.parquet.read_metadata(file).num_rows
