@@ -30,9 +30,11 @@ from atlib.loading import (
     as_is,
     augmentation_seeds,
     draw_below,
+    in_order,
     loader_of,
     my_batches,
     my_repeats,
+    my_seeded_batches,
     rng_put_back,
     seed_generators,
 )
@@ -244,28 +246,30 @@ class TorchData:
     def __len__(self) -> int:
         return len(self.dataset)
 
+    @property
+    def source_files(self) -> list[str]:
+        """What torchvision's folders of images read; those of other data sets are not told."""
+        samples = getattr(self.dataset, "samples", None)
+        samples = samples if isinstance(samples, list) else ()
+        return [sample[0] for sample in samples if isinstance(sample, tuple) and isinstance(sample[0], str)]
+
     def take(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
         """The batch at `indices`, as evaluation sees it."""
         return self._make([(index, index) for index in indices])
 
     def loader(self, batch_size: int) -> DataLoader:
         """A DataLoader of (images, targets) in order, every image once."""
-        batches = BatchSampler(range(len(self)), batch_size, drop_last=False)
-        return loader_of(self.take, batches, self.workers, initialise=self.initialise)
+        return loader_of(self.take, in_order(len(self), batch_size), self.workers, initialise=self.initialise)
 
     def epoch(self, part: ShardSpec, workers: int = 0) -> Iterator[Batch]:
         """One process's batches of an epoch, read by `workers` processes (0: as many as this was made
         with)."""
-        shares, repeats = my_batches(len(self), part), my_repeats(len(self), part)
-        wanted = (
-            [*zip(indices, augmentation_seeds(part, torch.tensor(indices), torch.tensor(again)).tolist())]
-            for (indices, _), again in zip(shares, repeats)
-        )
-        workers = workers or self.workers
-        pin_memory = workers > 0 and torch.cuda.is_available()
-        batches = loader_of(self._make, wanted, workers, pin_memory, self.initialise)
-        for (indices, weight), (images, targets) in zip(shares, batches):
-            yield Batch(images, targets, indices, weight)
+        shares, workers = my_seeded_batches(len(self), part), workers or self.workers
+        return iter(loader_of(self._share, shares, workers, pin=True, initialise=self.initialise))
+
+    def _share(self, share: tuple[list[tuple[int, int]], float]) -> Batch:
+        wanted, weight = share
+        return Batch(*self._make(wanted), [index for index, _ in wanted], weight)
 
     def _make(self, wanted: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
         """The items at (index, seed of what their transforms draw); runs in a worker."""

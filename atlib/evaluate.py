@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from atlib._util import in_eval_mode
 from atlib.data import as_data
-from atlib.loading import EvaluationData
+from atlib.loading import EvaluationData, in_order
 from atlib.objectives import check_labels, outputs
 from atlib.pair import check_normalisation, student_of, unwrapped
 
@@ -46,7 +46,7 @@ def evaluate_together(model: nn.Module, images: Labelled, batch_size: int = 500)
     if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
         return evaluate(model, images, batch_size)
     images, parts, world = as_data(images), [], dist.get_world_size()
-    batches = [range(len(images))[first : first + batch_size] for first in range(0, len(images), batch_size)]
+    batches = in_order(len(images), batch_size)
     for place in range(dist.get_rank(), -(-len(batches) // world) * world, world):
         # One that is left without images runs some that it does not count: where weights are divided, all
         # processes are needed.

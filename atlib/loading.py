@@ -65,6 +65,11 @@ def steps_per_epoch(count: int, batch_size: int) -> int:
     return -(-count // batch_size)
 
 
+def in_order(count: int, batch_size: int) -> list[range]:
+    """The indices of `count` images in order, in batches of which the last may have fewer."""
+    return [range(count)[first : first + batch_size] for first in range(0, count, batch_size)]
+
+
 def epoch_order(count: int, seed: int, epoch: int, repeats: int = 1) -> list[int]:
     """The indices of `count` images in the order of an epoch (from 0), shuffled as a torch `RandomSampler` of
     that seed does. With `repeats`, the first count / repeats images come `repeats` times in a row (Hoffer et
@@ -91,6 +96,13 @@ def my_batches(count: int, part: ShardSpec) -> list[tuple[list[int], float]]:
 def my_repeats(count: int, part: ShardSpec) -> list[list[int]]:
     """Beside the indices of `my_batches`: how often each image came before in this epoch, from 0."""
     return [[position % part.repeats for position in positions] for positions, _ in my_positions(count, part)]
+
+
+def my_seeded_batches(count: int, part: ShardSpec) -> Iterator[tuple[list[tuple[int, int]], float]]:
+    """`my_batches` with the seed of each image's augmentation, as ([(index, seed), ...], weight)."""
+    for (indices, weight), repeats in zip(my_batches(count, part), my_repeats(count, part)):
+        seeds = augmentation_seeds(part, torch.tensor(indices), torch.tensor(repeats))
+        yield [*zip(indices, seeds.tolist())], weight
 
 
 def my_positions(count: int, part: ShardSpec) -> list[tuple[Sequence[int], float]]:
@@ -185,11 +197,11 @@ def loader_of(
     function: Callable,
     wanted: Iterable,
     workers: int,
-    pin_memory: bool = False,
+    pin: bool = False,
     initialise: Callable[[int], None] | None = None,
 ) -> DataLoader:
     """A DataLoader of `function(each)` for each wanted, made by `workers` processes (0: by this one), each of
-    which calls `initialise` with its number first."""
+    which calls `initialise` with its number first. pin: the memory of what workers make, for a GPU."""
     # A generator of its own: a DataLoader draws from one when it begins, and the global one is the run's.
     return DataLoader(
         Called(function),
@@ -198,7 +210,7 @@ def loader_of(
         collate_fn=as_is,
         num_workers=workers,
         generator=torch.Generator(),
-        pin_memory=pin_memory,
+        pin_memory=pin and workers > 0 and torch.cuda.is_available(),
         worker_init_fn=partial(in_a_group_of_its_own, initialise),
     )
 

@@ -13,6 +13,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from atfamily.contrast import contrast_loss
+from atfamily.detection.detector import DETECTORS, SIZES, detection_loss
 from atfamily.distillation_token import DistillationToken
 from atfamily.distilled_mae import distilled_mae_loss
 from atfamily.simmim import simmim_loss
@@ -30,7 +31,10 @@ from atlib.student import differences, unlike
 from atlib.vit import Architecture, without_weights
 from atrun.config import COCO, UNTRAINED, RunConfig, built_for
 from atrun.data.catalogue import CATALOGUE
+from atrun.data.coco import CocoObjects
 from atrun.data.generated import is_generated, maker
+from atrun.data.photos import open_photos
+from atrun.data.stream import open_stream
 from atrun.data.transforms import Augmentation
 from atrun.data.views import Look, Views, looks, small_views
 from atrun.method import Method
@@ -39,7 +43,7 @@ from atrun.teachers.load import is_file, load_teacher
 
 AFTER_THE_MAPS = ("head.", "norm.", "fc_norm.")  # weights that a student need not share to start from others
 SMALL_SCALE = (0.2, 1.0)  # of the crops of generated images, which have no augmentation to say it
-COCO_KNOWN = (118_287, 80)  # images of train2017, 1,021 of them without objects, and classes
+COCO_SIZE = (118_287, 80)  # images of train2017, 1,021 of them without objects, and classes
 # What pre-texts are trained on.
 LOSSES = {
     Method.MOCO: contrast_loss,
@@ -66,8 +70,6 @@ class Built(NamedTuple):
 def loss_of(config: RunConfig) -> Loss:
     """What a run trains on: labels or objects (with what is distilled), or a pre-text."""
     if config.detects:
-        from atfamily.detection.detector import detection_loss  # torchvision's detectors
-
         return detection_loss
     return LOSSES.get(config.method, unlabelled_loss if config.method.pretrains else student_loss)
 
@@ -78,21 +80,15 @@ def training_images(config: RunConfig):
     if is_generated(data):
         images = maker(data)(split=split, size=size, seed=config.seed)
         require_size(config.skeleton(2), images, f"{data} {split}")
-        if config.method.contrasts:
-            return images.with_augment(small_views(looks_of(config)))
-        return images
+        return images.with_augment(small_views(looks_of(config))) if config.method.contrasts else images
     if config.streaming:
-        from atrun.data.stream import open_stream
-
         return open_stream(data, count=size, **_photographs(config))
     if config.detects:
         options = {"jitter": config.jitter, "masks": config.detector == "mask-rcnn"}
-        images, name = coco_images(config.data_path, split, image_size(config), **options), f"{COCO} {split}"
+        images = coco_images(config.data_path, split, size=image_size(config), **options)
     else:
-        from atrun.data.photos import open_photos
-
-        images, name = open_photos(data, **_photographs(config)), f"{data} train"
-    return images if size is None else images.select(draw(len(images), size, config.seed, name))
+        images = open_photos(data, **_photographs(config))
+    return images if size is None else images.select(draw(len(images), size, config.seed, f"{data} {split}"))
 
 
 def _photographs(config: RunConfig) -> dict[str, Any]:
@@ -119,15 +115,10 @@ def require_size(model: nn.Module, images, name: str) -> None:
         raise ValueError(f"the images of {name} come as {offered} pixels, the model takes {taken}")
 
 
-def held_out_images(
-    data: str, split: str, augmentation: Augmentation | None = None, reading: Mapping[str, Any] = {}
-):
+def held_out_images(data: str, split: str, augmentation: Augmentation | None, reading: Mapping = {}):
     """A split of a data set, treated as in evaluation. reading: some of `READING`."""
     if is_generated(data):
         return maker(data)(split=split, size=None, seed=0)
-    # Imported here: `datasets` takes seconds, and generated data do not need it.
-    from atrun.data.photos import open_photos
-
     options = {"data_path": None, "on_corrupt": "skip", **reading}
     path = options.pop("data_path")
     return open_photos(data, path=path, split=split, augmentation=augmentation, **options)
@@ -137,29 +128,19 @@ def held_out(config: RunConfig, split: str | None = None):
     """The images that a run is evaluated on, or those of another split."""
     split = split or config.evaluation_split
     if config.detects:
-        return coco_images(config.data_path, split, image_size(config), workers=config.workers)
+        return coco_images(config.data_path, split, size=image_size(config), workers=config.workers)
     reading = {name: getattr(config, name) for name in READING}
     return held_out_images(config.data, split, config.augmentation, reading)
 
 
-def coco_images(
-    folder: str | None,
-    split: str,
-    size: int,
-    *,
-    jitter: tuple[float, float] | None = None,
-    masks: bool = True,
-    workers: int = 0,
-):
-    """A split of a folder of COCO's form, in squares of `size` pixels: images in FOLDER/SPLIT, what is in
-    them in FOLDER/annotations/instances_SPLIT.json. The rest: as in `atrun.data.coco.CocoObjects`."""
+def coco_images(folder: str | None, split: str, **options: Any) -> CocoObjects:
+    """A split of a folder of COCO's form: images in FOLDER/SPLIT, what is in them in
+    FOLDER/annotations/instances_SPLIT.json. options: of `atrun.data.coco.CocoObjects`, size among them."""
     if folder is None:
         raise ValueError(f"data {COCO!r}: --data_path FOLDER, with annotations/instances_{split}.json")
     import_module("pycocotools")  # of an extra: else it would be missed in the evaluation, after hours
-    from atrun.data.coco import CocoObjects
-
     images, file = Path(folder) / split, Path(folder) / "annotations" / f"instances_{split}.json"
-    return CocoObjects(images, file, size=size, jitter=jitter, masks=masks, workers=workers)
+    return CocoObjects(images, file, **options)
 
 
 def image_size(config: RunConfig) -> int:
@@ -172,11 +153,11 @@ def image_size(config: RunConfig) -> int:
     return taken[0]
 
 
-def known_size(config: RunConfig) -> tuple[int, int] | None:
+def published_size(config: RunConfig) -> tuple[int, int] | None:
     """(training images, outputs of the model) of a run, None where the data must be opened to know."""
     count, classes = None, None
     if config.data == COCO and config.data_path is None and config.training_split == "train2017":
-        count, classes = COCO_KNOWN
+        count, classes = COCO_SIZE
     elif config.data in CATALOGUE and config.data_path is None:
         entry = CATALOGUE[config.data]
         count, classes = entry.images_in(config.training_split), entry.classes
@@ -209,7 +190,11 @@ def build(
     torch.manual_seed(seed_for(config.seed, "teacher" if config.method.pretrains else "student"))
     model: nn.Module = architecture.build_classifier()
     if config.student_weights is not None:
-        model = with_weights(config, model)
+        weights = load_teacher(config.student_weights, image_size=image_size(config), quiet=True).vit
+        if differ := set(unlike(weights, model, AFTER_THE_MAPS)) - {"pooling"}:
+            differing = ", ".join(sorted(differ))
+            raise ValueError(f"the student differs from {config.student_weights} in {differing}")
+        model = start_from(model, weights)
     if config.method.reads_logits:
         attach(teacher_model := load_vit(config.teacher), teacher.normalisation)
     elif teacher is not None:
@@ -240,7 +225,7 @@ def _teacher_view(
     return "; ".join(sentences) or None
 
 
-def untrained_teacher(config: RunConfig, folder: Path | None = None) -> Teacher:
+def untrained_teacher(config: RunConfig, folder: Path | None) -> Teacher:
     """The teacher that was never trained, for maps that are worth nothing (arXiv 2411.09702, table of
     pre-training methods, row "none"): the run's folder's, else the student's architecture with first weights.
     """
@@ -259,14 +244,8 @@ def untrained_teacher(config: RunConfig, folder: Path | None = None) -> Teacher:
 
 def teacher_of(config: RunConfig) -> Teacher:
     """The teacher that a run names, read from the hub or a file."""
-    return load_teacher(
-        config.teacher,
-        image_size=teacher_size(config),
-        heads=config.teacher_heads,
-        architecture=config.teacher_architecture,
-        normalisation=config.teacher_normalisation,
-        quiet=True,
-    )
+    told = {name: getattr(config, f"teacher_{name}") for name in ("heads", "architecture", "normalisation")}
+    return load_teacher(config.teacher, image_size=teacher_size(config), quiet=True, **told)
 
 
 def joined(
@@ -307,20 +286,10 @@ def reference_images(config: RunConfig) -> Iterator[torch.Tensor]:
         yield images.take(batch.tolist())[0]
 
 
-def with_weights(config: RunConfig, student: VisionTransformer | Eva) -> VisionTransformer | Eva:
-    """The student with the run's `student_weights` in it, except for its new class head."""
-    weights = load_teacher(config.student_weights, image_size=image_size(config), quiet=True).vit
-    if differ := set(unlike(weights, student, AFTER_THE_MAPS)) - {"pooling"}:
-        raise ValueError(f"the student differs from {config.student_weights} in {', '.join(sorted(differ))}")
-    return start_from(student, weights)
-
-
 def with_detector(config: RunConfig, model: nn.Module, classes: int) -> nn.Module:
     """The detector of a run on its ViT or pair; of a run that classifies, the model itself."""
     if not config.detects:
         return model
-    from atfamily.detection.detector import DETECTORS, SIZES
-
     return DETECTORS[config.detector](model, classes, SIZES[config.detector_sizes])
 
 

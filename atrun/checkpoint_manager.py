@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -131,7 +131,7 @@ class CheckpointManager:
         then = {**facts.pop("config"), "processes": facts.pop("processes")}
         for name in self.free:
             then.pop(name, None), now.pop(name, None)
-        if changed := differences(then, json.loads(json.dumps(now))):
+        if changed := changes_between(then, json.loads(json.dumps(now))):
             raise ValueError(f"the run in {self.folder} was started otherwise: {'; '.join(changed)}")
         accelerator.load_state(str(path))
         file = path / PROCESS.format(accelerator.process_index)
@@ -227,13 +227,13 @@ def damage_of(path: Path) -> str | None:
     return None
 
 
-def differences(then: Mapping, now: Mapping, prefix: str = "") -> list[str]:
+def changes_between(then: Mapping, now: Mapping, prefix: str = "") -> list[str]:
     """Where two nested mappings of JSON values differ, one sentence each: "recipe.lr was 0.1 and is 0.2"."""
     changed = []
     for name in sorted({*then, *now}):
         left, right = then.get(name), now.get(name)
         if isinstance(left, Mapping) and isinstance(right, Mapping):
-            changed += differences(left, right, f"{prefix}{name}.")
+            changed += changes_between(left, right, f"{prefix}{name}.")
         elif left != right:
             changed.append(f"{prefix}{name} was {left!r} and is {right!r}")
     return changed
@@ -302,14 +302,14 @@ def _force(path: Path) -> None:
 
 def identity_of(data: Any) -> dict[str, str]:
     """Digests of what data are: the names of their classes, their pixels where these are in memory, and of
-    their files the names, the sizes and the times of the last change."""
+    their `source_files` the names, the sizes and the times of the last change."""
     digests, data = {}, getattr(data, "source", None) or data
     if classes := getattr(data, "classes", None):
         digests["classes"] = _digest(map(str, classes))
     if isinstance(pixels := getattr(data, "pixels", None), Tensor):
         flat = pixels.detach().cpu().contiguous().flatten()
         digests["pixels"] = hashlib.sha256(flat.view(torch.uint8).numpy()).hexdigest()[:16]
-    if not (files := _files_of(data)):
+    if not (files := getattr(data, "source_files", ())):
         return digests
     facts = []
     for file in files:
@@ -323,26 +323,6 @@ def identity_of(data: Any) -> dict[str, str]:
     digests["sizes of files"] = _digest(size for size, _ in facts)
     digests["times of files"] = _digest(time for _, time in facts)
     return digests
-
-
-def _files_of(data: Any) -> Sequence[str]:
-    """The files that data are read from, in their order: pictures, or tables of them."""
-    samples = getattr(getattr(data, "dataset", None), "samples", None)  # torchvision's folders
-    if isinstance(samples, list):
-        return [str(entry[0]) for entry in samples if isinstance(entry, tuple) and isinstance(entry[0], str)]
-    if isinstance(entries := getattr(data, "entries", None), list):  # COCO's form
-        pictures = [str(Path(data.folder, entry["file_name"])) for entry in entries]
-        return [*pictures, str(data.file)]
-    rows = getattr(data, "rows", None)
-    if not hasattr(rows, "cache_files") or len(rows) == 0:
-        return []
-    if rows.cache_files:
-        first = rows[0][data.image_column]
-        if isinstance(first, dict) and first.get("bytes") is not None:
-            # tables: their copies in the cache are called after the sources' names, sizes and times
-            return [file["filename"] for file in rows.cache_files]
-    pictures = rows.with_format("arrow")[:][data.image_column].to_pylist()
-    return [entry["path"] for entry in pictures if isinstance(entry, dict) and entry.get("path")]
 
 
 def _digest(parts: Iterable[object]) -> str:

@@ -8,8 +8,8 @@ from pathlib import Path
 from atlib._util import INTERRUPTED, STOPPED, require_known
 from atlib.processes import processes_asked
 from atlib.train import Preempted
-from atrun import generic, recipes, runner
-from atrun.build import known_size, outputs_for, training_images
+from atrun import estimate, generic, recipes, runner
+from atrun.build import outputs_for, published_size, training_images
 from atrun.config import COCO, TRUST_DATA, RunConfig, read_config, settings
 from atrun.configure import config_diff, configure_again, configured, teacher_name
 from atrun.data.decoding import ON_CORRUPT
@@ -109,7 +109,7 @@ def train_command(arguments: argparse.Namespace) -> int:
             if recipe not in DERIVED:
                 raise ValueError(f"--student {student}: the recipe {recipe!r} names its own")
             teacher = None if arguments.teacher is None else teacher_name(arguments.teacher)
-            changes = generic.with_student(student, teacher, changes)
+            changes = generic.student_settings(student, teacher, changes)
         config, rules = configured(recipe, arguments.data, arguments.teacher, changes, arguments.seed or 0)
         runner.note(rules)  # after all that can be wrong, which would be hard to see below it
     if arguments.dry_run:
@@ -144,12 +144,10 @@ def resume_command(arguments: argparse.Namespace) -> int:
 
 def dry_run(config: RunConfig, processes: int | None = None) -> int:
     """Print what a run would be and cost. processes: that share a step; None: as a launcher started."""
-    from atrun import estimate  # a run counts nothing
-
     processes = processes_asked() if processes is None else processes
     if not 1 <= processes <= config.recipe.batch_size:
         raise ValueError(f"--processes {processes}: from 1 to the batch, {config.recipe.batch_size}")
-    size = known_size(config)
+    size = published_size(config)
     # of data that nobody has published, the number of images and classes; no image is decoded
     if size is None:
         images = training_images(config)

@@ -10,7 +10,7 @@ from atlib._util import as_plain, require_known
 from atlib.vit import PRESETS, Architecture, check_activation, create_vit, weights_file, without_weights
 from atrun import generic
 from atrun.build import check_fits
-from atrun.checkpoint_manager import differences
+from atrun.checkpoint_manager import changes_between
 from atrun.config import COCO, UNTRAINED, RunConfig, is_run, read_config, with_settings
 from atrun.data.catalogue import CATALOGUE, find
 from atrun.data.generated import is_generated, maker
@@ -48,8 +48,7 @@ def configured(
     else:
         of_recipe = {**_as_published(published(recipe)), "teacher": teacher}
     common = {"recipe_name": recipe, "data": data, "seed": seed, "evaluation_split": evaluated_split(data)}
-    if data == COCO:
-        common["training_split"] = "train2017"
+    common["training_split"] = "train2017" if data == COCO else "train"
     return _checked({**of_recipe, **common}, changes), rules
 
 
@@ -102,7 +101,7 @@ def config_diff(config: RunConfig, images: int) -> list[str]:
     then["recipe"] = then["recipe"].on(images)
     names = now.keys() & then.keys()  # of generated images, none is augmented
     then, now = ({name: as_plain(values[name]) for name in names} for values in (then, now))
-    return differences(then, now)
+    return changes_between(then, now)
 
 
 def _as_published(source: Published) -> dict[str, Any]:

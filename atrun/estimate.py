@@ -3,8 +3,9 @@
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import repeat
 from typing import NamedTuple
 
 import torch
@@ -14,6 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
+from atfamily.detection.objects import ObjectBatch, Objects
 from atfamily.measures import accounting
 from atfamily.measures.accounting import Memory, shape_of, step_memory
 from atlib.baselines import StoredMaps
@@ -144,18 +146,19 @@ def moments(config: RunConfig, groups: list[Group]) -> dict[str, tuple[int, floa
 # --- Time a few training steps on random numbers ---
 
 
-class RandomImages:
-    def __init__(self, shape: tuple[int, ...], targets: Callable[[int], Tensor], batch: int, steps: int):
-        self.batch, self.steps, self.targets = batch, steps, targets(1)
-        self.images, self.labels = torch.randn(batch, *shape), targets(batch)
-        self.corrupt: dict[int, str] = {}
+class Repeated:
+    """The same batch in each of some steps."""
+
+    corrupt: Mapping[int, str] = {}
+
+    def __init__(self, images: Tensor, targets: Tensor, steps: int):
+        self.batch, self.steps = Batch(images, targets, list(range(len(images))), 1.0), steps
 
     def __len__(self) -> int:
-        return self.batch * self.steps
+        return len(self.batch.images) * self.steps
 
     def epoch(self, part: ShardSpec, workers: int = 0) -> Iterator[Batch]:
-        for _ in range(part.start, self.steps):
-            yield Batch(self.images, self.labels, list(range(self.batch)), 1.0)
+        return repeat(self.batch, self.steps - part.start)
 
 
 def time_steps(
@@ -185,8 +188,8 @@ def _step(config: RunConfig, model: nn.Module, outputs: int, batch: int) -> floa
     accumulate = config.recipe.accumulate if batch == config.recipe.batch_size else 1
     recipe = replace(config.recipe, steps=STEPS, batch_size=batch, accumulate=accumulate, repeats=1)
     views = (len(looks_of(config)),) if config.method.contrasts else ()
-    shape = (*views, 3, *_size(config, outputs))
-    images = RandomImages(shape, lambda count: made_up(config, outputs, count), batch, STEPS)
+    pixels = torch.randn(batch, *views, 3, *_size(config, outputs))
+    images = Repeated(pixels, made_up(config, outputs, batch), STEPS)
     log: list[dict] = []
     train(model, images, recipe, loss=loss_of(config), progress=None, log=log.append)
     rate = statistics.median(entry["images_per_second"] for entry in log[1:STEPS])
@@ -214,8 +217,6 @@ def made_up(config: RunConfig, outputs: int, count: int):
     """Targets without meaning: classes, or objects, seven in an image, as COCO has on average."""
     if not config.detects:
         return torch.randint(max(1, outputs), (count,))  # without labels there are no classes
-    from atfamily.detection.objects import ObjectBatch, Objects
-
     height, width = config.skeleton(outputs).patch_embed.img_size
     down, across = torch.arange(height)[:, None], torch.arange(width)
     images = []

@@ -111,15 +111,9 @@ def write_onnx(model: Exportable, path: Path) -> Path:
     # torch advises on its own inner workings, which no code here can change
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
-        program = torch.onnx.export(
-            plain,
-            (torch.zeros(2, 3, height, width),),
-            input_names=["images"],
-            output_names=[output],
-            dynamic_shapes=({0: "batch"},),
-            dynamo=True,
-            verbose=False,
-        )
+        names = {"input_names": ["images"], "output_names": [output], "dynamic_shapes": ({0: "batch"},)}
+        traced_with = (torch.zeros(2, 3, height, width),)
+        program = torch.onnx.export(plain, traced_with, dynamo=True, verbose=False, **names)
     written = program.model_proto
     facts = {"classes": list(model.classes)} if model.classes else {}
     for name, value in (facts | {"preparation": model.preparation}).items():
@@ -168,10 +162,8 @@ def _timm_call(architecture: Architecture, vit: nn.Module) -> tuple[str, dict[st
 def _check_read_by_timm(folder: Path, vit: nn.Module) -> None:
     """Raise `ValueError` unless timm reads the folder as the same ViT."""
     read = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
-    weights, as_read = vit.state_dict(), read.state_dict()
-    if weights.keys() != as_read.keys() or not all(
-        torch.equal(weights[name], as_read[name]) for name in weights
-    ):
+    weights, again = vit.state_dict(), read.state_dict()
+    if weights.keys() != again.keys() or not all(torch.equal(weights[name], again[name]) for name in weights):
         raise ValueError(f"timm reads other weights than this {type(vit).__name__}'s: export it to .onnx")
     images = torch.randn(3, *read.pretrained_cfg["input_size"], generator=torch.Generator().manual_seed(0))
     with torch.no_grad():

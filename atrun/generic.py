@@ -20,7 +20,9 @@ from atlib.student import SIZES, student_sizes
 from atlib.vit import VITS, Architecture, create_classifier, create_vit, without_weights
 from atrun.config import UNTRAINED, built_for, read_settings
 from atrun.data.catalogue import CATALOGUE
+from atrun.data.decoding import CorruptImage, decode
 from atrun.data.generated import is_generated, maker
+from atrun.data.photos import open_photos
 from atrun.data.transforms import Augmentation
 from atrun.derived_plan import plan_of_sizes
 from atrun.method import Method
@@ -87,7 +89,8 @@ def derive(name: str, data: str, teacher: str | None, changes: Mapping[str, str]
     model = _model(teacher, settings, name)
     of_model = model.architecture.name if isinstance(model.architecture.name, str) else "{...}"
     rules = {"model": f"{of_model}: {model.whose}, with all its components (2605.07191)"}
-    size = settings.get("augmentation.image_size", _image_size(model, side, is_generated(data), rules))
+    size = side if is_generated(data) else _image_size(model, side, rules)
+    size = settings.get("augmentation.image_size", size)
 
     batch = 2 ** math.floor(math.log2(max(16, min(256, images / 16))))
     rules["batch_size"] = f"{batch}: at least 16 steps a pass over {images:,} images, at most 256 a step"
@@ -131,17 +134,9 @@ def derive(name: str, data: str, teacher: str | None, changes: Mapping[str, str]
     average = 0.9999 if epochs * steps_a_pass >= 50_000 else None
     why = "0.9999 (2411.09702) in runs of 50,000 steps or more, five times its span"
     rules["ema"] = f"{average or 'null'}: {why}"
-    recipe = Recipe(
-        **_without(source, "warmup_epochs", "base_lr", "clip"),
-        epochs=epochs,
-        warmup=warmup,
-        batch_size=batch,
-        lr=rate,
-        layer_decay=layer_decay,
-        task_weight=weights[0],
-        transfer_weight=weights[1],
-        ema=average,
-    )
+    derived = {"epochs": epochs, "warmup": warmup, "batch_size": batch, "lr": rate, "ema": average}
+    derived |= {"layer_decay": layer_decay, "task_weight": weights[0], "transfer_weight": weights[1]}
+    recipe = Recipe(**_without(source, "warmup_epochs", "base_lr", "clip"), **derived)
     drop_path = 0.0
     if method is not Method.COPY:
         drop_path = min(0.3, depth // 12 / 10)
@@ -199,9 +194,6 @@ def _material(data: str, settings: Mapping[str, Any], seed: int, labelled=True) 
     count = CATALOGUE[data].images_in(split) if is_published else None
     if settings.get("streaming") or count is not None:
         return size or count, None
-    from atrun.data.decoding import CorruptImage, decode
-    from atrun.data.photos import open_photos  # imported here: `datasets` takes seconds
-
     options = {name: settings.get(name) for name in ("image_column", "label_column")} | {"labelled": labelled}
     photos = open_photos(data, path=settings.get("data_path"), split=split, **options)
     some = range(0, len(photos), max(1, len(photos) // LOOKED_AT))
@@ -251,10 +243,8 @@ def _model(teacher: str | None, settings: Mapping[str, Any], name: str) -> Model
     return Model(Architecture(built.name, plain), vit, normalisation, whose, vit_of_teacher)
 
 
-def _image_size(model: Model, side: int | None, as_they_come: bool, rules: dict[str, str]) -> int:
+def _image_size(model: Model, side: int | None, rules: dict[str, str]) -> int:
     """The model's, or less where the images are smaller; its rule is added."""
-    if as_they_come:
-        return side
     native, patch = (built_for(model.vit) or ANY)[0], PATCH
     if isinstance(model.vit, VITS):
         native, patch = model.vit.patch_embed.img_size[0], model.vit.patch_embed.patch_size[0]
@@ -279,7 +269,7 @@ def _sizes(vit: VisionTransformer | Eva) -> Sizes:
     return Sizes(len(vit.blocks), heads, width // heads, grid, None, (0, 0, 0))
 
 
-def with_student(student: str | None, teacher: str | None, changes: Mapping[str, str]) -> dict[str, str]:
+def student_settings(student: str | None, teacher: str | None, changes: Mapping[str, str]) -> dict[str, str]:
     """The settings with what `--student`, a timm name or a size, stands for, where they do not say it."""
     if student is None:
         return dict(changes)

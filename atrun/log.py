@@ -12,6 +12,9 @@ from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
 
+import numpy as np
+from PIL import Image
+
 from atlib._util import naming, write_atomically
 
 
@@ -66,9 +69,6 @@ class RunLog:
     def picture(self, name: str, step: int, png: bytes) -> Path:
         """Write FOLDER/NAME/step-00000123.png, and send it to a tracker that takes pictures."""
         if hasattr(self.tracker, "log_images"):
-            import numpy as np  # nothing else here uses it
-            from PIL import Image
-
             pixels = np.asarray(Image.open(io.BytesIO(png)).convert("RGB"))
             form = {"dataformats": "NHWC"} if self.tracks_with == "tensorboard" else {}
             self.tracker.log_images({name: pixels[None]}, step=step, **form)

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from atfamily.detection.evaluate import evaluate_detector
+from atfamily.detection.files import load_detector
 from atfamily.measures.predictions import ensemble_logits
 from atfamily.measures.subsets import accuracy_on
 from atlib.checkpoint import read_header
@@ -30,6 +32,7 @@ from atrun.config import (
 from atrun.configure import data_name, evaluated_split
 from atrun.data.decoding import CorruptImage, decode
 from atrun.data.generated import is_generated
+from atrun.data.natural_shifts import SHIFTED, open_shifted
 from atrun.data.transforms import AS_STORED, Augmentation
 from atrun.looking.file_preparation import augmentation_of, preparation_in
 from atrun.overrides import help_text, pairs
@@ -77,7 +80,7 @@ def evaluate_command(arguments: argparse.Namespace) -> int:
         raise ValueError(f"--shifted {shifted} is data of its own: leave --data and --split out")
     files = [_file_of(path, arguments) for path in arguments.paths]
     reading = read_settings(pairs(arguments.settings), READING)
-    detectors = [path for path, config in files if _detects(path, config)]
+    detectors = [path for path, run in files if (run.detects if run else "detector" in read_header(path))]
     if detectors and (len(files) > 1 or shifted is not None):
         raise ValueError(f"{detectors[0]} holds a detector: evaluate it by itself, on data {COCO!r}")
     if detectors:
@@ -104,10 +107,6 @@ def _file_of(path: Path, arguments: argparse.Namespace) -> tuple[Path, RunConfig
     if config.method.pretrains:
         raise ValueError(f"{folder} is without a class head: train --recipe fine-tune --teacher {folder}")
     return weights, config
-
-
-def _detects(path: Path, config: RunConfig | None) -> bool:
-    return "detector" in read_header(path) if config is None else config.detects
 
 
 def _test_of(
@@ -143,7 +142,7 @@ def _test_of(
 def tested_anew(path: Path, config: RunConfig, split: str, images) -> str:
     """What is to be said where a split holds other images than when the run was tested on it; else ""."""
     before = read_header(path).get("tested_on")
-    current = tested_as(replace(config, evaluation_split=split), images)["tested_on"]
+    current = tested_as(split, images)
     if before is None or before["split"] != split or before == {name: current.get(name) for name in before}:
         return ""
     return (
@@ -168,16 +167,13 @@ def _preparation(path: Path, model: nn.Module) -> tuple[Augmentation | None, str
 
 def _on_coco(path: Path, config: RunConfig | None, arguments: argparse.Namespace, reading: dict) -> str:
     """`evaluate` of a whole detector, on its run's folder of images or on another."""
-    from atfamily.detection.evaluate import evaluate_detector
-    from atfamily.detection.files import load_detector
-
     if arguments.data not in (None, COCO) or reading.keys() - {"data_path", "workers"}:
         raise ValueError(f"{path} holds a detector, which takes --data_path FOLDER of COCO's form alone")
     detector, classes, _ = load_detector(path)
     read_as = (None, evaluated_split(COCO)) if config is None else (config.data_path, config.evaluation_split)
     folder, split = reading.get("data_path", read_as[0]), arguments.split or read_as[1]
     size = detector.backbone.student.patch_embed.img_size[0]
-    images = coco_images(folder, split, size, workers=reading.get("workers", 0))
+    images = coco_images(folder, split, size=size, workers=reading.get("workers", 0))
     if images.classes != classes:
         raise ValueError(f"{folder}, {split} has categories {images.classes}, and {path} knows {classes}")
     precisions = evaluate_detector(detector.to(device()), images)
@@ -190,8 +186,6 @@ def shifted_test(
     path: Path, model: nn.Module, name: str, augmentation: Augmentation | None, note: str, reading: dict
 ) -> ModelOnTest:
     """The test of a model on one of `SHIFTED`; reading: `data_path`, `workers` and `on_corrupt`."""
-    from atrun.data.natural_shifts import SHIFTED, open_shifted  # reads timm's lists of classes
-
     if columns := reading.keys() & {"image_column", "label_column"}:
         raise ValueError(f"--{min(columns)} would change nothing: {name} has columns of its own")
     options = {"augmentation": augmentation, **reading}

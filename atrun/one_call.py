@@ -105,7 +105,7 @@ def transfer(
     out: the run's folder, in which an interrupted run goes on. settings: {"epochs": "20"}.
     """
     out, method = Path(out), _method_on(method, data)
-    given, settings = _written(teacher, out, settings)
+    given, settings = _teacher_file(teacher, out, settings)
     config, rules, words = _configured(given, str(data), student, method, settings, seed)
     note(rules)
     return _carried_out(config, rules, words, out)
@@ -129,7 +129,7 @@ def compare_methods(
     out = Path(out)
     if is_flat(data) or not methods or seeds < 1:
         raise ValueError(f"data={str(data)!r}, methods={methods}, seeds={seeds}: labels, a method and a seed")
-    given, settings = _written(teacher, out, settings)
+    given, settings = _teacher_file(teacher, out, settings)
     methods = [method_of_run(name) for name in dict.fromkeys(methods)]
     tuned = out / "teacher"
     if any(method.reads_logits for method in methods) and not says_classes(teacher_name(str(given))):
@@ -153,16 +153,13 @@ def compare_methods(
             "seconds": [of_seed.record.seconds for of_seed in trained],
             "folders": [str(of_seed.folder) for of_seed in trained],
         }
-    differences = {
-        (second, first): paired_bootstrap(right[second], right[first])
-        for first, second in combinations(right, 2)
-    }
+    differences = {(b, a): paired_bootstrap(right[b], right[a]) for a, b in combinations(right, 2)}
     table = Table(rows, differences, next(iter(right.values())).shape[1])
     write_atomically(out / "table.json", (json.dumps(table.describe(), indent=1) + "\n").encode())
     config, *_ = next(iter(runs.values()))
     words = ["transfer", "--teacher", teacher_name(str(given)), "--data", config.data]
     words += ["--student", student or "teacher", "--methods", *rows, "--seeds", str(seeds)]
-    table_report(out, words + _as_words(settings), table.describe())
+    table_report(out, words + _as_words(settings), table)
     return table
 
 
@@ -188,7 +185,7 @@ def _method_on(method: str, data: str | Path) -> Method:
     return Method(f"{chosen}-unlabelled")
 
 
-def _written(
+def _teacher_file(
     teacher: str | Path | nn.Module, out: Path, settings: Mapping[str, str]
 ) -> tuple[str, Mapping[str, str]]:
     """A teacher's name or path, a live one written beside `out`, and settings with what it does not say."""
@@ -224,7 +221,7 @@ def _configured(
     """A run, what was derived for it, and the command that repeats it."""
     teacher = teacher_name(teacher)
     if method is not Method.FINE_TUNE:  # which begins with the teacher's weights
-        settings = generic.with_student(student, teacher, settings)
+        settings = generic.student_settings(student, teacher, settings)
     config, rules = configured(method, data, teacher, settings, seed)
     words = ["train", "--recipe", method, "--data", config.data, "--teacher", teacher]
     return config, rules, words + _as_words(settings)
@@ -288,9 +285,7 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
     parser.add_argument("--out", type=Path, metavar="DIR", help=out)
     dry = "print the student, the pairs of layers and the cost of each method; train nothing"
     parser.add_argument("--dry-run", action="store_true", help=dry)
-    parser.epilog = (
-        "Settings are further options, --epochs 20: `python -m atlib train --settings` lists them."
-    )
+    parser.epilog = "Settings are further options, --epochs 20: `python -m atlib train --settings` lists them"
     parser.set_defaults(run=transfer_command, takes_settings=True)
 
 

@@ -23,8 +23,7 @@ def pairs(arguments: Sequence[str]) -> dict[str, str]:
             if not waiting or waiting[0].startswith("--"):
                 raise ValueError(f"{name} has no value: write {name} VALUE")
             value = waiting.pop(0)
-        name = name[2:].replace("-", "_")
-        texts[name] = value
+        texts[name[2:].replace("-", "_")] = value
     return texts
 
 
@@ -73,10 +72,7 @@ def fields_of(of: type) -> dict[str, Setting]:
     for comments, name in re.findall(r"((?:^ +#: .*\n)+) +(\w+):", source, re.MULTILINE):
         words[name] = " ".join(re.findall(r"#: (.*)", comments))
     kinds = get_type_hints(of)
-    return {
-        field.name: Setting(kinds[field.name], words.get(field.name, ""), field.default)
-        for field in fields(of)
-    }
+    return {one.name: Setting(kinds[one.name], words.get(one.name, ""), one.default) for one in fields(of)}
 
 
 def help_text(sections: Mapping[str, Mapping[str, Setting]]) -> str:

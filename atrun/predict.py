@@ -18,18 +18,19 @@ from atrun.classes import class_names
 from atrun.config import is_run, read_config
 from atrun.data.decoding import ON_CORRUPT
 from atrun.data.folders import pictures_below
+from atrun.data.photos import Photos
 from atrun.looking.file_preparation import augmentation_of
 from atrun.measure import readable
 from atrun.runner import device, load_result, weights_of
 
 
 class Prediction(NamedTuple):
-    """What a model says of an image: its most likely class, and the probability of each, in their order. They
-    sum to 1 unless each class was learned by itself (`binary`)."""
+    """What a model says of an image: its most likely class, and {class: its probability} of all, in order.
+    They sum to 1 unless each class was learned by itself (`binary`)."""
 
     file: str
     name: str
-    probabilities: list[float]
+    probabilities: dict[str, float]
 
 
 def image_files(paths: Sequence[Path]) -> list[Path]:
@@ -50,18 +51,16 @@ def predictions(path: Path, files: Sequence[Path], on_corrupt: str = "raise") ->
     image that cannot be decoded, "raise", or "skip", which warns and leaves it out."""
     import datasets  # takes seconds
 
-    from atrun.data.photos import Photos
-
     _, augmentation = augmentation_of(path)
     if augmentation is None:
         says_it = 'save_vit(..., {"augmentation": Augmentation(...).describe(), "classes": [...]}) says it'
         raise ValueError(f"{path} does not say how image files are prepared for it: {says_it}")
     model = load_result(path).to(device())
-    if student_of(model).num_classes == 0:
+    if (outputs := student_of(model).num_classes) == 0:
         raise ValueError(f"{path} has no class head: `train --recipe fine-tune --teacher {path}` makes one")
     names = class_names(path)
-    if (outputs_of := student_of(model).num_classes) != len({*names}):
-        raise ValueError(f"{path} has {outputs_of} outputs and {len({*names})} names of classes")
+    if outputs != (different := len({*names})):
+        raise ValueError(f"{path} has {outputs} outputs and {different} names of classes")
     features = datasets.Features({"image": datasets.Image(decode=False)})
     rows = datasets.Dataset.from_dict({"image": [str(file.absolute()) for file in files]}, features)
     unknown, how = torch.zeros(len(files), dtype=torch.long), {"on_corrupt": on_corrupt}
@@ -75,30 +74,27 @@ def predictions(path: Path, files: Sequence[Path], on_corrupt: str = "raise") ->
     if binary is None and is_run(path.parent):  # a file of before it was said there
         binary = read_config(path.parent, trust_data=True).recipe.binary
     shares = logits.sigmoid() if binary else logits.softmax(-1)
-    best = [names[index] for index in shares.argmax(-1).tolist()]
-    return [Prediction(str(file), name, of.tolist()) for file, name, of in zip(read, best, shares)]
+    rows = zip(read, shares.argmax(-1).tolist(), shares.tolist())
+    return [Prediction(str(file), names[best], dict(zip(names, row))) for file, best, row in rows]
 
 
-def as_csv(predicted: Sequence[Prediction], names: Sequence[str]) -> str:
+def as_csv(predicted: Sequence[Prediction]) -> str:
     """A line for each image: file, class, its probability, then the probability of every class."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    first = ["file", "class", "probability"]
+    first, names = ["file", "class", "probability"], predicted[0].probabilities
     if clash := {*first} & {*names}:
         raise ValueError(f"a column and a class are both called {min(clash)!r}: take --out FILE.json")
     writer.writerow([*first, *names])
     for row in predicted:
-        shares = [f"{share:.6f}" for share in row.probabilities]
-        writer.writerow([row.file, row.name, f"{max(row.probabilities):.6f}", *shares])
+        shares = [f"{share:.6f}" for share in (row.probabilities[row.name], *row.probabilities.values())]
+        writer.writerow([row.file, row.name, *shares])
     return text.getvalue()
 
 
-def as_json(predicted: Sequence[Prediction], names: Sequence[str]) -> str:
-    """A list with {"file", "class", "probabilities": {name: share}} for each image."""
-    entries = [
-        {"file": row.file, "class": row.name, "probabilities": dict(zip(names, row.probabilities))}
-        for row in predicted
-    ]
+def as_json(predicted: Sequence[Prediction]) -> str:
+    """A list with {"file", "class", "probabilities": {class: share}} for each image."""
+    entries = [{"file": file, "class": name, "probabilities": shares} for file, name, shares in predicted]
     return json.dumps(entries, indent=1, allow_nan=False) + "\n"
 
 
@@ -114,11 +110,10 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
 
 
 def predict_command(arguments: argparse.Namespace) -> int:
-    kinds = {".csv": as_csv, ".json": as_json}
-    if arguments.out is not None and arguments.out.suffix.lower() not in kinds:
-        raise ValueError(f"--out {arguments.out}: name a file that ends in .csv or .json")
+    out, kinds = arguments.out, {".csv": as_csv, ".json": as_json}
+    if (ending := ".csv" if out is None else out.suffix.lower()) not in kinds:
+        raise ValueError(f"--out {out}: name a file that ends in .csv or .json")
     path = weights_of(arguments.path, arguments.averaged)
-    written = as_csv if arguments.out is None else kinds[arguments.out.suffix.lower()]
-    text = written(predictions(path, image_files(arguments.images), arguments.on_corrupt), class_names(path))
-    print(text if arguments.out is None else f"{write_atomically(arguments.out, text.encode())}\n", end="")
+    text = kinds[ending](predictions(path, image_files(arguments.images), arguments.on_corrupt))
+    print(text if out is None else f"{write_atomically(out, text.encode())}\n", end="")
     return 0

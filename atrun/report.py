@@ -2,7 +2,7 @@
 
 import base64
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from statistics import median
@@ -36,9 +36,9 @@ def run_report(
     rules: str,
     student: nn.Module,
     record: Record,
-    images: Any = None,
-    right: Tensor | None = None,
-    teacher: nn.Module | None = None,
+    images: Any,
+    right: Tensor | None,
+    teacher: nn.Module | None,
 ) -> Path:
     """Write the page of a finished run: how it is repeated, what was derived, curves, maps, accuracy, cost.
 
@@ -48,7 +48,11 @@ def run_report(
     page's path; raises `ValueError` for a run without a log.
     """
     parts = [_command(words, folder), "<h2>What was derived</h2>", f"<pre>{escape(rules)}</pre>"]
-    parts += ["<h2>Curves</h2>", _svg(folder), f"<p>At the end: {escape(as_line(record.results))}</p>"]
+    svg = as_file(curves([folder]), "svg").decode()
+    label = '<svg role="img" aria-label="Losses and accuracies by epoch"'
+    svg = svg[svg.index("<svg") :].replace("<svg", label, 1)
+    parts += ["<h2>Curves</h2>", f'<div class="wide">{svg}</div>']
+    parts += [f"<p>At the end: {escape(as_line(record.results))}</p>"]
     if drawn := sorted(folder.glob("maps/step-*.png")):
         picture = base64.b64encode(drawn[-1].read_bytes()).decode()
         alt = "Images of the evaluation, the teacher's maps where it has one, and the student's"
@@ -70,19 +74,15 @@ def run_report(
     }
     parts += ["<h2>Cost</h2>", _table(["", ""], [[name, escape(str(value))] for name, value in cost.items()])]
     title = f"{folder.resolve().name}: {record.method} on {Path(record.config['data']).name}"
-    return _written(folder, title, parts)
+    return _page(folder, title, parts)
 
 
-def table_report(out: Path, words: Sequence[str], table: Mapping[str, Any]) -> Path:
-    """Write the page of a table of methods, `Table.describe()`, with links to the runs' pages. words: the
-    command that repeats it. Returns the page's path."""
-    base = next(iter(table["methods"]))
-    differences = {
-        (pair["first"], pair["second"]): in_points(pair["mean"], pair["low"], pair["high"])
-        for pair in table["differences"]
-    }
-    rows = []
-    for name, row in table["methods"].items():
+def table_report(out: Path, words: Sequence[str], table: Any) -> Path:
+    """Write the page of an `atrun.one_call.Table`, with links to the runs' pages. words: the command that
+    repeats it. Returns the page's path."""
+    base, rows = next(iter(table.rows)), []
+    differences = {pair: in_points(*interval) for pair, interval in table.differences.items()}
+    for name, row in table.rows.items():
         links = [
             f'<a href="{Path(folder).name}/report.html">{100 * accuracy:.2f}</a>'
             for folder, accuracy in zip(row["folders"], row["accuracies"])
@@ -95,7 +95,7 @@ def table_report(out: Path, words: Sequence[str], table: Mapping[str, Any]) -> P
     parts = [_command(words, out), "<h2>Methods</h2>", _table(heads, rows)]
     parts += ["<h2>All differences</h2>", _table(["", "points"], pairs)] if pairs else []
     parts += ["<p>95 % intervals over other images (paired bootstrap), not other seeds.</p>"]
-    return _written(out, f"{out.resolve().name}: methods on the same {table['images']:,} images", parts)
+    return _page(out, f"{out.resolve().name}: methods on the same {table.images:,} images", parts)
 
 
 def _command(words: Sequence[str], folder: Path) -> str:
@@ -122,12 +122,6 @@ def _clickable(student: nn.Module, teacher: nn.Module | None, images: Any) -> st
         return f"<p>{escape(str(error))}</p>"
 
 
-def _svg(folder: Path) -> str:
-    svg = as_file(curves([folder]), "svg").decode()
-    label = 'role="img" aria-label="Losses and accuracies by epoch"'
-    return f'<div class="wide">{svg[svg.index("<svg") :].replace("<svg", f"<svg {label}", 1)}</div>'
-
-
 def _accuracies(right: Tensor, labels: Tensor, classes: Sequence[str]) -> str:
     parts = [("all", right)]
     for label in labels.unique().tolist():
@@ -152,6 +146,6 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return f'<div class="wide"><table>{head}\n{body}</table></div>'
 
 
-def _written(folder: Path, title: str, parts: Sequence[str]) -> Path:
+def _page(folder: Path, title: str, parts: Sequence[str]) -> Path:
     page = filled(PAGE, {"__TITLE__": escape(title), "__BLOCK__": "\n".join([STYLE, *parts])})
     return write_atomically(folder / "report.html", page.encode())

@@ -18,6 +18,8 @@ import torch
 from accelerate.utils import get_int_from_env
 from torch import nn
 
+from atfamily.detection.evaluate import evaluate_detector
+from atfamily.detection.files import save_detector
 from atfamily.stored_maps import load_stored_maps, save_stored_maps
 from atlib.checkpoint import load_bundle, load_vit, read_header, save_bundle, save_vit
 from atlib.data import Images
@@ -28,6 +30,7 @@ from atlib.train import train
 from atrun.build import Built, build, held_out, loss_of, outputs_for, result_of, training_images, with_student
 from atrun.checkpoint_manager import CheckpointManager, digest, digest_of_tensors, identity_of
 from atrun.config import FREE, UNTRAINED, RunConfig, read_config, require_use, write_config
+from atrun.data.photos import Photos, hold
 from atrun.log import RunLog, require_tracker
 from atrun.method import Method
 from atrun.record import Record, about, peak_memory_mb, read_record, write_record
@@ -213,8 +216,8 @@ def _carry_out(
     prepared: dict[str, Any] = {} if detects else {"augmentation": config.describe().get("augmentation")}
     prepared["normalisation"] = None if normalisation is None else normalisation.describe()
     if config.classifies:
-        prepared |= {"classes": list(images.classes), **tested_as(config, tested_on)}
-        prepared |= {"binary": config.recipe.binary}
+        test = tested_as(config.evaluation_split, tested_on)
+        prepared |= {"classes": list(images.classes), "tested_on": test, "binary": config.recipe.binary}
     for name in ("teacher", "student_weights"):
         weights = getattr(config, name)
         if weights not in (None, UNTRAINED) and is_file(weights):
@@ -226,14 +229,11 @@ def _carry_out(
         if is_main_process() and not (folder / "teacher.safetensors").exists():
             # kept: another version of torch may draw other numbers from the seed
             save_vit(folder / "teacher.safetensors", built.untrained, built.teacher)
-    split = "none" if config.method.pretrains else config.evaluation_split
-    free = (*FREE, *may_differ)
+    split, free = config.evaluation_split, (*FREE, *may_differ)
     keeper = CheckpointManager(folder / "checkpoints", config.save_every, config.keep, same, free)
 
     def metrics(model: nn.Module) -> dict:
         if detects:
-            from atfamily.detection.evaluate import evaluate_detector
-
             return {f"{split}_{name}": value for name, value in evaluate_detector(model, tested_on).items()}
         measured = evaluate_together(model, tested_on)
         # the accuracy is not that of the whole split
@@ -292,8 +292,6 @@ def free_memory() -> float:
 
 def on_device(config: RunConfig, images):
     """The training images held on the device that trains, where they fit and can be augmented there."""
-    from atrun.data.photos import Photos, hold
-
     place = torch.device("cpu")
     if runs_on_gpu():
         place = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
@@ -311,9 +309,7 @@ def on_device(config: RunConfig, images):
     return moved
 
 
-def _maps_drawer(
-    config: RunConfig, images: Any, log: RunLog | None
-) -> Callable[[nn.Module, dict], None] | None:
+def _maps_drawer(config: RunConfig, images, log: RunLog | None) -> Callable[[nn.Module, dict], None] | None:
     """What draws, after every so many passes, where teacher and student look; None where it is not asked."""
     if config.maps_every == 0:
         return None
@@ -352,11 +348,11 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def tested_as(config: RunConfig, images) -> dict[str, Any]:
+def tested_as(split: str, images) -> dict[str, Any]:
     """Which images a classifier is tested on, as its file says it: others may be some that it has learned."""
     labels = hashlib.sha256(images.targets.long().cpu().numpy().tobytes()).hexdigest()
     files = {name: value for name, value in identity_of(images).items() if name in FILES}
-    return {"tested_on": {"split": config.evaluation_split, "images": len(images), "labels": labels, **files}}
+    return {"split": split, "images": len(images), "labels": labels, **files}
 
 
 def _save(
@@ -379,8 +375,6 @@ def _save(
 
     path = result_path(folder, config.method)
     if config.detects:
-        from atfamily.detection.files import save_detector
-
         vit = built.model.backbone.vit
         save(path, vit if config.method is Method.COPY else student_of(vit))
         described = config.detector, images.classes, built.student, built.teacher

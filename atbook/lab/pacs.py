@@ -7,7 +7,7 @@ import numpy as np
 
 from atlib.data import Images
 from atrun.data.catalogue import VALIDATION_SHARE, fixed_order
-from atrun.data.in_memory import images_in_memory
+from atrun.data.photos import images_in_memory
 
 PACS = "flwrlabs/pacs"
 DOMAINS = ("photo", "art_painting", "cartoon", "sketch")
@@ -30,7 +30,7 @@ def load_pacs(
     domains: some of `DOMAINS`. path: a parquet file or a folder of them in the hub's format (None: from the
     hub). split: "train", "validation", "test" or "all". The hub's copy has no splits: these are a fixed tenth
     of every domain for validation and a fifth for test, by position in the file. Others: as in
-    `atrun.data.in_memory.load`, whose errors it raises too.
+    `atrun.data.photos.load`, whose errors it raises too.
     """
     from atrun.data.hub import open_rows  # imported here: `datasets` takes seconds
 

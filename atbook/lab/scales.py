@@ -34,7 +34,7 @@ from atlib.recipe import Recipe
 from atlib.train import train
 from atlib.vit import Architecture
 from atrun.checkpoint_manager import CheckpointManager
-from atrun.data.in_memory import load
+from atrun.data.photos import load
 
 # A teacher, its architecture, and the history of its training.
 Made = tuple[VisionTransformer, Architecture, list[dict]]

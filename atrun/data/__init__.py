@@ -1,7 +1,6 @@
 """Real data: data sets of the hub and of files, photographs at any size, and data that a function makes."""
 
-from atrun.data.in_memory import load
-from atrun.data.photos import Photos, open_photos
+from atrun.data.photos import Photos, load, open_photos
 from atrun.data.stream import PhotoStream, open_stream
 from atrun.data.transforms import Augmentation
 

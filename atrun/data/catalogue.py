@@ -17,7 +17,7 @@ SPLIT_NAMES = {
 VALIDATION_SHARE = 0.1  # of "train", where a data set publishes no validation split
 
 
-class Known(NamedTuple):
+class Entry(NamedTuple):
     """A data set that has a name here. hub: its id there, None where no complete copy was found. classes:
     their number. images: how many each split has. evaluated: the split on which results are reported.
     otherwise: what to do without a copy on the hub. files: the pattern of each split's files there."""
@@ -35,7 +35,7 @@ class Known(NamedTuple):
         return sum(map(self.images.get, parts)) if set(parts) <= set(self.images) else None
 
 
-def find(name_or_path: str | Path, path: str | Path | None = None) -> tuple[str, Path | None, Known | None]:
+def find(name_or_path: str | Path, path: str | Path | None = None) -> tuple[str, Path | None, Entry | None]:
     """Of a name of `CATALOGUE` (its files in `path`, if given), a file or folder, or a hub id "owner/name":
     the name for messages, or the hub's id where the path is None, the path, and what is published."""
     name = str(name_or_path)
@@ -77,10 +77,10 @@ IMAGENET = "https://www.image-net.org/download.php"
 _UNPACK = f"fetch images and annotations from {INATURALIST}, unpack them into one folder"
 
 # Sources: the papers, by their arXiv number or title, and the pages that they name.
-CATALOGUE: dict[str, Known] = {
+CATALOGUE: dict[str, Entry] = {
     # Russakovsky et al. 2015 (1409.0575), Table 2. Its published test split has no labels, so there is none
     # here. The hub gives the images after a login.
-    "imagenet-1k": Known(
+    "imagenet-1k": Entry(
         "ILSVRC/imagenet-1k",
         1000,
         {"train": 1_281_167, "validation": 50_000},
@@ -90,7 +90,7 @@ CATALOGUE: dict[str, Known] = {
     # The release of fall 2011, which papers mean (1409.0575, state of August 2014; that of winter 2021 has
     # 19,167 classes). It has no splits, so a paper that trains on all of it trains on "train+validation". The
     # hub's copies have other columns, or some of the classes.
-    "imagenet-21k": Known(
+    "imagenet-21k": Entry(
         None,
         21_841,
         _published(14_197_122),
@@ -98,21 +98,21 @@ CATALOGUE: dict[str, Known] = {
         f"fetch it from {IMAGENET} (after a login), unpack it into FOLDER/train/WORDNET_ID",
     ),
     # Krizhevsky 2009, Learning Multiple Layers of Features from Tiny Images
-    "cifar10": Known("uoft-cs/cifar10", 10, _published(50_000, test=10_000), "test"),
-    "cifar100": Known("uoft-cs/cifar100", 100, _published(50_000, test=10_000), "test"),
+    "cifar10": Entry("uoft-cs/cifar10", 10, _published(50_000, test=10_000), "test"),
+    "cifar100": Entry("uoft-cs/cifar100", 100, _published(50_000, test=10_000), "test"),
     # Van Horn et al. 2018 (1707.06642) and the Details of each year's page. The hub was found to have parts
     # only; the authors' archives hold images and annotations, train2018.json and val2018.json.
-    "inat2017": Known(None, 5089, {"train": 579_184, "validation": 95_986}, "validation", _UNPACK),
-    "inat2018": Known(None, 8142, {"train": 437_513, "validation": 24_426}, "validation", _UNPACK),
+    "inat2017": Entry(None, 5089, {"train": 579_184, "validation": 95_986}, "validation", _UNPACK),
+    "inat2018": Entry(None, 8142, {"train": 437_513, "validation": 24_426}, "validation", _UNPACK),
     # The authors give the sum of both, 268,243; 265,213 is what the challenge's copies count.
-    "inat2019": Known(None, 1010, {"train": 265_213, "validation": 3_030}, "validation", _UNPACK),
+    "inat2019": Entry(None, 1010, {"train": 265_213, "validation": 3_030}, "validation", _UNPACK),
     # The small sets of transfer learning: papers train on "train+validation" and report the test split.
     # Nilsback and Zisserman 2008; Parkhi et al. 2012; Krause et al. 2013
-    "flowers102": Known("dpdl-benchmark/oxford_flowers102", 102, _published(1_020, 1_020, 6_149), "test"),
-    "pets": Known("timm/oxford-iiit-pet", 37, _published(3_680, test=3_669), "test"),
+    "flowers102": Entry("dpdl-benchmark/oxford_flowers102", 102, _published(1_020, 1_020, 6_149), "test"),
+    "pets": Entry("timm/oxford-iiit-pet", 37, _published(3_680, test=3_669), "test"),
     # Maji et al. 2013 (1306.5151). Its classes are the 100 variants. The hub's copies need code of their own
     # to be read, or have other classes.
-    "aircraft": Known(
+    "aircraft": Entry(
         None,
         100,
         _published(3_334, 3_333, 3_333),
@@ -120,7 +120,7 @@ CATALOGUE: dict[str, Known] = {
         f"fetch it from {AIRCRAFT}, lay its images into FOLDER/train/VARIANT, FOLDER/validation/VARIANT and"
         " FOLDER/test/VARIANT, as its images_variant_*.txt list them (a slash in a name as a dash)",
     ),
-    "cars": Known("tanganke/stanford_cars", 196, _published(8_144, test=8_041), "test"),
+    "cars": Entry("tanganke/stanford_cars", 196, _published(8_144, test=8_041), "test"),
     # Bossard et al. 2014. The hub calls its test images "validation".
-    "food101": Known("ethz/food101", 101, {"train": 75_750, "validation": 25_250}, "validation"),
+    "food101": Entry("ethz/food101", 101, {"train": 75_750, "validation": 25_250}, "validation"),
 }

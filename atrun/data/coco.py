@@ -11,12 +11,11 @@ import torch
 from PIL import Image
 from PIL.ExifTags import Base
 from torch import Tensor, nn
-from torch.utils.data import BatchSampler
 from torchvision.ops import box_convert, clip_boxes_to_image, masks_to_boxes
 from torchvision.transforms import functional as vision
 
 from atfamily.detection.objects import Found, ObjectBatch, Objects, check_objects
-from atlib.loading import Batch, ShardSpec, augmentation_seeds, draw_below, loader_of, my_batches, my_repeats
+from atlib.loading import Batch, ShardSpec, draw_below, in_order, loader_of, my_seeded_batches
 from atlib.pair import IMAGENET
 from atrun.data.decoding import CorruptImage, as_rgb, in_eight_bits, large_pictures
 
@@ -69,6 +68,11 @@ class CocoObjects:
 
     def __len__(self) -> int:
         return len(self.entries)
+
+    @property
+    def source_files(self) -> list[str]:
+        """What is read: the images, and the annotations."""
+        return [str(self.folder / entry["file_name"]) for entry in self.entries] + [str(self.file)]
 
     def select(self, indices: Sequence[int]) -> "CocoObjects":
         """Some of the images, in the order of `indices`."""
@@ -130,16 +134,12 @@ class CocoObjects:
 
     def loader(self, batch_size: int) -> Iterator[tuple[Tensor, ObjectBatch]]:
         """All images in order, as evaluation sees them."""
-        return self.batches(BatchSampler(range(len(self)), batch_size, drop_last=False))
+        return self.batches(in_order(len(self), batch_size))
 
     def epoch(self, part: ShardSpec, workers: int = 0) -> Iterator[Batch]:
         """One process's batches of one epoch, read by `workers` processes ahead of time (0: by this one).
         Order and jitter hang on seed, epoch and index alone."""
-        shares = []
-        for (indices, weight), repeats in zip(my_batches(len(self), part), my_repeats(len(self), part)):
-            seeds = augmentation_seeds(part, torch.tensor(indices), torch.tensor(repeats)).tolist()
-            shares.append((indices, seeds, weight))
-        return iter(loader_of(self._share, shares, workers))
+        return iter(loader_of(self._share, my_seeded_batches(len(self), part), workers))
 
     def back(self, number: int, detection: Found) -> Found:
         """What `detect` found in an image as evaluation sees it, in the image's own pixels."""
@@ -176,10 +176,10 @@ class CocoObjects:
             raise ValueError(f"{where}: run lengths do not fill the image ({error})") from error
         return torch.from_numpy(pixels.astype(bool))
 
-    def _share(self, share: tuple[list[int], list[int], float]) -> Batch:
-        indices, seeds, weight = share
-        images, objects = zip(*(self.one(index, seed) for index, seed in zip(indices, seeds)))
-        return Batch(torch.stack(images), ObjectBatch(objects), indices, weight)
+    def _share(self, share: tuple[list[tuple[int, int]], float]) -> Batch:
+        wanted, weight = share
+        images, objects = zip(*(self.one(index, seed) for index, seed in wanted))
+        return Batch(torch.stack(images), ObjectBatch(objects), [index for index, _ in wanted], weight)
 
     def _decoded(self, number: int) -> Image.Image:
         entry = self.entries[number]

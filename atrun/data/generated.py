@@ -32,10 +32,7 @@ def _is_installed(package: str) -> bool:
     if of_project and where == [OUR_OWN / package]:
         return True
     working = [Path.cwd().resolve(), Path(sys.path[0] or ".").resolve()]  # `python -m` imports from there
-    return all(
-        "site-packages" in path.parts or not any(path.is_relative_to(folder) for folder in working)
-        for path in where
-    )
+    return all("site-packages" in path.parts or not any(map(path.is_relative_to, working)) for path in where)
 
 
 def maker(data: str) -> Callable:

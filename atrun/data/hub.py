@@ -10,11 +10,10 @@ from pathlib import Path
 import datasets
 
 from atlib._util import require_known
-from atrun.data.catalogue import VALIDATION_SHARE, Known, find, fixed_order
+from atrun.data.catalogue import SPLIT_NAMES, VALIDATION_SHARE, Entry, find, fixed_order
 from atrun.data.folders import ImageFolders
 
 IMAGE_COLUMNS, LABEL_COLUMNS = ("image", "img"), ("label", "labels", "fine_label")
-SPLITS = ("train", "validation", "test")
 Rows = datasets.Dataset | datasets.IterableDataset
 
 
@@ -25,7 +24,7 @@ def open_rows_of(
     image_column: str | None = None,
     label_column: str | None = None,
     labelled: bool = True,
-) -> tuple[datasets.Dataset, str, str | None, Known | None]:
+) -> tuple[datasets.Dataset, str, str | None, Entry | None]:
     """Open a split of a data set by name, path or hub id: its rows, image and label column (None with
     labelled=False), and what is published about it (None without a name).
 
@@ -129,7 +128,7 @@ def _files_of(path: Path, suffix: str) -> dict[str, list[str]]:
         # Whatever one file is called it is read as parquet, unless it says that it is arrow.
         return {"train": [str(path)]} if (path.suffix == ".arrow") == (suffix == "arrow") else {}
     splits = {}
-    for split in SPLITS:
+    for split in SPLIT_NAMES:
         short = "val" if split == "validation" else split  # val.parquet is validation, too
         patterns = [f"{short}*", *(f"data/{name}-*" for name in sorted({short, split}))]
         places = [sorted(path.glob(f"{pattern}.{suffix}")) for pattern in patterns]
@@ -199,7 +198,7 @@ def find_column(rows: Rows, names: tuple[str, ...], kind: str) -> str:
     raise ValueError(f"no {kind} column among {', '.join(rows.column_names)}: {kind}_column= names it")
 
 
-def class_names(rows: Rows, column: str, published: int | None = None) -> tuple[str, ...]:
+def column_classes(rows: Rows, column: str, published: int | None = None) -> tuple[str, ...]:
     """The names of the classes of a column of class indices, or their numbers."""
     feature = rows.features[column]
     if isinstance(feature, datasets.ClassLabel):

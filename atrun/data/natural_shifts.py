@@ -15,6 +15,7 @@ from torch import Tensor
 
 from atlib._util import require_known
 from atrun.data.catalogue import CATALOGUE
+from atrun.data.photos import Photos, undecoded
 from atrun.data.transforms import Augmentation
 
 
@@ -101,7 +102,6 @@ def open_shifted(
     require_known("shifted set", name, SHIFTED)
     shifted = SHIFTED[name]
     from atrun.data.hub import find_column, open_rows  # imported here: `datasets` takes seconds
-    from atrun.data.photos import Photos, undecoded
 
     rows = open_rows(shifted.hub, path, shifted.split, shifted.files)
     column = find_column(rows, IMAGE_COLUMNS, "image")

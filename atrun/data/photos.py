@@ -1,21 +1,21 @@
 """Photographs at any size, read by index: rows of a `datasets` split, decoded when they are asked for; the
-interface of `atlib.data.Images`, which holds a small set in memory."""
+interface of `atlib.data.Images`, as which `load` and `hold` have a small set in memory."""
 
 import copy
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from torch import Tensor
-from torch.utils.data import BatchSampler
 from torchvision.transforms.functional import normalize, to_tensor
 
 from atlib._util import require_known
-from atlib.data import UNLABELLED, Images
-from atlib.loading import Batch, ShardSpec, augmentation_seeds, loader_of, my_batches, my_repeats
+from atlib.data import UNLABELLED, Images, draw
+from atlib.loading import Batch, ShardSpec, in_order, loader_of, my_seeded_batches
 from atlib.pair import Normalisation
 from atrun.data.decoding import ON_CORRUPT, CorruptImage, Made, decode, large_pictures
 from atrun.data.transforms import AS_STORED, Augmentation, in_two
@@ -53,16 +53,9 @@ class Decoded:
                 warnings.warn(message, stacklevel=3)
             self._warned.add(index)
 
-    def seeds(self, part: ShardSpec, indices: Sequence[int], repeats: Sequence[int]) -> Sequence[int | None]:
-        """The seeds of some images' augmentation, None for none."""
-        if self.augmentation is None:
-            return [None] * len(indices)
-        places = (torch.tensor(numbers, dtype=torch.long) for numbers in (indices, repeats))
-        return augmentation_seeds(part, *places).tolist()
-
     def made(self, wanted: Iterable[tuple]) -> Made:
-        """Images decoded and treated, of (index, file, target, seed of the augmentation, or None) each; a
-        black one stands for a share of which none can be decoded."""
+        """Images decoded and treated, of (index, file, target, seed of the augmentation, None for evaluation)
+        each; a black one stands for a share of which none can be decoded."""
         images, targets, indices, corrupt = [], [], [], {}
         for index, file, target, seed in wanted:
             try:
@@ -89,18 +82,15 @@ class Decoded:
         """One batch for each (what `make` makes images of, weight), in order, made by `workers` processes
         ahead of time (0: by this one). The weight of what cannot be decoded falls to the rest of its share,
         so that over all processes every image counts as much as without a gap."""
-        planned: list[tuple[int, float]] = []  # handed to workers, not yet delivered
-
-        def drawn() -> Iterator[Sequence]:
-            for what, weight in shares:
-                planned.append((len(what), weight))
-                yield what
-
-        for made in loader_of(make, drawn(), workers, workers > 0 and torch.cuda.is_available()):
-            count, weight = planned.pop(0)
+        for made, weight in loader_of(partial(_weighted, make), shares, workers, pin=True):
             self.note(made.corrupt)
-            left = len(made.indices) / count if count else 0.0
-            yield Batch(made.images, made.targets, made.indices, weight * left)
+            yield Batch(made.images, made.targets, made.indices, weight)
+
+
+def _weighted(make: Callable[[Sequence], Made], share: tuple[Sequence, float]) -> tuple[Made, float]:
+    """A share made, and its weight less that of what cannot be decoded; runs in a worker."""
+    made, weight = make(share[0]), share[1]
+    return made, weight * (len(made.indices) / len(share[0]))
 
 
 class Photos(Decoded):
@@ -130,6 +120,16 @@ class Photos(Decoded):
     def __len__(self) -> int:
         return len(self.rows)
 
+    @property
+    def source_files(self) -> list[str]:
+        """What is read, in its order: files of images, or tables of them."""
+        first = self.rows[0][self.image_column] if len(self) and self.rows.cache_files else None
+        if first is not None and first["bytes"] is not None:
+            # their copies in the cache are called after the sources' names, sizes and times
+            return [file["filename"] for file in self.rows.cache_files]
+        pictures = self.rows.with_format("arrow")[:][self.image_column].to_pylist()
+        return [picture["path"] for picture in pictures if picture and picture["path"]]
+
     def take(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
         """The batch at `indices` as evaluation sees it: float32 (B, 3, height, width) and its targets; with
         on_corrupt="skip" without those that cannot be decoded."""
@@ -137,8 +137,8 @@ class Photos(Decoded):
 
     def loader(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Batches as `take` has them, in order. Raises `CorruptImage` where no image is left."""
-        batches, left = BatchSampler(range(len(self)), batch_size, drop_last=False), 0
-        for made in loader_of(self._seen, batches, self.workers):
+        left = 0
+        for made in loader_of(self._seen, in_order(len(self), batch_size), self.workers):
             images, targets = self._noted(made)
             left += len(images)
             if len(images):
@@ -150,11 +150,7 @@ class Photos(Decoded):
         """One process's batches of an epoch, decoded by `workers` processes ahead of time (0: by this one).
         Order and augmentation hang on seed, epoch and index alone. `corrupt` begins anew."""
         self.corrupt.clear()
-        shares = (
-            ([*zip(indices, self.seeds(part, indices, repeats))], weight)
-            for (indices, weight), repeats in zip(my_batches(len(self), part), my_repeats(len(self), part))
-        )
-        return self.deliver(self._make, shares, workers)
+        return self.deliver(self._make, my_seeded_batches(len(self), part), workers)
 
     def select(self, indices: Sequence[int]) -> "Photos":
         """The images at `indices`, in that order, under the same treatment."""
@@ -188,7 +184,7 @@ def hold(photos: Photos, device: torch.device, most: float, workers: int = 0) ->
             return None
         prepare, augment = parts
 
-    def made(indices: list[int]) -> Tensor | None:
+    def made(indices: Sequence[int]) -> Tensor | None:
         try:
             pictures = [decode(file) for file in photos.rows[indices][photos.image_column]]
         except CorruptImage:
@@ -204,11 +200,11 @@ def hold(photos: Photos, device: torch.device, most: float, workers: int = 0) ->
     if a is not None and a.crop == "padded" and a.padding >= min(first.shape[-2:]):
         return None  # torchvision reflects reflections
     pixels = torch.empty((count, *first.shape[1:]), dtype=torch.uint8, device=device)
-    batches = torch.arange(count).split(256)
-    for batch, part in zip(batches, loader_of(made, [batch.tolist() for batch in batches], workers)):
+    batches = in_order(count, 256)
+    for batch, part in zip(batches, loader_of(made, batches, workers)):
         if part is None or part.shape[1:] != pixels.shape[1:]:
             return None
-        pixels[batch[0] : batch[-1] + 1] = part
+        pixels[batch.start : batch.stop] = part
     scaled = photos.normalisation
     held = Images(pixels, photos.targets.to(device), photos.classes, scaled.mean, scaled.std, augment)
     held.source = photos  # by which a run goes on, wherever it holds them then
@@ -234,7 +230,7 @@ def open_photos(
     any folder, with the target `atlib.data.UNLABELLED`. `datasets` copies what it reads from
     parquet or the hub into its cache, once.
     """
-    from atrun.data.hub import class_names, open_rows_of
+    from atrun.data.hub import column_classes, open_rows_of
 
     columns = image_column, label_column, labelled
     rows, image_column, label_column, entry = open_rows_of(name_or_path, path, split, *columns)
@@ -245,13 +241,55 @@ def open_photos(
     pictures = undecoded(rows, image_column).select_columns([image_column])
     names, labels = (), [UNLABELLED] * len(rows)
     if label_column is not None:
-        names = class_names(rows, label_column, None if entry is None else entry.classes)
+        names = column_classes(rows, label_column, None if entry is None else entry.classes)
         labels = [checked_label(label, names, i) for i, label in enumerate(rows[label_column][:])]
     if entry is not None and entry.images.get(split) != len(rows):
         counts = f"{len(rows):,} images here, {entry.images.get(split, 0):,} were published"
         warnings.warn(f"{name_or_path} {split} has {counts}: results will not compare", stacklevel=2)
     options = {"augmentation": augmentation, "on_corrupt": on_corrupt, "workers": workers}
     return Photos(pictures, image_column, torch.tensor(labels), names, **options)
+
+
+def load(
+    name: str,
+    path: str | Path | None = None,
+    *,
+    split: str = "train",
+    size: int | None = None,
+    seed: int = 0,
+    image_size: int | None = None,
+) -> Images:
+    """A split of a data set by name, in memory.
+
+    name, path, split: as in `atrun.data.hub.open_rows_of`, or "parquet" or "imagefolder" with a `path`.
+    Where a data set has no validation split, a tenth of "train" becomes it, the same images always, and
+    "train" is the rest. size: the number of images, a random choice by `seed` (None: all). image_size:
+    shorter side resized to it, then centre crop (None: as they are; they must then be of one size).
+    """
+    from atrun.data.hub import open_rows_of
+
+    rows, image_column, label_column, _ = open_rows_of(name, path, split)
+    return images_in_memory(rows, image_column, label_column, size, seed, image_size, f"{name} {split}")
+
+
+def images_in_memory(
+    rows, image: str, label: str, size: int | None, seed: int, image_size: int | None, what: str
+) -> Images:
+    """Some rows of a `datasets.Dataset`, decoded; image, label: its columns, the others as in `load`."""
+    from atrun.data.hub import column_classes
+
+    classes = column_classes(rows, label)
+    rows = undecoded(rows, image).select(draw(len(rows), size, seed, what))
+    decoded = []
+    for index in range(len(rows)):
+        try:
+            picture = decode(rows[index][image])
+        except CorruptImage as error:
+            raise OSError(f"image {index} cannot be decoded ({error})") from error
+        if image_size is not None:
+            picture = ImageOps.fit(picture, (image_size, image_size))
+        decoded.append(torch.from_numpy(np.array(picture)).permute(2, 0, 1))
+    return Images(torch.stack(decoded), torch.tensor(rows[label][:]), classes)
 
 
 def checked_label(label: int, names: Sequence[str], index: int) -> int:

@@ -4,9 +4,11 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
+import torch
+
 from atlib._util import require_known
 from atlib.data import UNLABELLED
-from atlib.loading import Batch, ShardSpec, my_positions
+from atlib.loading import Batch, ShardSpec, augmentation_seeds, my_positions
 from atrun.data.catalogue import find
 from atrun.data.photos import Decoded, checked_label, undecoded
 from atrun.data.transforms import Augmentation
@@ -53,8 +55,9 @@ class PhotoStream(Decoded):
         shuffled.set_epoch(part.epoch)
         images, at, row = iter(shuffled), -1, {}
         for positions, weight in my_positions(self.count, part):
-            wanted, repeats = [], [position % part.repeats for position in positions]
-            for position, seed in zip(positions, self.seeds(part, positions, repeats)):
+            wanted, places = [], torch.tensor(positions)
+            seeds = augmentation_seeds(part, places, places % part.repeats).tolist()
+            for position, seed in zip(positions, seeds):
                 while at < position // part.repeats:
                     at, row = at + 1, next(images, None)
                     if row is None:
@@ -90,14 +93,14 @@ def open_stream(
     name, place, entry = find(name_or_path, path)
     if entry is not None:
         require_known(f"split of {name_or_path}", split, entry.images)
-    from atrun.data.hub import class_names, columns_of, open_streamed  # `datasets` takes seconds
+    from atrun.data.hub import column_classes, columns_of, open_streamed  # `datasets` takes seconds
 
     rows, files = open_streamed(name, place, split, None if entry is None else entry.files.get(split))
     image_column, label_column = columns_of(rows, image_column, label_column, labelled)
     wanted = [image_column, *([label_column] if labelled else [])]
     pictures = undecoded(rows, image_column).select_columns(wanted)
     published = None if entry is None else entry.classes
-    classes = class_names(rows, label_column, published) if labelled else ()
+    classes = column_classes(rows, label_column, published) if labelled else ()
     if files is not None:
         whole = sum(map(_rows_in, files))
     elif rows.split in (announced := rows.info.splits or {}):
@@ -115,11 +118,9 @@ def open_stream(
 
 def _rows_in(file: str) -> int:
     """The number of rows of a parquet or arrow file, from its metadata."""
-    import pyarrow
+    import pyarrow.parquet
 
     if Path(file).suffix == ".arrow":
         with pyarrow.memory_map(file) as source:
             return sum(batch.num_rows for batch in pyarrow.ipc.open_stream(source))
-    import pyarrow.parquet
-
     return pyarrow.parquet.read_metadata(file).num_rows

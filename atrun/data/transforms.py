@@ -24,34 +24,25 @@ AS_STORED = Normalisation(0.5, 0.25)  # as `atlib.data.Images` normalises
 class Augmentation:
     """How an image is cropped, changed and normalised, in training and for evaluation."""
 
-    #: pixels a side of the square that comes out
-    image_size: int = 224
+    image_size: int = 224  #: pixels a side of the square that comes out
     #: in training: "random-resized" (a random share of the area at an aspect of 3/4 to 4/3; Szegedy et al.
     #: 2015), "padded" (shorter side to image_size, reflected pixels around, a random square: DeiT III's,
     #: arXiv 2204.07118, and CIFAR's) or "centre" (shorter side to image_size, the middle)
     crop: str = "random-resized"
-    #: least and largest share of the area, of "random-resized"
-    scale: tuple[float, float] = (0.08, 1.0)
-    #: reflected pixels on each side, of "padded"
-    padding: int = 4
-    #: probability of a mirror image
-    flip: float = 0.5
+    scale: tuple[float, float] = (0.08, 1.0)  #: least and largest share of the area, of "random-resized"
+    padding: int = 4  #: reflected pixels on each side, of "padded"
+    flip: float = 0.5  #: probability of a mirror image
     #: timm's string for RandAugment (Cubuk et al. 2020), "rand-m9-mstd0.5-inc1" is (9, 0.5); None for none
     rand_augment: str | None = None
-    #: one of grey, solarised, blurred (DeiT III)
-    three_augment: bool = False
-    #: strength in brightness, contrast and saturation, 0 for none
-    color_jitter: float = 0.0
+    three_augment: bool = False  #: one of grey, solarised, blurred (DeiT III)
+    color_jitter: float = 0.0  #: strength in brightness, contrast and saturation, 0 for none
     #: probability that a rectangle is filled with noise (Zhong et al. 2020), after normalising
     random_erasing: float = 0.0
-    #: of every resizing
-    interpolation: str = "bicubic"
+    interpolation: str = "bicubic"  #: of every resizing
     #: evaluation resizes the shorter side to image_size / crop_pct and takes the middle
     crop_pct: float = 0.875
-    #: per channel, of pixels in 0..1
-    mean: tuple[float, float, float] = IMAGENET_DEFAULT_MEAN
-    #: likewise, the standard deviation
-    std: tuple[float, float, float] = IMAGENET_DEFAULT_STD
+    mean: tuple[float, float, float] = IMAGENET_DEFAULT_MEAN  #: per channel, of pixels in 0..1
+    std: tuple[float, float, float] = IMAGENET_DEFAULT_STD  #: likewise, the standard deviation
 
     def __post_init__(self):
         require_known("crop", self.crop, ("random-resized", "padded", "centre"))
@@ -91,24 +82,13 @@ class Augmentation:
 
 
 @lru_cache
-def _training(augmentation: Augmentation) -> transforms.Compose:
-    a = augmentation
+def _training(a: Augmentation) -> transforms.Compose:
     # timm hands crop, colours and normalisation back apart, so another crop can take the place of the first
     # part.
-    crop, colours, normalise = create_transform(
-        a.image_size,
-        is_training=True,
-        scale=a.scale,
-        hflip=a.flip,
-        color_jitter=a.color_jitter or None,
-        auto_augment="3a" if a.three_augment else a.rand_augment,
-        interpolation=a.interpolation,
-        mean=a.mean,
-        std=a.std,
-        re_prob=a.random_erasing,
-        re_mode="pixel",
-        separate=True,
-    )
+    how = {"scale": a.scale, "hflip": a.flip, "interpolation": a.interpolation, "mean": a.mean, "std": a.std}
+    how |= {"color_jitter": a.color_jitter or None, "re_prob": a.random_erasing, "re_mode": "pixel"}
+    how |= {"auto_augment": "3a" if a.three_augment else a.rand_augment}
+    crop, colours, normalise = create_transform(a.image_size, is_training=True, separate=True, **how)
     if a.crop != "random-resized":
         shorter = transforms.Resize(a.image_size, interpolation=str_to_interp_mode(a.interpolation))
         square = transforms.CenterCrop(a.image_size)
@@ -129,18 +109,15 @@ def _posterise(image: Image.Image, bits: int, **unused) -> Image.Image:
 
 
 @lru_cache
-def _evaluation(augmentation: Augmentation) -> transforms.Compose:
-    a = augmentation
-    return create_transform(
-        a.image_size, interpolation=a.interpolation, mean=a.mean, std=a.std, crop_pct=a.crop_pct
-    )
+def _evaluation(a: Augmentation) -> transforms.Compose:
+    how = {"interpolation": a.interpolation, "mean": a.mean, "std": a.std, "crop_pct": a.crop_pct}
+    return create_transform(a.image_size, **how)
 
 
-def in_two(augmentation: Augmentation) -> tuple[Callable[[Image.Image], Image.Image], Augment] | None:
+def in_two(a: Augmentation) -> tuple[Callable[[Image.Image], Image.Image], Augment] | None:
     """`Augmentation.train` as what is the same for an image in every pass, and what is drawn, for a batch of
     bytes wherever it is: the same pixels for the same seeds. None where more is drawn than a flip and where a
     square lies, as Pillow changes sizes and colours otherwise than a GPU does."""
-    a = augmentation
     if a.crop == "random-resized" or any((a.rand_augment, a.three_augment, a.color_jitter, a.random_erasing)):
         return None
     crop, _, _ = _training(a).transforms

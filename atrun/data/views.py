@@ -28,12 +28,9 @@ SIGMA = (0.1, 2.0)  # of the blur, in pixels
 class Look(NamedTuple):
     """How one view is made, beside its flip and its colours, which all have."""
 
-    #: the least and the largest share of the image's area that is cropped
-    scale: tuple[float, float]
-    #: probability of a Gaussian blur; images in memory, which are small, are not blurred
-    blur: float
-    #: probability that what is bright turns dark
-    solarise: float = 0.0
+    scale: tuple[float, float]  #: the least and the largest share of the image's area that is cropped
+    blur: float  #: probability of a Gaussian blur; images in memory, which are small, are not blurred
+    solarise: float = 0.0  #: probability that what is bright turns dark
 
 
 def looks(

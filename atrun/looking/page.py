@@ -52,8 +52,7 @@ class Look(NamedTuple):
 
     #: {name of a picture: {name of a model: its rows, and the picture as it was prepared for it}}.
     pictures: Mapping[str, Mapping[str, tuple[Rows, Prepared]]]
-    #: What was done and what is left out, in sentences.
-    notes: Sequence[str]
+    notes: Sequence[str]  #: What was done and what is left out, in sentences.
 
     @property
     def models(self) -> Mapping[str, tuple[Rows, Prepared]]:
@@ -158,9 +157,7 @@ def look(
     (`atrun.looking.rows.Coarse`). Rollout is that of Abnar & Zuidema 2020 (arXiv 2005.00928).
     """
     named = _by_name(models, nn.Module, _name)
-    pictures = _by_name(
-        images, Picture, lambda one: Path(one).stem if isinstance(one, str | Path) else "image"
-    )
+    pictures = _by_name(images, Picture, lambda it: Path(it).stem if isinstance(it, str | Path) else "image")
     room = int(megabytes * 1e6 * 3 / 4 / len(named) / len(pictures))  # base64 takes four bytes for three
     shown: dict[str, dict] = {picture: {} for picture in pictures}
     notes = []
@@ -238,14 +235,12 @@ def _kept(rows: Rows) -> list[str]:
 def _by_name(given, kinds, name_of: Callable) -> dict[str, Any]:
     """{name: model or picture} of one, several or a mapping of them; those of one name are numbered."""
     if isinstance(given, Mapping):
-        named = dict(given)
-    else:
-        items = [given] if isinstance(given, kinds) else list(given)
-        names = list(map(name_of, items))
-        if len(set(names)) < len(names):
-            names = [f"{name} ({index})" for index, name in enumerate(names)]
-        named = dict(zip(names, items))
-    return named
+        return dict(given)
+    items = [given] if isinstance(given, kinds) else list(given)
+    names = list(map(name_of, items))
+    if len(set(names)) < len(names):
+        names = [f"{name} ({index})" for index, name in enumerate(names)]
+    return dict(zip(names, items))
 
 
 def _name(model: nn.Module) -> str:

@@ -19,8 +19,7 @@ class Panels(NamedTuple):
     norms: Tensor | None
     #: The patches' first three principal components as colours, (layers, P, 3), uint8; None likewise.
     components: Tensor | None
-    #: What the maps' gradients give to each patch (`gradients`), (layers, P), float32.
-    gradient: Tensor
+    gradient: Tensor  #: What the maps' gradients give to each patch (`gradients`), (layers, P), float32.
 
 
 def cosines(features: Tensor) -> Tensor:

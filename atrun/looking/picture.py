@@ -1,4 +1,4 @@
-"""All panels of one layer and query as a picture in a file."""
+"""All panels of the last layer as a picture in a file."""
 
 from collections.abc import Mapping
 
@@ -11,16 +11,11 @@ from atrun.looking.rows import Rows
 from atrun.pictures import as_file
 
 
-def panels_of(rows: Rows, layer: int = -1, query: int | None = None) -> dict[str, np.ndarray]:
-    """What a figure shows of a model: {title: (rows, columns), or colours (rows, columns, 3)}, of a layer
-    (-1: the last) and a query that are kept (None: the first prefix token, or the middle)."""
-    kept, queries = [layer for layer, _ in rows.layers], rows.queries.tolist()
-    layer = kept[-1] if layer == -1 else layer
-    if query is None:
-        query = queries[0 if rows.tokens.prefix else len(queries) // 2]
-    if layer not in kept or query not in queries:
-        raise ValueError(f"layer {layer}, query {query}: keep it; layers {kept}, queries {queries}")
-    of_layer, at, first = rows.arrays(), queries.index(query), len(rows.tokens.prefix)
+def panels_of(rows: Rows) -> dict[str, np.ndarray]:
+    """What a figure shows of a model: {title: (rows, columns), or colours (rows, columns, 3)}, of the last
+    layer that is kept, and of the first prefix token, or without one the middle of the queries."""
+    layer, first, of_layer = rows.layers[-1][0], len(rows.tokens.prefix), rows.arrays()
+    at = 0 if first else len(rows.queries) // 2
     attention_rows = {name: of_layer[f"layer {layer}/{name}"][at, first:] for name in rows.beside}
     panels = {"gradient": of_layer[f"layer {layer}/gradient"]}
     if rows.panels.norms is not None:

@@ -19,18 +19,14 @@ SHOWN = 672  # pixels that the picture's longer side has on the page at most, wh
 class Preparation(NamedTuple):
     """How a picture becomes a model's input, by timm's evaluation transform."""
 
-    #: Pixels, (height, width).
-    size: tuple[int, int]
-    #: Per channel, of pixels in 0..1.
-    mean: tuple[float, ...]
+    size: tuple[int, int]  #: Pixels, (height, width).
+    mean: tuple[float, ...]  #: Per channel, of pixels in 0..1.
     std: tuple[float, ...]
-    #: The picture is resized to size / crop_pct, and its middle is taken.
-    crop_pct: float = 1.0
+    crop_pct: float = 1.0  #: The picture is resized to size / crop_pct, and its middle is taken.
     #: "center" keeps the aspect and cuts off what is longer, "squash" does not keep it, "border" pads.
     crop_mode: str = "center"
     interpolation: str = "bicubic"
-    #: What says so, as a sentence of the page.
-    source: str = "as the caller asked"
+    source: str = "as the caller asked"  #: What says so, as a sentence of the page.
 
     def describe(self) -> str:
         """All of it in a sentence."""
@@ -48,10 +44,8 @@ class Preparation(NamedTuple):
 class Prepared(NamedTuple):
     """A picture in both forms."""
 
-    #: What the model takes: float32 (1, 3, height, width), normalised.
-    pixels: Tensor
-    #: The same part of the picture for the eye, finer where the original is.
-    photograph: Image.Image
+    pixels: Tensor  #: What the model takes: float32 (1, 3, height, width), normalised.
+    photograph: Image.Image  #: The same part of the picture for the eye, finer where the original is.
 
 
 def preparation_of(vit: nn.Module, **changes: Any) -> Preparation:

@@ -23,22 +23,18 @@ BESIDE = ("mean", "rollout", "similarity")  # rows of a token and layer besides 
 class Tokens(NamedTuple):
     """The tokens of a model for one image, in timm's order."""
 
-    #: Names of those before the patches: "class token", "register 0".
-    prefix: tuple[str, ...]
-    #: Patches down and across.
-    grid: Grid
+    prefix: tuple[str, ...]  #: Names of those before the patches: "class token", "register 0".
+    grid: Grid  #: Patches down and across.
 
 
 class Coarse(NamedTuple):
     """The rows of all patches as queries over blocks of keys, where whole rows of all do not fit; in the
     order of `Rows.levels`, without prefix queries."""
 
-    #: Patches a side of a block, fewer at the lower and the right edge.
-    side: int
+    side: int  #: Patches a side of a block, fewer at the lower and the right edge.
     #: (rows, prefix + blocks), uint8: the shares of prefix tokens, and the mean share of a block's patches.
     levels: Tensor
-    #: The largest number of each row, (rows,), float32.
-    largest: Tensor
+    largest: Tensor  #: The largest number of each row, (rows,), float32.
 
 
 class Rows(NamedTuple):
@@ -49,17 +45,12 @@ class Rows(NamedTuple):
     """
 
     tokens: Tokens
-    #: How many heads each layer of the model has, kept or not.
-    heads: tuple[int, ...]
-    #: Which layers are kept, and which heads of each.
-    layers: tuple[tuple[int, tuple[int, ...]], ...]
-    #: The grid's rows and columns whose patches are kept as queries.
-    down: tuple[int, ...]
+    heads: tuple[int, ...]  #: How many heads each layer of the model has, kept or not.
+    layers: tuple[tuple[int, tuple[int, ...]], ...]  #: Which layers are kept, and which heads of each.
+    down: tuple[int, ...]  #: The grid's rows and columns whose patches are kept as queries.
     across: tuple[int, ...]
-    #: (rows, N), uint8, N being the number of all tokens: the keys are complete.
-    levels: Tensor
-    #: The largest share of each row, (rows,), float32.
-    largest: Tensor
+    levels: Tensor  #: (rows, N), uint8, N being the number of all tokens: the keys are complete.
+    largest: Tensor  #: The largest share of each row, (rows,), float32.
     #: What of `BESIDE` there is: the mean of the heads, the rollout up to the layer, and the cosines between
     #: the query's features and those of all tokens, which need a residual stream.
     beside: tuple[str, ...]

@@ -10,6 +10,7 @@ from atlib.pair import Normalisation, attach
 from atlib.vit import Architecture, WeightsUnavailable, check_activation, create_vit
 from atrun.teachers import build
 from atrun.teachers.build import Teacher
+from atrun.teachers.description import described
 from atrun.teachers.files import normalisation_beside, read_weights
 from atrun.teachers.names import config_says, dinov3, find_encoder, infer_architecture, read_folder
 
@@ -58,8 +59,6 @@ def load_teacher(
 def report(name_or_path: str | Path, **options: Any) -> str:
     """What there is to know of a teacher, as text, also where it cannot teach. options: image_size, heads and
     architecture, as `load_teacher` has them, whose other errors it raises."""
-    from atrun.teachers.description import described
-
     lines = described(_read(name_or_path, **options))
     width = max(map(len, lines))
     return "\n".join(f"{name:{width}}  {text}" for name, text in lines.items())

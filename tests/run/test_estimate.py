@@ -10,7 +10,7 @@ from atlib.recipe import Recipe
 from atlib.vit import Architecture
 from atrun import __main__ as command
 from atrun import estimate as measure_steps
-from atrun.build import known_size
+from atrun.build import published_size
 from atrun.config import RunConfig
 from atrun.data.transforms import Augmentation
 from atrun.estimate import as_text, estimate, flops_of, memory_of, moments, parameter_groups, time_steps
@@ -148,8 +148,8 @@ def test_the_papers_recipe_without_data_weights_or_a_model_of_that_size(capsys, 
 
 def test_a_copy_of_a_published_set_is_counted():
     named = replace(GLYPHS, data="cifar10", augmentation=Augmentation(32))
-    assert known_size(named) == (45_000, 10) and known_size(replace(named, data_size=20)) == (20, 10)
-    assert known_size(replace(named, data_path="/somewhere")) is None
+    assert published_size(named) == (45_000, 10) and published_size(replace(named, data_size=20)) == (20, 10)
+    assert published_size(replace(named, data_path="/somewhere")) is None
 
 
 def test_a_run_on_the_cpu_is_not_said_to_be_on_the_gpu(monkeypatch):

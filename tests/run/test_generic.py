@@ -173,7 +173,7 @@ TEACHER = "vit_small_patch16_224"  # 12 layers, 384 wide, 6 heads
     ],
 )
 def test_a_student_of_another_size(student, width, heads, depth, layers, unequal):
-    settings = generic.with_student(student, TEACHER, {})
+    settings = generic.student_settings(student, TEACHER, {})
     run = configure("distill", "cifar10", TEACHER, settings)
     vit = run.skeleton(10)
     assert (vit.embed_dim, vit.blocks[0].attn.num_heads, len(vit.blocks)) == (width, heads, depth)
@@ -182,7 +182,7 @@ def test_a_student_of_another_size(student, width, heads, depth, layers, unequal
 
 
 def test_features_of_a_smaller_student_are_paired_as_maps_are(tmp_path):
-    settings = generic.with_student("half", TEACHER, {})
+    settings = generic.student_settings("half", TEACHER, {})
     run = configure("features", "cifar10", TEACHER, settings)
     assert run.feature_layers == ((0, 1), (1, 3), (2, 5), (3, 7))
     write_config(tmp_path, run)

@@ -8,6 +8,7 @@ from unittest.mock import Mock
 
 import torch
 
+from atfamily.measures.predictions import Interval
 from atlib import load_teacher, transfer, walk
 from atlib.evaluate import predict
 from atlib.pair import Normalisation
@@ -75,14 +76,14 @@ def test_the_page_of_a_run(tmp_path, photographs, monkeypatch):
 def test_the_page_of_a_table(tmp_path, photographs, monkeypatch):
     teacher, out = teacher_file(tmp_path / "teacher.safetensors", Normalisation(0.5, 0.25)), tmp_path / "out"
     asked = teacher, photographs, ["scratch", "copy"], "half"
-    table = one_call.compare_methods(*asked, out=out, seeds=1, settings=FEW).describe()
+    table = one_call.compare_methods(*asked, out=out, seeds=1, settings=FEW)
     page = (out / "report.html").read_text()
     assert re.findall('href="(.*?)"', page) == ["scratch-0/report.html", "copy-0/report.html"]
     assert (out / "scratch-0/report.html").exists() and (out / "copy-0/report.html").exists()
     monkeypatch.setattr(one_call, "compare_methods", said := Mock(**{"return_value.text.return_value": ""}))
     assert command.main(read(page)[1]) == 0
     said.assert_called_once_with(*asked, out=tmp_path / "out-again", seeds=1, settings=FEW)
-    table["methods"]["copy"] = {"accuracies": [0.5, 0.25], "seconds": [3, 4.5], "folders": ["a-0", "a-1"]}
-    table["differences"][0] |= {"mean": -0.125, "low": -0.25, "high": 0.0625}
+    table.rows["copy"] = {"accuracies": [0.5, 0.25], "seconds": [3, 4.5], "folders": ["a-0", "a-1"]}
+    table.differences["copy", "scratch"] = Interval(-0.125, -0.25, 0.0625)
     rows, _ = read(table_report(out, [], table).read_text())
     assert rows["copy"] == ["37.50", "50.00 25.00", "-12.50 (-25.00 to +6.25)", "7.5"]

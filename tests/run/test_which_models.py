@@ -22,7 +22,7 @@ from atlib import (
 )
 from atlib.pair import attach
 from atrun.__main__ import main
-from atrun.one_call import _written
+from atrun.one_call import _teacher_file
 from examples.own_vit import OwnViT
 from tests.helpers import randomise
 from tests.run.test_generic import photographs as photographs  # a fixture
@@ -107,7 +107,7 @@ def test_a_live_teacher_is_written_as_it_is(name, tmp_path):
     model = randomise(MODELS[name](None)).eval()
     known = Normalisation((0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
     attach(model, known)
-    path, settings = _written(model, tmp_path / "new" / "run", {"epochs": "1"})
+    path, settings = _teacher_file(model, tmp_path / "new" / "run", {"epochs": "1"})
     heads = settings.get("teacher_heads")
     written = load_teacher(path, heads=None if heads is None else int(heads))
     images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
