@@ -135,6 +135,15 @@ def create_vit(name_or_config: str | Mapping, **overrides) -> VisionTransformer 
     a tag. Raises `ValueError` for an unknown name or no ViT, and `WeightsUnavailable` when weights cannot be
     downloaded.
     """
+    vit = create_classifier(name_or_config, **overrides)
+    if not isinstance(vit, VITS):
+        raise ValueError(f"{name_or_config!r} is a {type(vit).__name__}, no ViT: use timm.create_model")
+    return vit
+
+
+def create_classifier(name_or_config: str | Mapping, **overrides) -> torch.nn.Module:
+    """What `create_vit` builds, or any other classifier of timm's by name, such as a ResNet; `img_size` is
+    left out for a network that takes images of any size."""
     arguments = {key: value for key, value in overrides.items() if key != "pretrained"}
     if isinstance(name_or_config, Mapping) or name_or_config in PRESETS:
         name = name_or_config
@@ -142,27 +151,19 @@ def create_vit(name_or_config: str | Mapping, **overrides) -> VisionTransformer 
             raise ValueError(f"{name!r} has no published weights: pretrained=True needs a timm name")
         plain = {**(name if isinstance(name, Mapping) else PRESETS[name]), **arguments}
         kind = VisionTransformerDistilled if plain.pop("distilled", False) else VisionTransformer
-        vit = kind(**plain)
+        model = kind(**plain)
     else:
-        name, vit = name_or_config.partition(".")[0], _of_name(name_or_config, overrides)
-        if not isinstance(vit, VITS):
-            raise ValueError(f"{name_or_config!r} is a {type(vit).__name__}, no ViT: use timm.create_model")
+        name = name_or_config.partition(".")[0]
+        try:
+            model = _of_name(name_or_config, overrides)
+        except TypeError as error:
+            if "img_size" not in overrides or "img_size" not in str(error):
+                raise
+            of_any_size = {key: value for key, value in overrides.items() if key != "img_size"}
+            model = _of_name(name_or_config, of_any_size)
     # it says with what arguments it was created, where timm's models say their name: for `create_student`
-    vit.pretrained_cfg = config_of(vit) | {"create_vit": (name, arguments)}
-    return vit
-
-
-def create_classifier(name_or_config: str | Mapping, **overrides) -> torch.nn.Module:
-    """What `create_vit` builds, or any other classifier of timm's by name, such as a ResNet; `img_size` is
-    left out for a network that takes images of any size."""
-    if not isinstance(name_or_config, str) or name_or_config in PRESETS:
-        return create_vit(name_or_config, **overrides)
-    try:
-        return _of_name(name_or_config, overrides)
-    except TypeError as error:
-        if "img_size" not in overrides or "img_size" not in str(error):
-            raise
-        return _of_name(name_or_config, {key: overrides[key] for key in overrides if key != "img_size"})
+    model.pretrained_cfg = config_of(model) | {"create_vit": (name, arguments)}
+    return model
 
 
 def _of_name(name: str, overrides: Mapping) -> torch.nn.Module:
