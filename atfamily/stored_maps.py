@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+from atlib._util import as_plain
 from atlib.baselines import StoredMaps
 from atlib.checkpoint import count, read_tensors, write_tensors
 from atlib.pair import Normalisation
@@ -19,7 +20,7 @@ def save_stored_maps(path: str | Path, model: StoredMaps, student: Architecture,
         "needs_teacher": True,
         "stored_maps": True,
         "student": student._asdict(),
-        "pair_normalisation": model.normalisation and model.normalisation.describe(),
+        "pair_normalisation": as_plain(model.normalisation),
     }
     return write_tensors(Path(path), dict(model.state_dict()), header)
 

@@ -11,7 +11,7 @@ from safetensors.torch import save
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from atlib._util import write_atomically
+from atlib._util import as_plain, write_atomically
 from atlib.attention_transfer import AttentionTransfer
 from atlib.pair import Normalisation, attach
 from atlib.plan import Plan
@@ -58,8 +58,10 @@ def normalisation_said(header: Mapping) -> Normalisation | None:
 
 def seen_by_pair(transfer: AttentionTransfer) -> dict:
     """What a header says of a pair's images, for `read_pair`."""
-    shown = {"pair": transfer.normalisation, "teacher": transfer.teacher_normalisation}
-    return {f"{name}_normalisation": one and one.describe() for name, one in shown.items()}
+    return {
+        "pair_normalisation": as_plain(transfer.normalisation),
+        "teacher_normalisation": as_plain(transfer.views[0].normalisation),
+    }
 
 
 def read_pair(header: Mapping, teacher: nn.Module, student: nn.Module) -> AttentionTransfer:
@@ -72,8 +74,7 @@ def read_pair(header: Mapping, teacher: nn.Module, student: nn.Module) -> Attent
 def _seen_by(vit: nn.Module, more: Mapping) -> dict | None:
     """How a ViT's images are normalised: as a header's augmentation says, not as the ViT's tag still does."""
     augmentation = more.get("augmentation") or {}
-    normalisation = Normalisation.read(augmentation) if "mean" in augmentation else Normalisation.of(vit)
-    return normalisation and normalisation.describe()
+    return as_plain(Normalisation.read(augmentation) if "mean" in augmentation else Normalisation.of(vit))
 
 
 def save_bundle(

@@ -19,6 +19,7 @@ from accelerate.utils import get_int_from_env
 from torch import nn
 
 from atfamily.stored_maps import load_stored_maps, save_stored_maps
+from atlib._util import as_plain
 from atlib.checkpoint import load_bundle, load_vit, read_header, save_bundle, save_vit
 from atlib.data import Images
 from atlib.evaluate import evaluate_together
@@ -211,7 +212,7 @@ def _carry_out(
     # what a file says beside the weights: how images are prepared and normalised, its classes, its test
     normalisation = getattr(images, "normalisation", None)
     prepared: dict[str, Any] = {} if detects else {"augmentation": config.describe().get("augmentation")}
-    prepared["normalisation"] = None if normalisation is None else normalisation.describe()
+    prepared["normalisation"] = as_plain(normalisation)
     if config.classifies:
         prepared |= {"classes": list(images.classes), **tested_as(config, tested_on)}
         prepared |= {"binary": config.recipe.binary}
