@@ -24,7 +24,6 @@ from atfamily.detection.objects import ObjectImages
 from atfamily.sentences import Sentences
 from atfamily.seq2seq import EncoderDecoder
 from atlib import mae
-from atlib import recipe as recipes
 from atlib._util import require_known
 from atlib.analysis import describe_layers
 from atlib.data import Images, crop_and_flip, draw, pair
@@ -165,7 +164,7 @@ LABELLED_SCENES = Schooling(
     "supervised",
     len(glyphs.SHAPES),
     loss=student_loss,
-    changes={"betas": recipes.STUDENT.betas, "label_smoothing": recipes.STUDENT.label_smoothing},
+    changes={"betas": Recipe().betas, "label_smoothing": Recipe().label_smoothing},
     validation=300,
     **_OF_SCENES,
 )
@@ -560,6 +559,9 @@ PUBLISHED = ("real-cifar10", "real-pacs", "real-cifar10-98px")
 # the same with all labels and students as large as their teacher
 FULL = ("real-cifar10-full", "real-cifar10-long")
 SCALES = (*CLASSIFYING, *PUBLISHED, *FULL, "mosaics", "scenes", "phrases")
+# Masked auto-encoding, AdamW as in He et al. 2022 (arXiv 2111.06377), appendix A: β2 = 0.95, weight decay
+# 0.05.
+MAE = Recipe(steps=2000, lr=1e-3, betas=(0.9, 0.95), label_smoothing=0.0)
 CIFAR_IMAGES = 45_000  # to train on: CIFAR-10's training split without the tenth that is for validation
 # One range for all methods. It is wide: the search tries five to two dozen recipes of it.
 AXES = {
@@ -591,7 +593,7 @@ def _equal_chances(methods: Sequence[str], steps: int) -> dict[str, Range]:
 
 def _world(name: str, pretraining: Recipe, world: glyphs.World) -> GlyphScale:
     """One of the two worlds."""
-    training = replace(recipes.STUDENT, steps=500)
+    training = Recipe(steps=500)
     tuning = _equal_chances(WORLD_METHODS, training.steps)
     if world.task == "match":  # near their start nothing learns, and going uphill ends there
         tuning["copy-message-twin"] = UNTIL_LEARNED
@@ -608,7 +610,7 @@ def _world(name: str, pretraining: Recipe, world: glyphs.World) -> GlyphScale:
     )
 
 
-_PUBLISHED = replace(recipes.STUDENT, steps=950, batch_size=32)
+_PUBLISHED = Recipe(steps=950, batch_size=32)
 
 
 def _published_student(classes: int, image_size: int = 56) -> Architecture:
@@ -625,7 +627,7 @@ def scales(data: Path | None = None) -> dict[str, Any]:
     # et al. 2022 (arXiv 2111.06377, appendix A). A batch is a fifteenth of the images: all are of one size,
     # so that the model is compiled once. Students are not compiled: that takes longer than their 80 passes.
     pretraining = replace(
-        recipes.MAE,
+        MAE,
         epochs=800,
         warmup_epochs=40,
         base_lr=1.5e-4,
@@ -639,7 +641,7 @@ def scales(data: Path | None = None) -> dict[str, Any]:
         Architecture("cifar"),
         methods,
         pretraining.on(CIFAR_IMAGES),
-        replace(recipes.STUDENT, steps=800, batch_size=500, mixed_precision="bf16"),
+        Recipe(steps=800, batch_size=500, mixed_precision="bf16"),
         dict.fromkeys(methods, Ladder("lr", (3e-4, 1e-3, 3e-3))),
         labels=5000,
         worth=Worth(gain=0.05, evenness=0.8),
@@ -666,7 +668,7 @@ def scales(data: Path | None = None) -> dict[str, Any]:
         student=Architecture(
             "vit_small_patch14_dinov2", {"img_size": 56, "num_classes": 10, "init_values": 0}
         ),
-        training=replace(recipes.STUDENT, epochs=6, batch_size=1000, mixed_precision="bf16").on(CIFAR_IMAGES),
+        training=Recipe(epochs=6, batch_size=1000, mixed_precision="bf16").on(CIFAR_IMAGES),
         labels=None,
         padding=7,
         held_out_sizes=all_held_out,
@@ -682,8 +684,8 @@ def scales(data: Path | None = None) -> dict[str, Any]:
             "cifar10-cpu",
             small,
             PHOTO_METHODS,
-            replace(recipes.MAE, steps=4000),
-            replace(recipes.STUDENT, steps=600),
+            replace(MAE, steps=4000),
+            Recipe(steps=600),
             dict.fromkeys(PHOTO_METHODS, Ladder("lr", (1e-3, 2e-3, 4e-3, 8e-3))),
             labels=5000,
             path=data,
@@ -693,8 +695,8 @@ def scales(data: Path | None = None) -> dict[str, Any]:
             "pacs",
             photographs,
             PHOTO_METHODS,
-            replace(recipes.STUDENT, steps=800),
-            replace(recipes.STUDENT, steps=300),
+            Recipe(steps=800),
+            Recipe(steps=300),
             dict.fromkeys(PHOTO_METHODS, Ladder("lr", (5e-4, 1e-3, 2e-3, 4e-3, 8e-3))),
             labels=None,
             path=data,
@@ -732,7 +734,7 @@ def scales(data: Path | None = None) -> dict[str, Any]:
             Architecture("glyphs", mosaic),
             (),
             replace(pretext.RETRIEVAL, steps=3000),
-            replace(recipes.STUDENT, steps=500),
+            Recipe(steps=500),
             {},
             labels=2000,
             path=data,
@@ -743,8 +745,8 @@ def scales(data: Path | None = None) -> dict[str, Any]:
             "scenes",
             Architecture("scenes", {"num_classes": 0}),
             (),
-            replace(recipes.MAE, steps=3000, lr=4e-3),
-            replace(recipes.STUDENT, steps=1500, batch_size=16, label_smoothing=0.0),
+            replace(MAE, steps=3000, lr=4e-3),
+            Recipe(steps=1500, batch_size=16, label_smoothing=0.0),
             {},
             labels=2000,
         ),
@@ -754,7 +756,7 @@ def scales(data: Path | None = None) -> dict[str, Any]:
             Translator(),
             (),
             None,
-            replace(recipes.STUDENT, steps=300, batch_size=64),
+            Recipe(steps=300, batch_size=64),
             {},
             labels=1000,
             makes_teachers=False,
