@@ -3,7 +3,8 @@
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -45,8 +46,10 @@ UNLABELLED = -100
 Augment = Callable[[Tensor, Tensor], Tensor]
 
 
+@dataclass(eq=False, repr=False)
 class Images(Dataset):
-    """Images in memory with their targets. `images[i]` is one (image, target), `images.take([...])` a batch.
+    """Images in memory with their targets. `images[i]` is one (image, target), `images.take([...])` a batch;
+    `dataclasses.replace(images, pixels=...)` are others with the rest as it is.
 
     pixels: uint8 (n, 3, height, width), or (n, 2, 3, height, width) with what the teacher sees second
     (`pair`). targets: (n, ...), class indices or what a pre-text task regresses. An image comes out as
@@ -54,24 +57,22 @@ class Images(Dataset):
     the images that `epoch` hands out, both of a pair alike. Batches are made where the pixels are (`to`).
     """
 
-    corrupt: Mapping[int, str] = {}  # pixels in memory are decoded already
-    source: Any = None  # what they were read from
+    pixels: Tensor
+    targets: Tensor
+    classes: Sequence[str] = ()
+    mean: float | tuple[float, ...] = 0.5
+    std: float | tuple[float, ...] = 0.25
+    augment: Augment | None = None
 
-    def __init__(
-        self,
-        pixels: Tensor,
-        targets: Tensor,
-        classes: Sequence[str] = (),
-        mean: float | tuple[float, ...] = 0.5,
-        std: float | tuple[float, ...] = 0.25,
-        augment: Augment | None = None,
-    ):
-        if len(pixels) != len(targets):
-            raise ValueError(f"{len(pixels)} images, but {len(targets)} targets")
+    corrupt: ClassVar[Mapping[int, str]] = {}  # pixels in memory are decoded already
+    source = None  # what they were read from
+
+    def __post_init__(self):
+        pixels, self.classes = self.pixels, tuple(self.classes)
+        if len(pixels) != len(self.targets):
+            raise ValueError(f"{len(pixels)} images, but {len(self.targets)} targets")
         if pixels.dtype != torch.uint8 or pixels.ndim not in (4, 5):
             raise ValueError(f"pixels are uint8 (n, 3, h, w), got {pixels.dtype} {tuple(pixels.shape)}")
-        self.pixels, self.targets, self.classes = pixels, targets, tuple(classes)
-        self.mean, self.std, self.augment = mean, std, augment
 
     def __len__(self) -> int:
         return len(self.pixels)
@@ -124,35 +125,23 @@ class Images(Dataset):
 
     def to(self, device: torch.device | str) -> "Images":
         """The same images on a device, where training then takes and augments them."""
-        return self._but(pixels=self.pixels.to(device), targets=self.targets.to(device))
+        return replace(self, pixels=self.pixels.to(device), targets=self.targets.to(device))
 
     def with_augment(self, augment: Augment | None) -> "Images":
         """The same images with another augmentation."""
-        return self._but(augment=augment)
-
-    def scaled_by(self, mean: float | tuple[float, ...], std: float | tuple[float, ...]) -> "Images":
-        """The same images, centred and scaled otherwise."""
-        return self._but(mean=mean, std=std)
-
-    def with_pixels(self, pixels: Tensor) -> "Images":
-        """Other pixels, uint8 (n, 3, height, width), under the same targets."""
-        return self._but(pixels=pixels)
+        return replace(self, augment=augment)
 
     def select(self, indices: Sequence[int]) -> "Images":
         """The images at `indices`, in that order, or where a mask (n,) of bool is True."""
         index = torch.as_tensor(indices)
         index = index if index.dtype == torch.bool else index.long()
-        return self._but(pixels=self.pixels[index], targets=self.targets[index])
-
-    def _but(self, **changed) -> "Images":
-        names = ("pixels", "targets", "classes", "mean", "std", "augment")
-        return Images(**{name: getattr(self, name) for name in names} | changed)
+        return replace(self, pixels=self.pixels[index], targets=self.targets[index])
 
 
 def pair(images: Images, teacher_images: Images) -> Images:
     """For the student `images`, with their labels, and for its teacher `teacher_images[i]` beside each."""
     _check_scaling(images, teacher_images)
-    return images.with_pixels(torch.stack([images.pixels, teacher_images.pixels], dim=1))
+    return replace(images, pixels=torch.stack([images.pixels, teacher_images.pixels], dim=1))
 
 
 def with_unlabelled(images: Images, more: Images) -> Images:
@@ -162,9 +151,8 @@ def with_unlabelled(images: Images, more: Images) -> Images:
     if images.targets.ndim != 1 or images.targets.is_floating_point():
         raise ValueError(f"targets are {images.targets.dtype}, not class indices")
     unknown = images.targets.new_full((len(more),), UNLABELLED)
-    return images._but(
-        pixels=torch.cat([images.pixels, more.pixels]), targets=torch.cat([images.targets, unknown])
-    )
+    pixels, targets = torch.cat([images.pixels, more.pixels]), torch.cat([images.targets, unknown])
+    return replace(images, pixels=pixels, targets=targets)
 
 
 def _check_scaling(images: Images, others: Images) -> None:

@@ -410,7 +410,7 @@ class PublishedScale(Scale):
 
     def _of(self, draw, split: str, number: int | None, seed: int) -> Images:
         images = draw(self.path, split, number, seed, self.image_size)
-        return images.scaled_by(IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD)  # the teacher's
+        return replace(images, mean=IMAGENET_DEFAULT_MEAN, std=IMAGENET_DEFAULT_STD)  # the teacher's
 
 
 @lru_cache(maxsize=8)
@@ -549,7 +549,7 @@ def with_twins(images: Images, twin: str | None, seed: int) -> Images:
 def with_blanks(images: Images) -> Images:
     """For the student a grey image, the same one each time, and for its teacher the images as they are: all
     that such a student can know of an image is what the teacher's maps say."""
-    return pair(images.with_pixels(torch.full_like(images.pixels, GREY)), images)
+    return pair(replace(images, pixels=torch.full_like(images.pixels, GREY)), images)
 
 
 # the names, without what they stand for: those whose students are classifiers, and all
