@@ -188,18 +188,6 @@ def cut_out(images: Tensor, top: Tensor, left: Tensor, mirrored: Tensor, size: S
     return cut.gather(3, columns[:, None, None, :].expand(-1, channels, rows.shape[1], -1))
 
 
-def draw(count: int, size: int | None, seed: int, what: str) -> Sequence[int]:
-    """Which `size` of `count` images: a random choice by `seed`, or all in order (None)."""
-    wanted = count if size is None else size
-    if not 1 <= wanted <= count:
-        raise ValueError(f"{what} has {count} images, {wanted} were asked for")
-    if size is None:
-        return range(count)
-    return np.random.default_rng([seed, 1]).permutation(count)[:size]
-
-
-# What a DataLoader is given: a list of items of its data set -> (images, targets)
-Collate = Callable[[list], tuple[Tensor, Tensor]]
 UNSCALED = 25.0  # a pixel that is normalised lies within some 5 of 0
 
 
@@ -217,7 +205,7 @@ class TorchData:
     def __init__(
         self,
         dataset: Dataset,
-        collate: Collate = default_collate,
+        collate: Callable[[list], tuple[Tensor, Tensor]] = default_collate,
         workers: int = 0,
         initialise: Callable[[int], None] | None = None,
     ):

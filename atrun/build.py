@@ -20,7 +20,6 @@ from atlib.attention_transfer import AttentionTransfer
 from atlib.baselines import FeatureDistillation, LogitDistillation, MeanMapCopy
 from atlib.checkpoint import load_vit, read_header
 from atlib.compatibility import pair_up
-from atlib.data import draw
 from atlib.loading import seed_for
 from atlib.mae import mae_loss
 from atlib.objectives import Loss, student_loss, unlabelled_loss
@@ -29,7 +28,7 @@ from atlib.plan import Plan
 from atlib.student import differences, unlike
 from atlib.vit import Architecture, without_weights
 from atrun.config import COCO, UNTRAINED, RunConfig, built_for
-from atrun.data.catalogue import CATALOGUE
+from atrun.data.catalogue import CATALOGUE, draw
 from atrun.data.generated import is_generated, maker
 from atrun.data.transforms import Augmentation
 from atrun.data.views import Look, Views, looks, small_views

@@ -26,13 +26,14 @@ from atfamily.seq2seq import EncoderDecoder
 from atlib import mae
 from atlib._util import require_known
 from atlib.analysis import describe_layers
-from atlib.data import Images, crop_and_flip, draw, pair
+from atlib.data import Images, crop_and_flip, pair
 from atlib.loading import seed_for
 from atlib.objectives import Loss, student_loss
 from atlib.recipe import Recipe
 from atlib.train import train
 from atlib.vit import Architecture
 from atrun.checkpoint_manager import CheckpointManager
+from atrun.data.catalogue import draw
 from atrun.data.in_memory import load
 
 # A teacher, its architecture, and the history of its training.

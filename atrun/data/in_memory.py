@@ -6,7 +6,8 @@ import numpy as np
 import torch
 from PIL import ImageOps
 
-from atlib.data import Images, draw
+from atlib.data import Images
+from atrun.data.catalogue import draw
 from atrun.data.decoding import as_rgb, large_pictures
 
 
