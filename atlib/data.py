@@ -256,7 +256,14 @@ class TorchData:
                     raise
             seed_generators([wanted[0][1], 1])  # another stream than the first item's
             batch = self.collate(items)
-        return _checked(batch, len(items))
+        if isinstance(batch, (tuple, list)) and len(batch) == 2 and all(isinstance(p, Tensor) for p in batch):
+            images, targets = batch
+            fits = images.dtype == torch.float32 and images.ndim in (4, 5)
+            if fits and len(images) == len(targets) == len(items):
+                classes = targets.ndim == 1 and not targets.is_floating_point()
+                return images, targets.long() if classes else targets
+        needed = "float32 images (n, 3, h, w) and targets"
+        raise ValueError(f"of {len(items)} items {batch!r:.200} was made, not {needed}")
 
 
 def as_data(data: Any, batch_size: int | None = None) -> TrainingData | EvaluationData:
@@ -311,13 +318,3 @@ def normalisation_of(dataset: Any) -> Normalisation | None:
         numbers = [float(str(number)) for number in np.asarray(value).flatten()]
         mean_std.append(numbers[0] if len(numbers) == 1 else numbers)
     return Normalisation(*mean_std)
-
-
-def _checked(batch: Any, count: int) -> tuple[Tensor, Tensor]:
-    """What a collate_fn made of so many items: images and targets."""
-    if isinstance(batch, (tuple, list)) and len(batch) == 2 and all(isinstance(p, Tensor) for p in batch):
-        images, targets = batch
-        if images.dtype == torch.float32 and images.ndim in (4, 5) and len(images) == len(targets) == count:
-            classes = targets.ndim == 1 and not targets.is_floating_point()
-            return images, targets.long() if classes else targets
-    raise ValueError(f"of {count} items {batch!r:.200} was made, not float32 images (n, 3, h, w) and targets")

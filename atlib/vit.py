@@ -176,13 +176,14 @@ def _of_name(name: str, overrides: Mapping) -> torch.nn.Module:
         raise ValueError(f"no ViT is called {name!r}. Close: {close}; presets: {', '.join(PRESETS)}")
     if overrides.get("pretrained"):
         check_activation(name, overrides)
-    model = _from_timm(name, overrides)
+        model = _with_weights(name, overrides)
+    else:
+        model = timm.create_model(name, **overrides)
+        if "." not in name:  # timm then notes the facts of its usual weights, which these are not
+            attach(model, None)
     scaled = any(key.rpartition(".")[2].startswith("gamma") for key, _ in model.named_parameters())
     if overrides.get("init_values", 0) is None and scaled:
         raise ValueError(f"init_values=None: {name!r} has a LayerScale; without one it is init_values=0")
-    # timm gives a name without a tag the facts of its usual weights, which these are not
-    if not overrides.get("pretrained") and "." not in name:
-        attach(model, None)
     return model
 
 
@@ -209,9 +210,7 @@ def _is_in_timm(name: str) -> bool:
     return timm.is_model(name)
 
 
-def _from_timm(name: str, overrides: Mapping) -> torch.nn.Module:
-    if not overrides.get("pretrained"):
-        return timm.create_model(name, **overrides)
+def _with_weights(name: str, overrides: Mapping) -> torch.nn.Module:
     by_hand = weights_file(name)
     published = timm.get_pretrained_cfg(name)
     where = getattr(published, "hf_hub_id", None) or getattr(published, "url", None)
