@@ -158,7 +158,7 @@ def painter(vit: VisionTransformer, central: Callable[[], VisionTransformer]) ->
 # Scenes, painted: a hidden patch can be foretold from its object's others. Half of the patches hold noise
 # alone, so that whoever knew every object would still leave 0.63 unpainted.
 PAINTED_SCENES = Schooling(
-    "mae", 0, loss=mae.mae_loss, around=painter, unlearned=mae.unpainted, validation=300, **_OF_SCENES
+    "mae", 0, loss=mae.mae_loss, around=painter, unlearned=pretext.unpainted, validation=300, **_OF_SCENES
 )
 # Scenes with one label each, that of the largest object: what an image classifier is pre-trained on.
 LABELLED_SCENES = Schooling(

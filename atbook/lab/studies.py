@@ -48,6 +48,7 @@ from atbook.lab.study import (
 )
 from atbook.lab.tuning import Ladder, Range
 from atbook.worlds import glyph_images, glyphs
+from atbook.worlds.pretext import unpainted
 from atfamily.attndistill import AttnDistill, pool_heads, row_squared_error
 from atfamily.cait import CaitTransfer
 from atfamily.depth import (
@@ -81,7 +82,7 @@ from atfamily.similarity import CompRess, SimilarityDistillation
 from atlib.attention_transfer import AttentionTransfer
 from atlib.baselines import FeatureDistillation, LogitDistillation, MeanMapCopy, StoredMaps, one_group
 from atlib.data import Images
-from atlib.mae import mae_loss, unpainted
+from atlib.mae import mae_loss
 from atlib.objectives import Loss
 from atlib.plan import ROWS, Plan
 from atlib.vit import PRESETS

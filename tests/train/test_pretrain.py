@@ -5,7 +5,8 @@ from itertools import product
 import pytest
 import torch
 
-from atlib.mae import MaskedAutoencoder, mae_loss, patchify, unpainted
+from atbook.worlds.pretext import unpainted
+from atlib.mae import MaskedAutoencoder, mae_loss, patchify
 from atlib.recipe import Recipe
 from tests import longhand
 from tests.helpers import random_images, randomise
