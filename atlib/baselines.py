@@ -61,7 +61,6 @@ class FeatureDistillation(Distillation):
             raise ValueError(f"depths {depths[0]} and {depths[1]}: give layers={{student's: teacher's}}")
         super().__init__(student, teacher, normalisation=normalisation)
         self.pairs = Plan(layers=layers).pairs_of(depths[1], depths[0])
-        self.layers = tuple(layer for layer, _ in self.pairs)
         self.projectors = None
         if student.embed_dim != teacher.embed_dim:
             weight = next(student.parameters())
@@ -77,7 +76,7 @@ class FeatureDistillation(Distillation):
             stop = last + 1 if last + 1 < len(self.teacher.blocks) else None
             teacher_stream = walk(self.teacher, self.for_teacher(images), head=False, stop_after=stop).stream
         seen = walk(self.student, images)
-        streams = [seen.stream[layer] for layer in self.layers]
+        streams = [seen.stream[layer] for layer, _ in self.pairs]
         if self.projectors is not None:
             streams = [project(stream) for project, stream in zip(self.projectors, streams)]
         targets = [teacher_stream[of_teacher].clone() for _, of_teacher in self.pairs]

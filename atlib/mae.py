@@ -65,10 +65,6 @@ class MaskedAutoencoder(nn.Module):
         """A random permutation of the patches per image: (B, P)."""
         return torch.rand(len(images), self.decoder_positions.shape[1], device=images.device).argsort(1)
 
-    def encode(self, images: Tensor, order: Tensor) -> Walk:
-        """The walk of what `forward` encodes."""
-        return walk_visible(self.vit, images, order[:, : self.visible])
-
     def reconstruction(self, tokens: Tensor, images: Tensor, order: Tensor) -> Tensor:
         """The reconstruction loss from what the ViT's last block gave, (B, prefix + visible, D)."""
         x = self.to_decoder(self.vit.norm(tokens)[:, self.vit.num_prefix_tokens :])  # (B, visible, width)
