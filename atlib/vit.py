@@ -265,15 +265,10 @@ class Architecture(NamedTuple):
         if not isinstance(described, Mapping) or not {"name"} <= described.keys() <= {"name", "overrides"}:
             raise ValueError(f"{_short(described)}: an architecture has a name and overrides")
         name, overrides = described["name"], described.get("overrides", {})
-        if isinstance(name, Mapping):
-            arguments = {**name}
-        elif isinstance(name, str) and (name in PRESETS or _is_in_timm(name)):
-            arguments = {**PRESETS.get(name, {})}
-        else:
-            raise ValueError(f"{_short(name)} is no model of timm's")
-        if not isinstance(overrides, Mapping):
-            raise ValueError(f"overrides={_short(overrides)}: it must map names to values")
-        arguments |= overrides
+        has_name = isinstance(name, str) and (name in PRESETS or _is_in_timm(name))
+        if not (has_name or isinstance(name, Mapping)) or not isinstance(overrides, Mapping):
+            raise ValueError(f"{_short(described)}: a name of timm's or a mapping, and overrides")
+        arguments = {**(PRESETS.get(name, {}) if has_name else name), **overrides}
         for argument, value in arguments.items():
             _check_plain(argument, value)
         _check_size(arguments)
