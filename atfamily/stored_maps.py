@@ -22,7 +22,7 @@ def save_stored_maps(path: str | Path, model: StoredMaps, student: Architecture,
         "student": student._asdict(),
         "pair_normalisation": as_plain(model.normalisation),
     }
-    return write_tensors(Path(path), dict(model.state_dict()), header)
+    return write_tensors(Path(path), model.state_dict(), header)
 
 
 def load_stored_maps(path: str | Path) -> StoredMaps:

@@ -19,18 +19,6 @@ from atlib.student import unlike
 from atlib.vit import Architecture
 
 
-def save_weights(path: str | Path, model: nn.Module) -> Path:
-    """Write a model's `state_dict` as safetensors. Returns the path."""
-    return write_tensors(Path(path), dict(model.state_dict()), {})
-
-
-def load_weights(path: str | Path, model: nn.Module) -> None:
-    """Put what `save_weights` wrote into a model. Raises `OSError` naming a file that does not fit."""
-    tensors, _ = read_tensors(Path(path))
-    with _naming(path):
-        model.load_state_dict(tensors)
-
-
 def save_vit(
     path: str | Path, vit: VisionTransformer, architecture: Architecture, more: Mapping = {}
 ) -> Path:
@@ -39,7 +27,7 @@ def save_vit(
     Raises `ValueError` when `architecture` does not describe `vit`."""
     _check_architecture(vit, architecture)
     header = {"normalisation": _seen_by(vit, more), **more, "architecture": architecture._asdict()}
-    return write_tensors(Path(path), dict(vit.state_dict()), header)
+    return write_tensors(Path(path), vit.state_dict(), header)
 
 
 def load_vit(path: str | Path) -> VisionTransformer:

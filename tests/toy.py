@@ -10,7 +10,7 @@ from atbook.lab.study import Place, Sources, fine_tuning
 from atbook.lab.tuning import grid
 from atbook.records import add_record, records_file
 from atbook.worlds import glyphs, pretext
-from atlib.checkpoint import save_vit, save_weights
+from atlib.checkpoint import save_vit, write_tensors
 from atlib.recipe import Recipe
 from atlib.vit import Architecture
 from atrun.record import Record
@@ -68,7 +68,7 @@ def untrained_models(place, schoolings=()):
         architecture = Architecture("glyphs", model)
         save_vit(path, randomise(architecture.build(), index), architecture)
     fine_tuned = randomise(Architecture("glyphs").build(), len(teachers))
-    save_weights(fine_tuning(place, 0).weights, fine_tuned)
+    write_tensors(fine_tuning(place, 0).weights, fine_tuned.state_dict(), {})
 
 
 @pytest.fixture
