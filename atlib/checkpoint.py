@@ -26,7 +26,8 @@ def save_vit(
     header. more: JSON values for the header; `python -m atlib predict` needs "augmentation" and "classes".
     Raises `ValueError` when `architecture` does not describe `vit`."""
     _check_architecture(vit, architecture)
-    header = {"normalisation": _seen_by(vit, more), **more, "architecture": architecture._asdict()}
+    normalisation = as_plain(header_normalisation(more) or Normalisation.of(vit))
+    header = {"normalisation": normalisation, **more, "architecture": architecture._asdict()}
     return write_tensors(Path(path), vit.state_dict(), header)
 
 
@@ -39,9 +40,12 @@ def load_vit(path: str | Path) -> VisionTransformer:
         return _rebuilt(header, "architecture", tensors)
 
 
-def normalisation_said(header: Mapping) -> Normalisation | None:
+def header_normalisation(header: Mapping) -> Normalisation | None:
     """How images are normalised for the ViT of a file, as its header says; None where it does not."""
-    return Normalisation.read(header.get("normalisation") or header.get("augmentation"))
+    augmentation = header.get("augmentation") or {}
+    return Normalisation.read(
+        header.get("normalisation") or (augmentation if "mean" in augmentation else None)
+    )
 
 
 def seen_by_pair(transfer: AttentionTransfer) -> dict:
@@ -59,12 +63,6 @@ def read_pair(header: Mapping, teacher: nn.Module, student: nn.Module) -> Attent
     return AttentionTransfer(teacher, student, Plan(**header["plan"]), normalisation=given)
 
 
-def _seen_by(vit: nn.Module, more: Mapping) -> dict | None:
-    """How a ViT's images are normalised: as a header's augmentation says, not as the ViT's tag still does."""
-    augmentation = more.get("augmentation") or {}
-    return as_plain(Normalisation.read(augmentation) if "mean" in augmentation else Normalisation.of(vit))
-
-
 def save_bundle(
     path: str | Path,
     transfer: AttentionTransfer,
@@ -76,7 +74,7 @@ def save_bundle(
     in `save_vit`."""
     _check_architecture(transfer.student, student)
     header = {
-        "normalisation": _seen_by(transfer.student, more),
+        "normalisation": as_plain(header_normalisation(more) or Normalisation.of(transfer.student)),
         **more,
         "needs_teacher": transfer.needs_teacher,
         "student": student._asdict(),
@@ -147,7 +145,7 @@ def _rebuilt(header: Mapping, name: str, tensors: Mapping[str, Tensor]) -> nn.Mo
     architecture.require_numbers(count(tensors))
     model = architecture.build_classifier()
     model.load_state_dict(tensors)
-    attach(model, normalisation_said(header))
+    attach(model, header_normalisation(header))
     return model
 
 
