@@ -28,12 +28,12 @@ def save_vit(
     _check_architecture(vit, architecture)
     normalisation = as_plain(header_normalisation(more) or Normalisation.of(vit))
     header = {"normalisation": normalisation, **more, "architecture": architecture._asdict()}
-    return write_tensors(Path(path), vit.state_dict(), header)
+    return write_tensors(path, vit.state_dict(), header)
 
 
 def load_vit(path: str | Path) -> VisionTransformer:
     """Rebuild a ViT saved by `save_vit`. Raises `OSError` naming a file that cannot be read or is another."""
-    tensors, header = read_tensors(Path(path))
+    tensors, header = read_tensors(path)
     if "needs_teacher" in header:
         raise OSError(f"{path} is a bundle, written by save_bundle: read it with load_bundle")
     with _naming(path):
@@ -85,12 +85,12 @@ def save_bundle(
         _check_architecture(transfer.teacher, teacher)
         header |= {"teacher": teacher._asdict(), **seen_by_pair(transfer)}
         tensors |= {f"teacher.{name}": value for name, value in transfer.teacher.state_dict().items()}
-    return write_tensors(Path(path), tensors, header)
+    return write_tensors(path, tensors, header)
 
 
 def load_bundle(path: str | Path) -> nn.Module:
     """What `save_bundle` wrote, in eval mode: an `AttentionTransfer`, or after Distill a ViT."""
-    tensors, header = read_tensors(Path(path))
+    tensors, header = read_tensors(path)
 
     def part(name: str) -> VisionTransformer:
         prefix = f"{name}."
@@ -103,26 +103,27 @@ def load_bundle(path: str | Path) -> nn.Module:
         return read_pair(header, part("teacher").eval(), part("student")).eval()
 
 
-def write_tensors(path: Path, tensors: dict[str, Tensor], header: dict) -> Path:
+def write_tensors(path: str | Path, tensors: dict[str, Tensor], header: dict) -> Path:
     """Write tensors by name with atlib's header."""
     tensors = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-    return write_atomically(path, save(tensors, {"atlib": json.dumps(header)}))
+    return write_atomically(Path(path), save(tensors, {"atlib": json.dumps(header)}))
 
 
 def read_header(path: str | Path) -> dict:
     """atlib's header of a safetensors file, {} in others'. Raises `OSError` naming a file it cannot read."""
-    with _opened(Path(path)) as (_, header):
+    with _opened(path) as (_, header):
         return header
 
 
-def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict]:
+def read_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict]:
     """A safetensors file's tensors by name, and what `read_header` reads. Raises `OSError` as that does."""
     with _opened(path) as (file, header):
         return {name: file.get_tensor(name) for name in file.keys()}, header
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[tuple[safe_open, dict]]:
+def _opened(path: str | Path) -> Iterator[tuple[safe_open, dict]]:
+    path = Path(path)
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist")
     try:

@@ -156,7 +156,7 @@ def with_unlabelled(images: Images, more: Images) -> Images:
 
 
 def _check_scaling(images: Images, others: Images) -> None:
-    if (images.mean, images.std) != (others.mean, others.std):
+    if images.normalisation != others.normalisation:
         raise ValueError(f"images are scaled by {images.normalisation} and {others.normalisation}")
 
 
