@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from timm.models.vision_transformer import VisionTransformer
@@ -16,7 +15,7 @@ from atlib.attention_transfer import AttentionTransfer
 from atlib.pair import Normalisation, attach
 from atlib.plan import Plan
 from atlib.student import unlike
-from atlib.vit import Architecture
+from atlib.vit import Architecture, without_weights
 
 
 def save_vit(
@@ -161,7 +160,7 @@ def _naming(path: str | Path) -> Iterator[None]:
 
 def _check_architecture(vit: VisionTransformer, architecture: Architecture) -> None:
     Architecture.read(architecture._asdict())  # or the file could not be read
-    with torch.random.fork_rng(devices=[]):  # its weights are drawn for nothing
+    with without_weights():
         built = architecture.build_classifier()
     if wrong := unlike(built, vit):
         raise ValueError(f"{architecture} does not build this ViT: they differ in {', '.join(wrong[:5])}")
