@@ -18,7 +18,7 @@ from timm.models.vision_transformer import Block, VisionTransformer
 from timm.models.vision_transformer_relpos import VisionTransformerRelPos
 from torch.overrides import TorchFunctionMode
 
-from atlib.attention import Unwalkable, Walk, walk
+from atlib.attention import Unwalkable, Walk, check_walkable, walk
 from atlib.pair import attach, config_of
 
 # Constructor arguments of timm's.
@@ -91,12 +91,10 @@ MOST_PATCHES = 2**16
 
 def check_timm(vit: torch.nn.Module) -> None:
     """Raise `Unwalkable` unless the model is a `VisionTransformer` or `Eva` of timm with pre-norm blocks."""
-    plain = isinstance(vit, (VisionTransformer, Eva)) and all(
-        isinstance(block, (Block, EvaBlock)) for block in vit.blocks
-    )
-    if (reason := getattr(type(vit), "not_walkable", None)) is not None or not plain:
-        kind = type(vit).__name__
-        raise Unwalkable(f"a {kind}: {reason or 'no VisionTransformer or Eva of timm, of plain blocks'}")
+    check_walkable(vit)
+    of_timm = isinstance(vit, (VisionTransformer, Eva))
+    if not of_timm or any(not isinstance(block, (Block, EvaBlock)) for block in vit.blocks):
+        raise Unwalkable(f"a {type(vit).__name__}: no VisionTransformer or Eva of timm, of plain blocks")
 
 
 def through_blocks(vit: VisionTransformer, tokens: torch.Tensor) -> torch.Tensor:
