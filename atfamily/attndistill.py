@@ -16,15 +16,17 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from atfamily.locality import forbids_pairs
+from atlib._util import require_known
 from atlib.attention import Seen, walk
 from atlib.attention_transfer import Transferred
 from atlib.baselines import Distillation
-from atlib.maps import aggregate_heads, resample_class_attention
+from atlib.maps import aggregate_heads, resample_class_attention, rescale
 from atlib.pair import Normalisation
 from atlib.vit import check_timm
 
 # the published code clamps probabilities there; here only resampled ones, which an interpolation can make 0
 FLOOR = 1e-5
+POOLINGS = ("max", "mean", "min")
 
 
 class Losses(NamedTuple):
@@ -49,6 +51,17 @@ def row_squared_error(log_p_s: Tensor, p_t: Tensor) -> Tensor:
     return (log_p_s.exp() - p_t).square().sum(-1).mean()
 
 
+def pool_heads(map: Tensor, how: str) -> Tensor:
+    """The "max", "mean" or "min" over the heads, each row rescaled to sum to 1: (B, H, N, N) to (B, 1, N, N),
+    or rows alone, (B, H, 1, N) to (B, 1, 1, N). Source: AttnDistill (arXiv 2210.00944), supplement; that rows
+    are rescaled is ours."""
+    require_known("pooling", how, POOLINGS)
+    if map.ndim != 4:
+        raise ValueError(f"maps are (B, H, queries, keys), got {tuple(map.shape)}")
+    pooled = {"max": map.amax, "mean": map.mean, "min": map.amin}[how](1, keepdim=True)
+    return rescale(pooled, torch.ones_like(pooled[..., :1]))
+
+
 class AttnDistill(Distillation):
     """A student whose class token shall be the teacher's, and look where the teacher's looks in the last
     layer.
@@ -64,10 +77,10 @@ class AttnDistill(Distillation):
     student's, head by head. `drop_prefix`: so is one with other prefix tokens; then only class token and
     patches count in both, rows renormalised. `hidden_width`: of the projector's wide layers, None for twice
     the student's; `projector_layers`: how many it has. `merge`: what makes one row of the heads' rows, (B, H,
-    1, N) to (B, 1, 1, N), in place of the product and its temperature, such as `atlib.maps.pool_heads` with a
-    `how`. `compare`: what measures the divergence, `row_divergence` or `row_squared_error`. `by_value`:
-    before heads are merged, each share is weighted by the length of the value it goes to, p ‖v‖, in both
-    models, and rows are scaled to sum to 1 (the score of Fayyaz et al. 2022, arXiv 2111.15667).
+    1, N) to (B, 1, 1, N), in place of the product and its temperature, such as `pool_heads` with a `how`.
+    `compare`: what measures the divergence, `row_divergence` or `row_squared_error`. `by_value`: before heads
+    are merged, each share is weighted by the length of the value it goes to, p ‖v‖, in both models, and rows
+    are scaled to sum to 1 (the score of Fayyaz et al. 2022, arXiv 2111.15667).
 
     Source: arXiv 2210.00944. Both losses with their reductions, temperature 10 and weight 0.1 were read in
     the published code and its scripts, not in the paper. Departures: the code clamps probabilities to 1e-5

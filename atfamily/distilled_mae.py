@@ -111,7 +111,7 @@ class _TaughtMae(Pair, ABC):
         order = self.student.draw_order(images) if order is None else order
         with self.frozen_teachers():
             targets = self.targets_of(self.for_teacher(images), order[:, : self.student.visible])
-        student_walk = self.student.encode(images, order)
+        student_walk = walk_visible(self.student.vit, images, order[:, : self.student.visible])
         # clones outlive inference mode, which autograd needs
         transfer_loss = self.transfer_loss(student_walk, [target.clone() for target in targets])
         return Painted(self.student.reconstruction(student_walk.tokens, images, order), transfer_loss)

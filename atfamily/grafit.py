@@ -9,6 +9,7 @@ arXiv 2006.07733).
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -139,7 +140,7 @@ def embed(model: nn.Module, images: Tensor) -> Tensor:
 def numbered(images: Images) -> Images:
     """The same images whose targets (n, 2) are label and number: what `grafit_loss` is given."""
     targets = torch.stack([images.targets, torch.arange(len(images))], 1)
-    return Images(images.pixels, targets, images.classes, images.mean, images.std, images.augment)
+    return replace(images, targets=targets)
 
 
 def grafit_loss(model: Grafit, images: Tensor, targets: Tensor, recipe: Recipe) -> Tensor:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+from atlib._util import as_plain
 from atlib.baselines import StoredMaps
 from atlib.checkpoint import count, read_tensors, write_tensors
 from atlib.pair import Normalisation
@@ -19,15 +20,15 @@ def save_stored_maps(path: str | Path, model: StoredMaps, student: Architecture,
         "needs_teacher": True,
         "stored_maps": True,
         "student": student._asdict(),
-        "pair_normalisation": model.normalisation and model.normalisation.describe(),
+        "pair_normalisation": as_plain(model.normalisation),
     }
-    return write_tensors(Path(path), dict(model.state_dict()), header)
+    return write_tensors(path, model.state_dict(), header)
 
 
 def load_stored_maps(path: str | Path) -> StoredMaps:
     """What `save_stored_maps` wrote, in eval mode. Raises `OSError` naming a file that cannot be read or is
     another."""
-    tensors, header = read_tensors(Path(path))
+    tensors, header = read_tensors(path)
     if not header.get("stored_maps"):
         raise OSError(f"{path} holds no stored maps: it was not written by save_stored_maps")
     try:

@@ -164,7 +164,7 @@ def jensen_shannon(p: Tensor, q: Tensor) -> Tensor:
     if p.shape != q.shape or p.numel() == 0:
         raise ValueError(f"p and q are of one shape, got {tuple(p.shape)} and {tuple(q.shape)}")
     for name, rows in (("p", p), ("q", q)):
-        _check_rows(rows, f"{name}: row")
+        check_rows(rows, f"{name}: row")
     p, q = as_double(p), as_double(q)
     return _divergence(p, q, _entropy(p), _entropy(q))
 
@@ -264,10 +264,10 @@ def check_maps(maps: Tensor, layer: int | None = None, name: str = "") -> None:
     square = maps.ndim == 4 and maps.shape[-1] == maps.shape[-2]
     if not square or maps.numel() == 0 or not maps.is_floating_point():
         raise ValueError(f"{where}maps are (B, H, N, N) and not empty, got {maps.dtype} {tuple(maps.shape)}")
-    _check_rows(maps, f"{where}(image, head, query)")
+    check_rows(maps, f"{where}(image, head, query)")
 
 
-def _check_rows(p: Tensor, name: str) -> None:
+def check_rows(p: Tensor, name: str) -> None:
     """Raise `ValueError` unless rows over the last axis are distributions; a NaN shows in its sum."""
     half = p.is_floating_point() and torch.finfo(p.dtype).bits < 32
     sums, least = p.sum(-1, dtype=torch.float32 if half else None), p.amin(-1)
@@ -275,34 +275,6 @@ def _check_rows(p: Tensor, name: str) -> None:
     if not fits.all():
         row = tuple((~fits).nonzero()[0].tolist())
         raise ValueError(f"{name} {row} sums to {sums[row]:.6g}, its least entry is {least[row]:.6g}")
-
-
-def check_features(x: Tensor, name: str, rows: int = 2) -> None:
-    """Raise `ValueError`, naming the argument, unless x is (n, p), finite, with `rows` rows and a column."""
-    if x.ndim != 2 or x.shape[1] == 0 or len(x) < rows or not x.isfinite().all():
-        raise ValueError(f"{name} is (rows, features), finite, at least {rows} and 1, got {tuple(x.shape)}")
-
-
-def check_scores(scores: Tensor, name: str) -> None:
-    """Raise `ValueError`, naming the argument, unless it is (n, C), not empty and without NaN."""
-    if scores.ndim != 2 or 0 in scores.shape or scores.isnan().any():
-        raise ValueError(f"{name} is (images, classes), at least 1, without NaN, got {tuple(scores.shape)}")
-
-
-def check_labels(labels: Tensor, rows: int, classes: int | None = None, name: str = "labels") -> None:
-    """Raise `ValueError`, naming the argument, unless it is (rows,) class indices, below `classes`."""
-    if labels.shape != (rows,) or labels.is_floating_point() or labels.dtype == torch.bool:
-        got = f"{labels.dtype} {tuple(labels.shape)}"
-        raise ValueError(f"{name} must be class indices ({rows},), got {got}")
-    wrong = labels < 0 if classes is None else (labels < 0) | (labels >= classes)
-    if wrong.any():
-        raise ValueError(f"{name} holds {labels[wrong][0].item()}, which is none of {classes} classes")
-
-
-def check_probabilities(p: Tensor, name: str) -> None:
-    """Raise `ValueError`, naming the argument, unless p is (n, C) with rows of probabilities."""
-    check_scores(p, name)
-    _check_rows(p, f"{name}: row")
 
 
 def as_double(x: Tensor) -> Tensor:

@@ -183,12 +183,9 @@ class AttentionTransfer(Pair):
                     drop_path=drop_path if self._same_masks else None,
                     projections=self._projections_of_teacher,
                 ).layers
-            kept = [_constant(seen[layer], self._parts) for layer in layers]
-            if shown.dtype != images.dtype:  # of a teacher in half precision, in the student's
-                kept = [
-                    Seen(*(x.to(images.dtype) if isinstance(x, Tensor) else x for x in layer))
-                    for layer in kept
-                ]
+            # of a teacher in half precision, in the student's
+            dtype = None if shown.dtype == images.dtype else images.dtype
+            kept = [_constant(seen[layer], self._parts, dtype) for layer in layers]
         return [_on_tokens(layer, self.pairing.teacher_tokens) for layer in kept]
 
     def teacher_maps(self, teacher_layers: Iterable[Seen]) -> list[Tensor]:
@@ -288,12 +285,15 @@ def drops(student: nn.Module) -> bool:
     )
 
 
-def _constant(seen: Seen, parts: str) -> Seen:
-    """Some parts of what a teacher's layer saw; of q and k with the bias on their scores."""
+def _constant(seen: Seen, parts: str, dtype: torch.dtype | None) -> Seen:
+    """Some parts of what a teacher's layer saw, in `dtype` or their own; of q and k with the bias on their
+    scores."""
     # Copies outlive inference mode, which autograd needs, and let go of the rest of the joint projection,
     # which memory needs.
     names = ("q", "k", "bias", "mask") if parts == "qk" else parts
-    kept = {name: x.clone() for name in names if (x := getattr(seen, name)) is not None}
+    kept = {
+        name: x.to(dtype or x.dtype, copy=True) for name in names if (x := getattr(seen, name)) is not None
+    }
     return Seen(None, None, None, seen.scale)._replace(**kept)
 
 

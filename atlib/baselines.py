@@ -61,7 +61,6 @@ class FeatureDistillation(Distillation):
             raise ValueError(f"depths {depths[0]} and {depths[1]}: give layers={{student's: teacher's}}")
         super().__init__(student, teacher, normalisation=normalisation)
         self.pairs = Plan(layers=layers).pairs_of(depths[1], depths[0])
-        self.layers = tuple(layer for layer, _ in self.pairs)
         self.projectors = None
         if student.embed_dim != teacher.embed_dim:
             weight = next(student.parameters())
@@ -77,7 +76,7 @@ class FeatureDistillation(Distillation):
             stop = last + 1 if last + 1 < len(self.teacher.blocks) else None
             teacher_stream = walk(self.teacher, self.for_teacher(images), head=False, stop_after=stop).stream
         seen = walk(self.student, images)
-        streams = [seen.stream[layer] for layer in self.layers]
+        streams = [seen.stream[layer] for layer, _ in self.pairs]
         if self.projectors is not None:
             streams = [project(stream) for project, stream in zip(self.projectors, streams)]
         targets = [teacher_stream[of_teacher].clone() for _, of_teacher in self.pairs]
@@ -139,7 +138,7 @@ class StoredMaps(Pair):
         super().__init__(student, normalisation=normalisation)
         self._group_of = group_of
         for layer, of_layer in enumerate(maps := list(maps)):
-            # a copy of what inference mode made, so that a checkpoint can be read into it
+            # a copy, since a checkpoint is read into it in place
             self.register_buffer(f"maps_{layer}", of_layer.clone())
         tokens = student.num_prefix_tokens + student.patch_embed.num_patches
         of_student = [(block.attn.num_heads, tokens, tokens) for block in student.blocks]
@@ -186,21 +185,20 @@ class MeanMapCopy(StoredMaps):
         super().__init__(student, maps, group_of, normalisation=normalisation)
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def mean_maps(
     vit: VisionTransformer | Eva,
     images: Tensor | Iterable[Tensor],
     group_of: Groups = one_group,
     number: int = 1,
-    batch: int = 500,
     normalisation: Normalisation | None = None,
 ) -> list[Tensor]:
     """The mean map of every group and layer: a list over layers of (number, H, N, N). images: (n, 3, height,
-    width), of which `batch` are walked at a time, or batches of them."""
+    width), of which 500 are walked at a time, or batches of them."""
     view = View.of(vit)
     counts = torch.zeros(number, dtype=torch.long)
     sums: list[Tensor] = []
-    for part in images.split(batch) if isinstance(images, Tensor) else images:
+    for part in images.split(500) if isinstance(images, Tensor) else images:
         groups = group_of(part)
         of_part = torch.bincount(groups.cpu(), minlength=number)
         if len(of_part) > number:
@@ -215,7 +213,7 @@ def mean_maps(
             total.index_add_(0, groups.to(p.device), p.to(total.dtype))
     if (counts == 0).any():
         raise ValueError(f"every group needs an image; images per group: {counts.tolist()}")
-    return [(total / counts.to(total.device)[:, None, None, None]).clone() for total in sums]
+    return [total / counts.to(total.device)[:, None, None, None] for total in sums]
 
 
 def feature_mse(student: Sequence[Tensor], teacher: Sequence[Tensor]) -> Tensor:

@@ -5,30 +5,17 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from atlib._util import write_atomically
+from atlib._util import as_plain, write_atomically
 from atlib.attention_transfer import AttentionTransfer
 from atlib.pair import Normalisation, attach
 from atlib.plan import Plan
 from atlib.student import unlike
-from atlib.vit import Architecture
-
-
-def save_weights(path: str | Path, model: nn.Module) -> Path:
-    """Write a model's `state_dict` as safetensors. Returns the path."""
-    return write_tensors(Path(path), dict(model.state_dict()), {})
-
-
-def load_weights(path: str | Path, model: nn.Module) -> None:
-    """Put what `save_weights` wrote into a model. Raises `OSError` naming a file that does not fit."""
-    tensors, _ = read_tensors(Path(path))
-    with _naming(path):
-        model.load_state_dict(tensors)
+from atlib.vit import Architecture, without_weights
 
 
 def save_vit(
@@ -38,28 +25,34 @@ def save_vit(
     header. more: JSON values for the header; `python -m atlib predict` needs "augmentation" and "classes".
     Raises `ValueError` when `architecture` does not describe `vit`."""
     _check_architecture(vit, architecture)
-    header = {"normalisation": _seen_by(vit, more), **more, "architecture": architecture._asdict()}
-    return write_tensors(Path(path), dict(vit.state_dict()), header)
+    normalisation = as_plain(header_normalisation(more) or Normalisation.of(vit))
+    header = {"normalisation": normalisation, **more, "architecture": architecture._asdict()}
+    return write_tensors(path, vit.state_dict(), header)
 
 
 def load_vit(path: str | Path) -> VisionTransformer:
     """Rebuild a ViT saved by `save_vit`. Raises `OSError` naming a file that cannot be read or is another."""
-    tensors, header = read_tensors(Path(path))
+    tensors, header = read_tensors(path)
     if "needs_teacher" in header:
         raise OSError(f"{path} is a bundle, written by save_bundle: read it with load_bundle")
     with _naming(path):
         return _rebuilt(header, "architecture", tensors)
 
 
-def normalisation_said(header: Mapping) -> Normalisation | None:
+def header_normalisation(header: Mapping) -> Normalisation | None:
     """How images are normalised for the ViT of a file, as its header says; None where it does not."""
-    return Normalisation.read(header.get("normalisation") or header.get("augmentation"))
+    augmentation = header.get("augmentation") or {}
+    return Normalisation.read(
+        header.get("normalisation") or (augmentation if "mean" in augmentation else None)
+    )
 
 
 def seen_by_pair(transfer: AttentionTransfer) -> dict:
     """What a header says of a pair's images, for `read_pair`."""
-    shown = {"pair": transfer.normalisation, "teacher": transfer.teacher_normalisation}
-    return {f"{name}_normalisation": one and one.describe() for name, one in shown.items()}
+    return {
+        "pair_normalisation": as_plain(transfer.normalisation),
+        "teacher_normalisation": as_plain(transfer.views[0].normalisation),
+    }
 
 
 def read_pair(header: Mapping, teacher: nn.Module, student: nn.Module) -> AttentionTransfer:
@@ -67,13 +60,6 @@ def read_pair(header: Mapping, teacher: nn.Module, student: nn.Module) -> Attent
     attach(teacher, Normalisation.read(header.get("teacher_normalisation")))
     given = Normalisation.read(header.get("pair_normalisation"))
     return AttentionTransfer(teacher, student, Plan(**header["plan"]), normalisation=given)
-
-
-def _seen_by(vit: nn.Module, more: Mapping) -> dict | None:
-    """How a ViT's images are normalised: as a header's augmentation says, not as the ViT's tag still does."""
-    augmentation = more.get("augmentation") or {}
-    normalisation = Normalisation.read(augmentation) if "mean" in augmentation else Normalisation.of(vit)
-    return normalisation and normalisation.describe()
 
 
 def save_bundle(
@@ -87,7 +73,7 @@ def save_bundle(
     in `save_vit`."""
     _check_architecture(transfer.student, student)
     header = {
-        "normalisation": _seen_by(transfer.student, more),
+        "normalisation": as_plain(header_normalisation(more) or Normalisation.of(transfer.student)),
         **more,
         "needs_teacher": transfer.needs_teacher,
         "student": student._asdict(),
@@ -98,12 +84,12 @@ def save_bundle(
         _check_architecture(transfer.teacher, teacher)
         header |= {"teacher": teacher._asdict(), **seen_by_pair(transfer)}
         tensors |= {f"teacher.{name}": value for name, value in transfer.teacher.state_dict().items()}
-    return write_tensors(Path(path), tensors, header)
+    return write_tensors(path, tensors, header)
 
 
 def load_bundle(path: str | Path) -> nn.Module:
     """What `save_bundle` wrote, in eval mode: an `AttentionTransfer`, or after Distill a ViT."""
-    tensors, header = read_tensors(Path(path))
+    tensors, header = read_tensors(path)
 
     def part(name: str) -> VisionTransformer:
         prefix = f"{name}."
@@ -116,26 +102,27 @@ def load_bundle(path: str | Path) -> nn.Module:
         return read_pair(header, part("teacher").eval(), part("student")).eval()
 
 
-def write_tensors(path: Path, tensors: dict[str, Tensor], header: dict) -> Path:
+def write_tensors(path: str | Path, tensors: dict[str, Tensor], header: dict) -> Path:
     """Write tensors by name with atlib's header."""
     tensors = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-    return write_atomically(path, save(tensors, {"atlib": json.dumps(header)}))
+    return write_atomically(Path(path), save(tensors, {"atlib": json.dumps(header)}))
 
 
 def read_header(path: str | Path) -> dict:
     """atlib's header of a safetensors file, {} in others'. Raises `OSError` naming a file it cannot read."""
-    with _opened(Path(path)) as (_, header):
+    with _opened(path) as (_, header):
         return header
 
 
-def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict]:
+def read_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict]:
     """A safetensors file's tensors by name, and what `read_header` reads. Raises `OSError` as that does."""
     with _opened(path) as (file, header):
         return {name: file.get_tensor(name) for name in file.keys()}, header
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[tuple[safe_open, dict]]:
+def _opened(path: str | Path) -> Iterator[tuple[safe_open, dict]]:
+    path = Path(path)
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist")
     try:
@@ -158,7 +145,7 @@ def _rebuilt(header: Mapping, name: str, tensors: Mapping[str, Tensor]) -> nn.Mo
     architecture.require_numbers(count(tensors))
     model = architecture.build_classifier()
     model.load_state_dict(tensors)
-    attach(model, normalisation_said(header))
+    attach(model, header_normalisation(header))
     return model
 
 
@@ -173,7 +160,7 @@ def _naming(path: str | Path) -> Iterator[None]:
 
 def _check_architecture(vit: VisionTransformer, architecture: Architecture) -> None:
     Architecture.read(architecture._asdict())  # or the file could not be read
-    with torch.random.fork_rng(devices=[]):  # its weights are drawn for nothing
+    with without_weights():
         built = architecture.build_classifier()
     if wrong := unlike(built, vit):
         raise ValueError(f"{architecture} does not build this ViT: they differ in {', '.join(wrong[:5])}")

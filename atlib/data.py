@@ -3,7 +3,8 @@
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -47,8 +48,10 @@ UNLABELLED = -100
 Augment = Callable[[Tensor, Tensor], Tensor]
 
 
+@dataclass(eq=False, repr=False)
 class Images(Dataset):
-    """Images in memory with their targets. `images[i]` is one (image, target), `images.take([...])` a batch.
+    """Images in memory with their targets. `images[i]` is one (image, target), `images.take([...])` a batch;
+    `dataclasses.replace(images, pixels=...)` are others with the rest as it is.
 
     pixels: uint8 (n, 3, height, width), or (n, 2, 3, height, width) with what the teacher sees second
     (`pair`). targets: (n, ...), class indices or what a pre-text task regresses. An image comes out as
@@ -56,24 +59,22 @@ class Images(Dataset):
     the images that `epoch` hands out, both of a pair alike. Batches are made where the pixels are (`to`).
     """
 
-    corrupt: Mapping[int, str] = {}  # pixels in memory are decoded already
-    source: Any = None  # what they were read from
+    pixels: Tensor
+    targets: Tensor
+    classes: Sequence[str] = ()
+    mean: float | tuple[float, ...] = 0.5
+    std: float | tuple[float, ...] = 0.25
+    augment: Augment | None = None
 
-    def __init__(
-        self,
-        pixels: Tensor,
-        targets: Tensor,
-        classes: Sequence[str] = (),
-        mean: float | tuple[float, ...] = 0.5,
-        std: float | tuple[float, ...] = 0.25,
-        augment: Augment | None = None,
-    ):
-        if len(pixels) != len(targets):
-            raise ValueError(f"{len(pixels)} images, but {len(targets)} targets")
+    corrupt: ClassVar[Mapping[int, str]] = {}  # pixels in memory are decoded already
+    source = None  # what they were read from
+
+    def __post_init__(self):
+        pixels, self.classes = self.pixels, tuple(self.classes)
+        if len(pixels) != len(self.targets):
+            raise ValueError(f"{len(pixels)} images, but {len(self.targets)} targets")
         if pixels.dtype != torch.uint8 or pixels.ndim not in (4, 5):
             raise ValueError(f"pixels are uint8 (n, 3, h, w), got {pixels.dtype} {tuple(pixels.shape)}")
-        self.pixels, self.targets, self.classes = pixels, targets, tuple(classes)
-        self.mean, self.std, self.augment = mean, std, augment
 
     def __len__(self) -> int:
         return len(self.pixels)
@@ -126,35 +127,23 @@ class Images(Dataset):
 
     def to(self, device: torch.device | str) -> "Images":
         """The same images on a device, where training then takes and augments them."""
-        return self._but(pixels=self.pixels.to(device), targets=self.targets.to(device))
+        return replace(self, pixels=self.pixels.to(device), targets=self.targets.to(device))
 
     def with_augment(self, augment: Augment | None) -> "Images":
         """The same images with another augmentation."""
-        return self._but(augment=augment)
-
-    def scaled_by(self, mean: float | tuple[float, ...], std: float | tuple[float, ...]) -> "Images":
-        """The same images, centred and scaled otherwise."""
-        return self._but(mean=mean, std=std)
-
-    def with_pixels(self, pixels: Tensor) -> "Images":
-        """Other pixels, uint8 (n, 3, height, width), under the same targets."""
-        return self._but(pixels=pixels)
+        return replace(self, augment=augment)
 
     def select(self, indices: Sequence[int]) -> "Images":
         """The images at `indices`, in that order, or where a mask (n,) of bool is True."""
         index = torch.as_tensor(indices)
         index = index if index.dtype == torch.bool else index.long()
-        return self._but(pixels=self.pixels[index], targets=self.targets[index])
-
-    def _but(self, **changed) -> "Images":
-        names = ("pixels", "targets", "classes", "mean", "std", "augment")
-        return Images(**{name: getattr(self, name) for name in names} | changed)
+        return replace(self, pixels=self.pixels[index], targets=self.targets[index])
 
 
 def pair(images: Images, teacher_images: Images) -> Images:
     """For the student `images`, with their labels, and for its teacher `teacher_images[i]` beside each."""
     _check_scaling(images, teacher_images)
-    return images.with_pixels(torch.stack([images.pixels, teacher_images.pixels], dim=1))
+    return replace(images, pixels=torch.stack([images.pixels, teacher_images.pixels], dim=1))
 
 
 def with_unlabelled(images: Images, more: Images) -> Images:
@@ -164,13 +153,12 @@ def with_unlabelled(images: Images, more: Images) -> Images:
     if images.targets.ndim != 1 or images.targets.is_floating_point():
         raise ValueError(f"targets are {images.targets.dtype}, not class indices")
     unknown = images.targets.new_full((len(more),), UNLABELLED)
-    return images._but(
-        pixels=torch.cat([images.pixels, more.pixels]), targets=torch.cat([images.targets, unknown])
-    )
+    pixels, targets = torch.cat([images.pixels, more.pixels]), torch.cat([images.targets, unknown])
+    return replace(images, pixels=pixels, targets=targets)
 
 
 def _check_scaling(images: Images, others: Images) -> None:
-    if (images.mean, images.std) != (others.mean, others.std):
+    if images.normalisation != others.normalisation:
         raise ValueError(f"images are scaled by {images.normalisation} and {others.normalisation}")
 
 
@@ -202,18 +190,6 @@ def cut_out(images: Tensor, top: Tensor, left: Tensor, mirrored: Tensor, size: S
     return cut.gather(3, columns[:, None, None, :].expand(-1, channels, rows.shape[1], -1))
 
 
-def draw(count: int, size: int | None, seed: int, what: str) -> Sequence[int]:
-    """Which `size` of `count` images: a random choice by `seed`, or all in order (None)."""
-    wanted = count if size is None else size
-    if not 1 <= wanted <= count:
-        raise ValueError(f"{what} has {count} images, {wanted} were asked for")
-    if size is None:
-        return range(count)
-    return np.random.default_rng([seed, 1]).permutation(count)[:size]
-
-
-# What a DataLoader is given: a list of items of its data set -> (images, targets)
-Collate = Callable[[list], tuple[Tensor, Tensor]]
 UNSCALED = 25.0  # a pixel that is normalised lies within some 5 of 0
 
 
@@ -231,7 +207,7 @@ class TorchData:
     def __init__(
         self,
         dataset: Dataset,
-        collate: Collate = default_collate,
+        collate: Callable[[list], tuple[Tensor, Tensor]] = default_collate,
         workers: int = 0,
         initialise: Callable[[int], None] | None = None,
     ):
@@ -284,7 +260,14 @@ class TorchData:
                     raise
             seed_generators([wanted[0][1], 1])  # another stream than the first item's
             batch = self.collate(items)
-        return _checked(batch, len(items))
+        if isinstance(batch, (tuple, list)) and len(batch) == 2 and all(isinstance(p, Tensor) for p in batch):
+            images, targets = batch
+            fits = images.dtype == torch.float32 and images.ndim in (4, 5)
+            if fits and len(images) == len(targets) == len(items):
+                classes = targets.ndim == 1 and not targets.is_floating_point()
+                return images, targets.long() if classes else targets
+        needed = "float32 images (n, 3, h, w) and targets"
+        raise ValueError(f"of {len(items)} items {batch!r:.200} was made, not {needed}")
 
 
 def as_data(data: Any, batch_size: int | None = None) -> TrainingData | EvaluationData:
@@ -339,13 +322,3 @@ def normalisation_of(dataset: Any) -> Normalisation | None:
         numbers = [float(str(number)) for number in np.asarray(value).flatten()]
         mean_std.append(numbers[0] if len(numbers) == 1 else numbers)
     return Normalisation(*mean_std)
-
-
-def _checked(batch: Any, count: int) -> tuple[Tensor, Tensor]:
-    """What a collate_fn made of so many items: images and targets."""
-    if isinstance(batch, (tuple, list)) and len(batch) == 2 and all(isinstance(p, Tensor) for p in batch):
-        images, targets = batch
-        if images.dtype == torch.float32 and images.ndim in (4, 5) and len(images) == len(targets) == count:
-            classes = targets.ndim == 1 and not targets.is_floating_point()
-            return images, targets.long() if classes else targets
-    raise ValueError(f"of {count} items {batch!r:.200} was made, not float32 images (n, 3, h, w) and targets")

@@ -6,9 +6,7 @@ import torch
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
-from atlib._util import in_eval_mode
 from atlib.attention import Walk
-from atlib.loading import EvaluationData
 from atlib.recipe import Recipe
 from atlib.vit import through_blocks, walk_tokens
 
@@ -67,10 +65,6 @@ class MaskedAutoencoder(nn.Module):
         """A random permutation of the patches per image: (B, P)."""
         return torch.rand(len(images), self.decoder_positions.shape[1], device=images.device).argsort(1)
 
-    def encode(self, images: Tensor, order: Tensor) -> Walk:
-        """The walk of what `forward` encodes."""
-        return walk_visible(self.vit, images, order[:, : self.visible])
-
     def reconstruction(self, tokens: Tensor, images: Tensor, order: Tensor) -> Tensor:
         """The reconstruction loss from what the ViT's last block gave, (B, prefix + visible, D)."""
         x = self.to_decoder(self.vit.norm(tokens)[:, self.vit.num_prefix_tokens :])  # (B, visible, width)
@@ -100,19 +94,6 @@ def mae_loss(model: MaskedAutoencoder, images: Tensor, targets: Tensor, recipe: 
 def patchify(images: Tensor, patch_size: tuple[int, int]) -> Tensor:
     """Cut images (B, C, height, width) into patches in reading order: (B, P, C · patch height · width)."""
     return nn.functional.unfold(images, patch_size, stride=patch_size).mT.contiguous()
-
-
-def unpainted(model: MaskedAutoencoder, images: EvaluationData) -> float:
-    """The share of the hidden pixels' variance that an auto-encoder has not learned to paint, with the same
-    patches hidden at every call."""
-    device, total, count = model.mask_token.device, 0.0, 0
-    draws, P = torch.Generator().manual_seed(0), model.decoder_positions.shape[1]
-    with torch.no_grad(), in_eval_mode(model):
-        for batch, _ in images.loader(500):
-            order = torch.rand(len(batch), P, generator=draws).argsort(1)
-            total += len(batch) * model(batch.to(device), order.to(device)).item()
-            count += len(batch)  # not all of `images`, where some cannot be decoded
-    return total / count
 
 
 def _shown(vit: VisionTransformer, tokens: Tensor, places: Tensor) -> Tensor:

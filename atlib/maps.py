@@ -10,7 +10,6 @@ from torch import Tensor
 from atlib._util import require_known
 
 AVERAGES = ("examples", "layers", "heads", "queries")  # of a plan: all but the first
-POOLINGS = ("max", "mean", "min")
 Grid = tuple[int, int]  # patches down, patches across
 
 
@@ -55,17 +54,6 @@ def aggregate_heads(
     return (scores.sum(1, keepdim=True) / temperature).softmax(-1)
 
 
-def pool_heads(map: Tensor, how: str) -> Tensor:
-    """The "max", "mean" or "min" over the heads, each row rescaled to sum to 1: (B, H, N, N) to (B, 1, N, N),
-    or rows alone, (B, H, 1, N) to (B, 1, 1, N). Source: AttnDistill (arXiv 2210.00944), supplement; that rows
-    are rescaled is ours."""
-    require_known("pooling", how, POOLINGS)
-    if map.ndim != 4:
-        raise ValueError(f"maps are (B, H, queries, keys), got {tuple(map.shape)}")
-    pooled = {"max": map.amax, "mean": map.mean, "min": map.amin}[how](1, keepdim=True)
-    return _rescale(pooled, torch.ones_like(pooled[..., :1]))
-
-
 def join_heads(x: Tensor) -> Tensor:
     """The q or k of all heads side by side as one wide head: (B, H, N, d) to (B, 1, N, H·d)."""
     return x.transpose(1, 2).flatten(2).unsqueeze(1)
@@ -84,7 +72,7 @@ def resample(map: Tensor, grid_from: Grid, grid_to: Grid, prefix_tokens: int) ->
     rows = _resample_keys(map, grid_from, grid_to, n)  # (B, H, N, M), rows sum to 1
     patches = _interpolate(rows[:, :, n:].mT, grid_from, grid_to).mT  # over queries; rows still sum to 1
     share = patches[..., :n].sum(-1, keepdim=True).clamp(0, 1)
-    patches = torch.cat([_rescale(patches[..., :n], share), _rescale(patches[..., n:], 1 - share)], -1)
+    patches = torch.cat([rescale(patches[..., :n], share), rescale(patches[..., n:], 1 - share)], -1)
     return torch.cat([rows[:, :, :n], patches], 2)
 
 
@@ -149,7 +137,7 @@ def _resample_keys(rows: Tensor, grid_from: Grid, grid_to: Grid, prefix_tokens: 
     sums of both parts kept."""
     prefix, patches = rows[..., :prefix_tokens], rows[..., prefix_tokens:]
     moved = _interpolate(patches, grid_from, grid_to)
-    return torch.cat([prefix, _rescale(moved, patches.sum(-1, keepdim=True))], -1)
+    return torch.cat([prefix, rescale(moved, patches.sum(-1, keepdim=True))], -1)
 
 
 def _interpolate(x: Tensor, grid_from: Grid, grid_to: Grid) -> Tensor:
@@ -163,7 +151,7 @@ def _interpolate(x: Tensor, grid_from: Grid, grid_to: Grid) -> Tensor:
     return images.reshape(*x.shape[:-1], grid_to[0] * grid_to[1]).to(kind)
 
 
-def _rescale(x: Tensor, total: Tensor) -> Tensor:
+def rescale(x: Tensor, total: Tensor) -> Tensor:
     """x, clamped at 0, with the sum `total` over its last axis; all zero where there is nothing."""
     x = x.clamp(min=0)
     return x * (total / x.sum(-1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny))

@@ -13,6 +13,8 @@ from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from atlib._util import as_plain
+
 # --- What a model was trained to see ---
 
 LARGEST = 10.0  # of a mean or a deviation of pixels in 0..1: larger ones are of pixels in 0..255
@@ -64,7 +66,7 @@ class Normalisation:
 
     def describe(self) -> dict[str, list[float]]:
         """Mean and standard deviation as plain JSON values."""
-        return {"mean": list(self.mean), "std": list(self.std)}
+        return as_plain(self)
 
 
 IMAGENET = Normalisation(IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD)
@@ -154,13 +156,6 @@ class View(NamedTuple):
         same = student is not None and size == image_size_of(student)
         return cls(Normalisation.of(teacher), None if same else size)
 
-    def describe(self) -> dict[str, Any]:
-        """Its fields as plain JSON values."""
-        return {
-            "normalisation": self.normalisation and self.normalisation.describe(),
-            "size": self.size and list(self.size),
-        }
-
     def show(self, images: Tensor, normalisation: Normalisation | None) -> Tensor:
         """Images (B, 3, height, width), normalised as said, as the teacher was trained to see them."""
         if self.size is not None and tuple(images.shape[-2:]) != self.size:
@@ -225,21 +220,6 @@ class Pair(nn.Module, ABC):
         return shown.to(next(dtypes, shown.dtype))
 
     @property
-    def teacher_normalisation(self) -> Normalisation | None:
-        """How the images of the first teacher are normalised; None: not known."""
-        return self.views[0].normalisation
-
-    def teacher_view(self) -> str:
-        """In one line, what the first teacher sees."""
-        normalisation, size = self.views[0].normalisation, image_size_of(self.teacher)
-        at = "" if size is None else f", at {size[0]} x {size[1]} px"
-        if normalisation is None:
-            return f"the teacher does not say its normalisation: it sees the student's images{at}"
-        anew = "" if normalisation == self.normalisation else f", normalised anew from {self.normalisation}"
-        resized = "" if self.views[0].size is None else ", resized"
-        return f"the teacher sees images of {normalisation}{at}{anew}{resized}"
-
-    @property
     @abstractmethod
     def needs_teacher(self) -> bool:
         """Whether the student works at inference only together with what came from its teacher."""
@@ -258,9 +238,7 @@ def stated(normalisation: Normalisation | None, teachers: Sequence[nn.Module]) -
         raise ValueError(f"normalisation={normalisation!r}: give a Normalisation(mean, std)")
     if normalisation is not None:
         return normalisation
-    of_teachers = [
-        of_teacher for teacher in teachers if (of_teacher := Normalisation.of(teacher)) is not None
-    ]
+    of_teachers = [of_teacher for of_teacher in map(Normalisation.of, teachers) if of_teacher is not None]
     if others := [of_teacher for of_teacher in of_teachers if of_teacher != IMAGENET]:
         warnings.warn(
             f"the teacher's images have {others[0]}, the pair's are taken as ImageNet's: say normalisation=",

@@ -7,13 +7,11 @@ from typing import Any
 
 from atlib._util import as_plain, require_known
 
-WHAT = ("map", "q", "k", "v")
 HOW = ("copy", "distill")
-AVERAGES = ("layers", "heads", "queries")
 ROWS = ("class", "patches")
 # What a plan does with maps, None for nothing.
 OF_MAPS = {
-    "average": AVERAGES,
+    "average": ("layers", "heads", "queries"),
     "rows": ROWS,
     "unequal_heads": ("aggregate", "average", "learn"),
     "unequal_grid": ("resample",),
@@ -61,7 +59,7 @@ class Plan:
     rows: str | None = None
 
     def __post_init__(self):
-        require_known("what", self.what, WHAT)
+        require_known("what", self.what, ("map", "q", "k", "v"))
         require_known("how", self.how, HOW)
         for name, choices in OF_MAPS.items():
             if (choice := getattr(self, name)) is not None:

@@ -129,10 +129,3 @@ class Recipe:
         """What `describe` has described; what else a record says is left out."""
         kept = {field.name: values[field.name] for field in fields(cls) if field.name in values}
         return cls(**{n: tuple(value) if isinstance(value, list) else value for n, value in kept.items()})
-
-
-# Masked auto-encoding, AdamW as in He et al. 2022 (arXiv 2111.06377), appendix A: β2 = 0.95, weight decay
-# 0.05.
-MAE = Recipe(steps=2000, lr=1e-3, betas=(0.9, 0.95), label_smoothing=0.0)
-# What the book's students start from; each scale has its own steps, and what is tuned replaces the rest.
-STUDENT = Recipe(steps=1000)

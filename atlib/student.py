@@ -113,12 +113,11 @@ STANDARD: Mapping[str, Any] = {
     "grouped_queries": False,
     "tokeniser": "PatchEmbed",
 }
-COMPONENTS: tuple[str, ...] = tuple(STANDARD)
 
 
 def describe(vit: nn.Module) -> dict[str, Any]:
-    """What a ViT of timm has in place of each of the `COMPONENTS`: short strings, numbers or booleans. Raises
-    `ValueError` for another model."""
+    """What a ViT of timm has of each component that `STANDARD` names: short strings, numbers or booleans.
+    Raises `ValueError` for another model."""
     embed = getattr(vit, "embeds", getattr(vit, "patch_embed", None))
     if embed is None or not hasattr(vit, "blocks") or not hasattr(vit, "global_pool"):
         raise ValueError(f"the components of a {type(vit).__name__} are not known: it is no ViT of timm")

@@ -18,7 +18,7 @@ from timm.models.vision_transformer import Block, VisionTransformer
 from timm.models.vision_transformer_relpos import VisionTransformerRelPos
 from torch.overrides import TorchFunctionMode
 
-from atlib.attention import Unwalkable, Walk, walk
+from atlib.attention import Unwalkable, Walk, check_walkable, walk
 from atlib.pair import attach, config_of
 
 # Constructor arguments of timm's.
@@ -91,12 +91,10 @@ MOST_PATCHES = 2**16
 
 def check_timm(vit: torch.nn.Module) -> None:
     """Raise `Unwalkable` unless the model is a `VisionTransformer` or `Eva` of timm with pre-norm blocks."""
-    plain = isinstance(vit, (VisionTransformer, Eva)) and all(
-        isinstance(block, (Block, EvaBlock)) for block in vit.blocks
-    )
-    if (reason := getattr(type(vit), "not_walkable", None)) is not None or not plain:
-        kind = type(vit).__name__
-        raise Unwalkable(f"a {kind}: {reason or 'no VisionTransformer or Eva of timm, of plain blocks'}")
+    check_walkable(vit)
+    of_timm = isinstance(vit, (VisionTransformer, Eva))
+    if not of_timm or any(not isinstance(block, (Block, EvaBlock)) for block in vit.blocks):
+        raise Unwalkable(f"a {type(vit).__name__}: no VisionTransformer or Eva of timm, of plain blocks")
 
 
 def through_blocks(vit: VisionTransformer, tokens: torch.Tensor) -> torch.Tensor:
@@ -135,6 +133,15 @@ def create_vit(name_or_config: str | Mapping, **overrides) -> VisionTransformer 
     a tag. Raises `ValueError` for an unknown name or no ViT, and `WeightsUnavailable` when weights cannot be
     downloaded.
     """
+    vit = create_classifier(name_or_config, **overrides)
+    if not isinstance(vit, VITS):
+        raise ValueError(f"{name_or_config!r} is a {type(vit).__name__}, no ViT: use timm.create_model")
+    return vit
+
+
+def create_classifier(name_or_config: str | Mapping, **overrides) -> torch.nn.Module:
+    """What `create_vit` builds, or any other classifier of timm's by name, such as a ResNet; `img_size` is
+    left out for a network that takes images of any size."""
     arguments = {key: value for key, value in overrides.items() if key != "pretrained"}
     if isinstance(name_or_config, Mapping) or name_or_config in PRESETS:
         name = name_or_config
@@ -142,27 +149,19 @@ def create_vit(name_or_config: str | Mapping, **overrides) -> VisionTransformer 
             raise ValueError(f"{name!r} has no published weights: pretrained=True needs a timm name")
         plain = {**(name if isinstance(name, Mapping) else PRESETS[name]), **arguments}
         kind = VisionTransformerDistilled if plain.pop("distilled", False) else VisionTransformer
-        vit = kind(**plain)
+        model = kind(**plain)
     else:
-        name, vit = name_or_config.partition(".")[0], _of_name(name_or_config, overrides)
-        if not isinstance(vit, VITS):
-            raise ValueError(f"{name_or_config!r} is a {type(vit).__name__}, no ViT: use timm.create_model")
+        name = name_or_config.partition(".")[0]
+        try:
+            model = _of_name(name_or_config, overrides)
+        except TypeError as error:
+            if "img_size" not in overrides or "img_size" not in str(error):
+                raise
+            of_any_size = {key: value for key, value in overrides.items() if key != "img_size"}
+            model = _of_name(name_or_config, of_any_size)
     # it says with what arguments it was created, where timm's models say their name: for `create_student`
-    vit.pretrained_cfg = config_of(vit) | {"create_vit": (name, arguments)}
-    return vit
-
-
-def create_classifier(name_or_config: str | Mapping, **overrides) -> torch.nn.Module:
-    """What `create_vit` builds, or any other classifier of timm's by name, such as a ResNet; `img_size` is
-    left out for a network that takes images of any size."""
-    if not isinstance(name_or_config, str) or name_or_config in PRESETS:
-        return create_vit(name_or_config, **overrides)
-    try:
-        return _of_name(name_or_config, overrides)
-    except TypeError as error:
-        if "img_size" not in overrides or "img_size" not in str(error):
-            raise
-        return _of_name(name_or_config, {key: overrides[key] for key in overrides if key != "img_size"})
+    model.pretrained_cfg = config_of(model) | {"create_vit": (name, arguments)}
+    return model
 
 
 def _of_name(name: str, overrides: Mapping) -> torch.nn.Module:
@@ -175,13 +174,14 @@ def _of_name(name: str, overrides: Mapping) -> torch.nn.Module:
         raise ValueError(f"no ViT is called {name!r}. Close: {close}; presets: {', '.join(PRESETS)}")
     if overrides.get("pretrained"):
         check_activation(name, overrides)
-    model = _from_timm(name, overrides)
+        model = _with_weights(name, overrides)
+    else:
+        model = timm.create_model(name, **overrides)
+        if "." not in name:  # timm then notes the facts of its usual weights, which these are not
+            attach(model, None)
     scaled = any(key.rpartition(".")[2].startswith("gamma") for key, _ in model.named_parameters())
     if overrides.get("init_values", 0) is None and scaled:
         raise ValueError(f"init_values=None: {name!r} has a LayerScale; without one it is init_values=0")
-    # timm gives a name without a tag the facts of its usual weights, which these are not
-    if not overrides.get("pretrained") and "." not in name:
-        attach(model, None)
     return model
 
 
@@ -208,9 +208,7 @@ def _is_in_timm(name: str) -> bool:
     return timm.is_model(name)
 
 
-def _from_timm(name: str, overrides: Mapping) -> torch.nn.Module:
-    if not overrides.get("pretrained"):
-        return timm.create_model(name, **overrides)
+def _with_weights(name: str, overrides: Mapping) -> torch.nn.Module:
     by_hand = weights_file(name)
     published = timm.get_pretrained_cfg(name)
     where = getattr(published, "hf_hub_id", None) or getattr(published, "url", None)
@@ -265,15 +263,10 @@ class Architecture(NamedTuple):
         if not isinstance(described, Mapping) or not {"name"} <= described.keys() <= {"name", "overrides"}:
             raise ValueError(f"{_short(described)}: an architecture has a name and overrides")
         name, overrides = described["name"], described.get("overrides", {})
-        if isinstance(name, Mapping):
-            arguments = {**name}
-        elif isinstance(name, str) and (name in PRESETS or _is_in_timm(name)):
-            arguments = {**PRESETS.get(name, {})}
-        else:
-            raise ValueError(f"{_short(name)} is no model of timm's")
-        if not isinstance(overrides, Mapping):
-            raise ValueError(f"overrides={_short(overrides)}: it must map names to values")
-        arguments |= overrides
+        has_name = isinstance(name, str) and (name in PRESETS or _is_in_timm(name))
+        if not (has_name or isinstance(name, Mapping)) or not isinstance(overrides, Mapping):
+            raise ValueError(f"{_short(described)}: a name of timm's or a mapping, and overrides")
+        arguments = {**(PRESETS.get(name, {}) if has_name else name), **overrides}
         for argument, value in arguments.items():
             _check_plain(argument, value)
         _check_size(arguments)
@@ -285,7 +278,7 @@ class Architecture(NamedTuple):
         try:
             with without_weights():
                 model = self.build_classifier()
-        except (RuntimeError, NotImplementedError):  # timm cannot build every model without weights
+        except (RuntimeError, NotImplementedError):  # a RegNet of timm 1.0.26 cannot be built so
             return
         weights = sum(value.numel() for value in model.state_dict().values())
         if weights > numbers:

@@ -21,16 +21,15 @@ from atlib.attention_transfer import AttentionTransfer
 from atlib.baselines import FeatureDistillation, LogitDistillation, MeanMapCopy
 from atlib.checkpoint import load_vit, read_header
 from atlib.compatibility import pair_up
-from atlib.data import draw
 from atlib.loading import seed_for
 from atlib.mae import mae_loss
 from atlib.objectives import Loss, student_loss, unlabelled_loss
-from atlib.pair import IMAGENET, Normalisation, Pair, attach, student_of
+from atlib.pair import IMAGENET, Normalisation, Pair, attach, image_size_of, student_of
 from atlib.plan import Plan
 from atlib.student import differences, unlike
 from atlib.vit import Architecture, without_weights
 from atrun.config import COCO, UNTRAINED, RunConfig, built_for
-from atrun.data.catalogue import CATALOGUE
+from atrun.data.catalogue import CATALOGUE, draw
 from atrun.data.coco import CocoObjects
 from atrun.data.generated import is_generated, maker
 from atrun.data.photos import open_photos
@@ -215,7 +214,7 @@ def _teacher_view(
     """What the teacher sees of the images, in a line."""
     sentences = []
     if isinstance(model, Pair):
-        sentences.append(model.teacher_view() if model.teachers else f"its stored maps are of {teacher.name}")
+        sentences.append(_seen(model) if model.teachers else f"its stored maps are of {teacher.name}")
     elif config.method is Method.FINE_TUNE:
         sentences.append(f"the student starts from {teacher.name}, which saw {teacher.view()}")
         if None not in (teacher.normalisation, images) and teacher.normalisation != images:
@@ -223,6 +222,17 @@ def _teacher_view(
     if teacher is not None and teacher.guessed:
         sentences.append(f"{teacher.guessed}: weights do not show it, --teacher_heads says another")
     return "; ".join(sentences) or None
+
+
+def _seen(pair: Pair) -> str:
+    """What the first teacher of a pair sees."""
+    (normalisation, resized_to), size = pair.views[0], image_size_of(pair.teacher)
+    at = "" if size is None else f", at {size[0]} x {size[1]} px"
+    if normalisation is None:
+        return f"the teacher does not say its normalisation: it sees the student's images{at}"
+    anew = "" if normalisation == pair.normalisation else f", normalised anew from {pair.normalisation}"
+    resized = "" if resized_to is None else ", resized"
+    return f"the teacher sees images of {normalisation}{at}{anew}{resized}"
 
 
 def untrained_teacher(config: RunConfig, folder: Path | None) -> Teacher:

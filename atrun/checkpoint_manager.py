@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from atlib._util import write_atomically
+from atlib._util import as_plain, write_atomically
 from atlib.pair import Pair
 from atlib.plan import Plan
 from atlib.train import Position, Training
@@ -192,8 +192,8 @@ def what_is_trained(run: Training) -> dict[str, Any]:
     if pairs := [part for part in run.given.modules() if isinstance(part, Pair)]:
         trained |= {
             "teachers": [digest_of_model(teacher) for pair in pairs for teacher in pair.teachers],
-            "normalisation": [pair.normalisation and pair.normalisation.describe() for pair in pairs],
-            "views": [view.describe() for pair in pairs for view in pair.views],
+            "normalisation": [as_plain(pair.normalisation) for pair in pairs],
+            "views": [as_plain(view) for pair in pairs for view in pair.views],
         }
     return trained
 

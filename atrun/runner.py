@@ -21,6 +21,7 @@ from torch import nn
 from atfamily.detection.evaluate import evaluate_detector
 from atfamily.detection.files import save_detector
 from atfamily.stored_maps import load_stored_maps, save_stored_maps
+from atlib._util import as_plain
 from atlib.checkpoint import load_bundle, load_vit, read_header, save_bundle, save_vit
 from atlib.data import Images
 from atlib.evaluate import evaluate_together
@@ -214,7 +215,7 @@ def _carry_out(
     # what a file says beside the weights: how images are prepared and normalised, its classes, its test
     normalisation = getattr(images, "normalisation", None)
     prepared: dict[str, Any] = {} if detects else {"augmentation": config.describe().get("augmentation")}
-    prepared["normalisation"] = None if normalisation is None else normalisation.describe()
+    prepared["normalisation"] = as_plain(normalisation)
     if config.classifies:
         test = tested_as(config.evaluation_split, tested_on)
         prepared |= {"classes": list(images.classes), "tested_on": test, "binary": config.recipe.binary}

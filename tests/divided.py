@@ -27,7 +27,7 @@ from atbook.worlds.glyphs import generate
 from atfamily.detection.detector import SIZES, detection_loss, mask_rcnn
 from atfamily.detection.evaluate import evaluate_detector
 from atlib import AttentionTransfer, Plan, create_vit
-from atlib.checkpoint import save_weights
+from atlib.checkpoint import write_tensors
 from atlib.evaluate import evaluate_together
 from atlib.recipe import Recipe
 from atlib.train import train
@@ -124,8 +124,8 @@ def trained(rank: int, folder: Path, divided: bool) -> None:
         "teacher kept": all(torch.equal(value, untouched[name]) for name, value in teacher.items()),
     }
     (folder / f"found-{rank}.json").write_text(json.dumps(found))
-    save_weights(folder / f"student-{rank}.safetensors", pair.student)
-    save_weights(folder / f"average-{rank}.safetensors", average)
+    write_tensors(folder / f"student-{rank}.safetensors", pair.student.state_dict(), {})
+    write_tensors(folder / f"average-{rank}.safetensors", average.state_dict(), {})
     dist.destroy_process_group()
 
 
@@ -142,7 +142,7 @@ def detected(rank: int, folder: Path, coco: Path) -> None:
     found = evaluate_detector(Knows(measured_on, moved=6), measured_on, batch_size=2)
     folder.mkdir(exist_ok=True)
     (folder / f"found-{rank}.json").write_text(json.dumps({"world": dist.get_world_size(), "found": found}))
-    save_weights(folder / f"detector-{rank}.safetensors", detector)
+    write_tensors(folder / f"detector-{rank}.safetensors", detector.state_dict(), {})
     dist.destroy_process_group()
 
 

@@ -10,8 +10,8 @@ from atbook.lab.study import Place, Sources, fine_tuning
 from atbook.lab.tuning import grid
 from atbook.records import add_record, records_file
 from atbook.worlds import glyphs, pretext
-from atlib import recipe
-from atlib.checkpoint import save_vit, save_weights
+from atlib.checkpoint import save_vit, write_tensors
+from atlib.recipe import Recipe
 from atlib.vit import Architecture
 from atrun.record import Record
 from tests.helpers import randomise
@@ -28,7 +28,7 @@ class ToyScale(GlyphScale):
 
 TRIALS = grid(lr=(1e-3, 1e-2))
 SMALL = {"steps": 2, "batch_size": 8}
-RECIPES = replace(pretext.RETRIEVAL, **SMALL), replace(recipe.STUDENT, **SMALL)
+RECIPES = replace(pretext.RETRIEVAL, **SMALL), Recipe(**SMALL)
 TUNED = {method: TRIALS for method in CENTRAL_METHODS}
 TOY = ToyScale("toy", Architecture("glyphs"), CENTRAL_METHODS, *RECIPES, TUNED, labels=16, unlabelled=16)
 
@@ -68,7 +68,7 @@ def untrained_models(place, schoolings=()):
         architecture = Architecture("glyphs", model)
         save_vit(path, randomise(architecture.build(), index), architecture)
     fine_tuned = randomise(Architecture("glyphs").build(), len(teachers))
-    save_weights(fine_tuning(place, 0).weights, fine_tuned)
+    write_tensors(fine_tuning(place, 0).weights, fine_tuned.state_dict(), {})
 
 
 @pytest.fixture

@@ -11,9 +11,10 @@ from atbook.lab.scales import Schooling, painter
 from atbook.lab.study import Sources, Study, Variant, by, fine_tune, scratch, study, untrained_maps
 from atbook.lab.tuning import Ladder
 from atbook.worlds import glyph_images, glyphs
+from atbook.worlds.pretext import unpainted
 from atfamily.contrast import Dino, MoCo, contrast_loss, draw_patches, unmatched
 from atlib.data import Images
-from atlib.mae import mae_loss, unpainted
+from atlib.mae import mae_loss
 from atlib.objectives import student_loss
 from atlib.plan import Plan
 from atrun.data.views import looks, small_views

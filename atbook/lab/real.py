@@ -3,6 +3,7 @@ ViT-S/14 of DINOv2's form, fine-tuned by others, and small students on real phot
 a student where to look, or what there is?"""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 
@@ -259,7 +260,7 @@ def _accuracies(model: nn.Module, images: Images) -> dict:
     if images.pixels.ndim == 4:
         other, others = "blank", with_blanks(images)
     elif (images.pixels[:, 0] == images.pixels[0, 0, 0, 0, 0]).all():
-        other, others = "photograph", images.with_pixels(images.pixels[:, 1])
+        other, others = "photograph", replace(images, pixels=images.pixels[:, 1])
     else:
         return figures
     return figures | {f"{other}_accuracy": ACCURACY.of(model, others)["accuracy"]}

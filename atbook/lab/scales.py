@@ -24,16 +24,16 @@ from atfamily.detection.objects import ObjectImages
 from atfamily.sentences import Sentences
 from atfamily.seq2seq import EncoderDecoder
 from atlib import mae
-from atlib import recipe as recipes
 from atlib._util import require_known
 from atlib.analysis import describe_layers
-from atlib.data import Images, crop_and_flip, draw, pair
+from atlib.data import Images, crop_and_flip, pair
 from atlib.loading import seed_for
 from atlib.objectives import Loss, student_loss
 from atlib.recipe import Recipe
 from atlib.train import train
 from atlib.vit import Architecture
 from atrun.checkpoint_manager import CheckpointManager
+from atrun.data.catalogue import draw
 from atrun.data.photos import load
 
 # A teacher, its architecture, and the history of its training.
@@ -158,14 +158,14 @@ def painter(vit: VisionTransformer, central: Callable[[], VisionTransformer]) ->
 # Scenes, painted: a hidden patch can be foretold from its object's others. Half of the patches hold noise
 # alone, so that whoever knew every object would still leave 0.63 unpainted.
 PAINTED_SCENES = Schooling(
-    "mae", 0, loss=mae.mae_loss, around=painter, unlearned=mae.unpainted, validation=300, **_OF_SCENES
+    "mae", 0, loss=mae.mae_loss, around=painter, unlearned=pretext.unpainted, validation=300, **_OF_SCENES
 )
 # Scenes with one label each, that of the largest object: what an image classifier is pre-trained on.
 LABELLED_SCENES = Schooling(
     "supervised",
     len(glyphs.SHAPES),
     loss=student_loss,
-    changes={"betas": recipes.STUDENT.betas, "label_smoothing": recipes.STUDENT.label_smoothing},
+    changes={"betas": Recipe().betas, "label_smoothing": Recipe().label_smoothing},
     validation=300,
     **_OF_SCENES,
 )
@@ -411,7 +411,7 @@ class PublishedScale(Scale):
 
     def _of(self, draw, split: str, number: int | None, seed: int) -> Images:
         images = draw(self.path, split, number, seed, self.image_size)
-        return images.scaled_by(IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD)  # the teacher's
+        return replace(images, mean=IMAGENET_DEFAULT_MEAN, std=IMAGENET_DEFAULT_STD)  # the teacher's
 
 
 @lru_cache(maxsize=8)
@@ -550,7 +550,7 @@ def with_twins(images: Images, twin: str | None, seed: int) -> Images:
 def with_blanks(images: Images) -> Images:
     """For the student a grey image, the same one each time, and for its teacher the images as they are: all
     that such a student can know of an image is what the teacher's maps say."""
-    return pair(images.with_pixels(torch.full_like(images.pixels, GREY)), images)
+    return pair(replace(images, pixels=torch.full_like(images.pixels, GREY)), images)
 
 
 # the names, without what they stand for: those whose students are classifiers, and all
@@ -560,6 +560,9 @@ PUBLISHED = ("real-cifar10", "real-pacs", "real-cifar10-98px")
 # the same with all labels and students as large as their teacher
 FULL = ("real-cifar10-full", "real-cifar10-long")
 SCALES = (*CLASSIFYING, *PUBLISHED, *FULL, "mosaics", "scenes", "phrases")
+# Masked auto-encoding, AdamW as in He et al. 2022 (arXiv 2111.06377), appendix A: β2 = 0.95, weight decay
+# 0.05.
+MAE = Recipe(steps=2000, lr=1e-3, betas=(0.9, 0.95), label_smoothing=0.0)
 CIFAR_IMAGES = 45_000  # to train on: CIFAR-10's training split without the tenth that is for validation
 # One range for all methods. It is wide: the search tries five to two dozen recipes of it.
 AXES = {
@@ -591,7 +594,7 @@ def _equal_chances(methods: Sequence[str], steps: int) -> dict[str, Range]:
 
 def _world(name: str, pretraining: Recipe, world: glyphs.World) -> GlyphScale:
     """One of the two worlds."""
-    training = replace(recipes.STUDENT, steps=500)
+    training = Recipe(steps=500)
     tuning = _equal_chances(WORLD_METHODS, training.steps)
     if world.task == "match":  # near their start nothing learns, and going uphill ends there
         tuning["copy-message-twin"] = UNTIL_LEARNED
@@ -608,7 +611,7 @@ def _world(name: str, pretraining: Recipe, world: glyphs.World) -> GlyphScale:
     )
 
 
-_PUBLISHED = replace(recipes.STUDENT, steps=950, batch_size=32)
+_PUBLISHED = Recipe(steps=950, batch_size=32)
 
 
 def _published_student(classes: int, image_size: int = 56) -> Architecture:
@@ -625,7 +628,7 @@ def scales(data: Path | None = None) -> dict[str, Any]:
     # et al. 2022 (arXiv 2111.06377, appendix A). A batch is a fifteenth of the images: all are of one size,
     # so that the model is compiled once. Students are not compiled: that takes longer than their 80 passes.
     pretraining = replace(
-        recipes.MAE,
+        MAE,
         epochs=800,
         warmup_epochs=40,
         base_lr=1.5e-4,
@@ -639,7 +642,7 @@ def scales(data: Path | None = None) -> dict[str, Any]:
         Architecture("cifar"),
         methods,
         pretraining.on(CIFAR_IMAGES),
-        replace(recipes.STUDENT, steps=800, batch_size=500, mixed_precision="bf16"),
+        Recipe(steps=800, batch_size=500, mixed_precision="bf16"),
         dict.fromkeys(methods, Ladder("lr", (3e-4, 1e-3, 3e-3))),
         labels=5000,
         worth=Worth(gain=0.05, evenness=0.8),
@@ -666,7 +669,7 @@ def scales(data: Path | None = None) -> dict[str, Any]:
         student=Architecture(
             "vit_small_patch14_dinov2", {"img_size": 56, "num_classes": 10, "init_values": 0}
         ),
-        training=replace(recipes.STUDENT, epochs=6, batch_size=1000, mixed_precision="bf16").on(CIFAR_IMAGES),
+        training=Recipe(epochs=6, batch_size=1000, mixed_precision="bf16").on(CIFAR_IMAGES),
         labels=None,
         padding=7,
         held_out_sizes=all_held_out,
@@ -682,8 +685,8 @@ def scales(data: Path | None = None) -> dict[str, Any]:
             "cifar10-cpu",
             small,
             PHOTO_METHODS,
-            replace(recipes.MAE, steps=4000),
-            replace(recipes.STUDENT, steps=600),
+            replace(MAE, steps=4000),
+            Recipe(steps=600),
             dict.fromkeys(PHOTO_METHODS, Ladder("lr", (1e-3, 2e-3, 4e-3, 8e-3))),
             labels=5000,
             path=data,
@@ -693,8 +696,8 @@ def scales(data: Path | None = None) -> dict[str, Any]:
             "pacs",
             photographs,
             PHOTO_METHODS,
-            replace(recipes.STUDENT, steps=800),
-            replace(recipes.STUDENT, steps=300),
+            Recipe(steps=800),
+            Recipe(steps=300),
             dict.fromkeys(PHOTO_METHODS, Ladder("lr", (5e-4, 1e-3, 2e-3, 4e-3, 8e-3))),
             labels=None,
             path=data,
@@ -732,7 +735,7 @@ def scales(data: Path | None = None) -> dict[str, Any]:
             Architecture("glyphs", mosaic),
             (),
             replace(pretext.RETRIEVAL, steps=3000),
-            replace(recipes.STUDENT, steps=500),
+            Recipe(steps=500),
             {},
             labels=2000,
             path=data,
@@ -743,8 +746,8 @@ def scales(data: Path | None = None) -> dict[str, Any]:
             "scenes",
             Architecture("scenes", {"num_classes": 0}),
             (),
-            replace(recipes.MAE, steps=3000, lr=4e-3),
-            replace(recipes.STUDENT, steps=1500, batch_size=16, label_smoothing=0.0),
+            replace(MAE, steps=3000, lr=4e-3),
+            Recipe(steps=1500, batch_size=16, label_smoothing=0.0),
             {},
             labels=2000,
         ),
@@ -754,7 +757,7 @@ def scales(data: Path | None = None) -> dict[str, Any]:
             Translator(),
             (),
             None,
-            replace(recipes.STUDENT, steps=300, batch_size=64),
+            Recipe(steps=300, batch_size=64),
             {},
             labels=1000,
             makes_teachers=False,

@@ -48,7 +48,8 @@ from atbook.lab.study import (
 )
 from atbook.lab.tuning import Ladder, Range
 from atbook.worlds import glyph_images, glyphs
-from atfamily.attndistill import AttnDistill, row_squared_error
+from atbook.worlds.pretext import unpainted
+from atfamily.attndistill import AttnDistill, pool_heads, row_squared_error
 from atfamily.cait import CaitTransfer
 from atfamily.depth import (
     fixup,
@@ -81,8 +82,7 @@ from atfamily.similarity import CompRess, SimilarityDistillation
 from atlib.attention_transfer import AttentionTransfer
 from atlib.baselines import FeatureDistillation, LogitDistillation, MeanMapCopy, StoredMaps, one_group
 from atlib.data import Images
-from atlib.mae import mae_loss, unpainted
-from atlib.maps import pool_heads
+from atlib.mae import mae_loss
 from atlib.objectives import Loss
 from atlib.plan import ROWS, Plan
 from atlib.vit import PRESETS

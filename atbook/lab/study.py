@@ -41,7 +41,7 @@ from atfamily.detection.objects import ObjectImages
 from atfamily.map_cache import fingerprint
 from atlib._util import require_known, write_atomically
 from atlib.attention_transfer import AttentionTransfer
-from atlib.checkpoint import load_vit, load_weights, save_vit, save_weights
+from atlib.checkpoint import load_vit, read_tensors, save_vit, write_tensors
 from atlib.data import Images
 from atlib.evaluate import predict, score
 from atlib.loading import seed_for
@@ -439,6 +439,11 @@ def fine_tuning(place: Place, seed: int) -> Run:
     return built_on(CENTRAL, place, "fine-tune", seed)
 
 
+def load_weights(path: Path, model: nn.Module) -> None:
+    """Put the weights that a run has kept into a model."""
+    model.load_state_dict(read_tensors(path)[0])
+
+
 def trained(run: Run) -> nn.Module:
     """The trained model of a run, on the CPU: from its kept weights, or trained now, which writes its record
     too where it is missing."""
@@ -468,7 +473,7 @@ def trained(run: Run) -> nn.Module:
     seconds = time.perf_counter() - start
     teaches = run.method in [variant.name for variant in run.study.needed_by(run.study.variants)]
     if run.trial is None or teaches or (variant.like is None and run.method == "fine-tune"):
-        save_weights(run.weights, student)
+        write_tensors(run.weights, student.state_dict(), {})
     if not is_recorded:
         described = recipe.describe() | ({"stop_at": variant.stop_at} if variant.stop_at else {})
         if variant.like is not None and hasattr(model, "plan"):  # a central method says it by its name

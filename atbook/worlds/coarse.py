@@ -1,6 +1,8 @@
 """Half of what there is to know: the eight shapes of the glyph worlds, two to a class; and views of a scene
 that no label depends on."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -24,9 +26,7 @@ def coarse(images: Images, together: int = TOGETHER) -> Images:
             f"coarse labels are made of shapes, 0 to {len(SHAPES) - 1}, one an image; got targets"
             f" {tuple(shapes.shape)} from {shapes.min().item()} to {shapes.max().item()}"
         )
-    return Images(
-        images.pixels, shapes // together, classes(together), images.mean, images.std, images.augment
-    )
+    return replace(images, targets=shapes // together, classes=classes(together))
 
 
 def another_view(images: Tensor, noise: float = 0.4) -> Tensor:

@@ -1,14 +1,16 @@
 """The pre-texts of the generated worlds, which make teachers without shape labels: retrieval, alone and with
-the place of what is retrieved, and colour."""
+the place of what is retrieved, and colour; and how much of such a task a model has not learned."""
 
 import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from atbook.worlds import glyphs
+from atlib._util import in_eval_mode
 from atlib.data import Images
 from atlib.evaluate import predict
 from atlib.loading import EvaluationData
+from atlib.mae import MaskedAutoencoder
 from atlib.recipe import Recipe
 from atlib.vit import create_vit
 
@@ -88,6 +90,19 @@ def unlearned(model: nn.Module, images: EvaluationData) -> float:
 def unlearned_pixels(model: nn.Module, images: EvaluationData) -> float:
     """`unlearned` of retrieval with its place, of the pixels alone."""
     return _unexplained(predict(model, images)[:, :RETRIEVAL_OUTPUTS], images.targets[:, :RETRIEVAL_OUTPUTS])
+
+
+def unpainted(model: MaskedAutoencoder, images: EvaluationData) -> float:
+    """The share of the hidden pixels' variance that an auto-encoder has not learned to paint, with the same
+    patches hidden at every call."""
+    device, total, count = model.mask_token.device, 0.0, 0
+    draws, P = torch.Generator().manual_seed(0), model.decoder_positions.shape[1]
+    with torch.no_grad(), in_eval_mode(model):
+        for batch, _ in images.loader(500):
+            order = torch.rand(len(batch), P, generator=draws).argsort(1)
+            total += len(batch) * model(batch.to(device), order.to(device)).item()
+            count += len(batch)  # not all of `images`, where some cannot be decoded
+    return total / count
 
 
 def _unexplained(outputs: Tensor, targets: Tensor) -> float:

@@ -58,13 +58,13 @@ def save_detector(
         _assembled(header, tensors)
     except (KeyError, RuntimeError, ValueError) as error:
         raise ValueError(f"{student}, {heads!r} and sizes= build another detector: {error}") from error
-    return write_tensors(Path(path), tensors, header)
+    return write_tensors(path, tensors, header)
 
 
 def load_detector(path: str | Path) -> Loaded:
     """What `save_detector` wrote, in eval mode. Raises `OSError` naming a file that cannot be read, or that
     is another."""
-    tensors, header = read_tensors(Path(path))
+    tensors, header = read_tensors(path)
     if "detector" not in header:
         raise OSError(f"{path} holds no detector: a run that detects leaves one, in detector.safetensors")
     try:

@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from atlib.analysis import as_double, check_features, vit_of, walks
+from atfamily.measures.checks import check_features
+from atlib.analysis import as_double, vit_of, walks
 from atlib.data import Images
 
 Read = Callable[[Tensor], Tensor]  # tokens (B, N, D) -> rows (n, D)

@@ -94,7 +94,7 @@ def jigsaw(maps: TeacherMaps, order: Tensor) -> TeacherMaps:
 def mean_map(teacher: nn.Module, batches: Iterable[Tensor]) -> TeacherMaps:
     """The mean of the teacher's maps over images in batches (B, 3, height, width), as it was trained to see
     them: one map for all images."""
-    means = [p.clone() for p in mean_maps(teacher, batches)]  # of what inference mode made
+    means = mean_maps(teacher, batches)
 
     def mean_of_all(images: Tensor) -> Mapping[int, Tensor]:
         return {layer: p.to(images.device).expand(len(images), -1, -1, -1) for layer, p in enumerate(means)}

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from atlib.analysis import check_labels, check_probabilities, check_scores
+from atfamily.measures.checks import check_labels, check_probabilities, check_scores
 
 
 class Interval(NamedTuple):

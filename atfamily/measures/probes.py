@@ -6,7 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from atlib.analysis import check_features, check_labels, vit_of, walks
+from atfamily.measures.checks import check_features, check_labels
+from atlib.analysis import vit_of, walks
 from atlib.data import Images
 
 TEMPERATURE = 0.07  # of the votes of neighbours: Wu et al. 2018 (arXiv 1805.01978)

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from atlib.analysis import check_features
+from atfamily.measures.checks import check_features
 
 
 def cosines(x: Tensor, gallery: Tensor) -> Tensor:

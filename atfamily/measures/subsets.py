@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from atlib.analysis import check_labels, check_scores
+from atfamily.measures.checks import check_labels, check_scores
 from atlib.data import Images
 from atlib.evaluate import Evaluation, evaluate, predict
 

@@ -1,6 +1,6 @@
 """Data sets by name: where they are, and what was published about them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -60,6 +60,16 @@ def find(name_or_path: str | Path, path: str | Path | None = None) -> tuple[str,
 def fixed_order(count: int) -> np.ndarray:
     """The order in which images are held out: always the same, so that it never depends on a run's seed."""
     return np.random.default_rng(0).permutation(count)
+
+
+def draw(count: int, size: int | None, seed: int, what: str) -> Sequence[int]:
+    """Which `size` of `count` images: a random choice by `seed`, or all in order (None)."""
+    wanted = count if size is None else size
+    if not 1 <= wanted <= count:
+        raise ValueError(f"{what} has {count} images, {wanted} were asked for")
+    if size is None:
+        return range(count)
+    return np.random.default_rng([seed, 1]).permutation(count)[:size]
 
 
 def _published(train: int, validation: int = 0, test: int = 0) -> dict[str, int]:

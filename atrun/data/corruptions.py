@@ -1,5 +1,7 @@
 """The 15 common corruptions of ImageNet-C, at 5 severities, of any images: noise, blur, weather, digital."""
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 
@@ -38,4 +40,4 @@ def corrupt(images: Images, name: str, severity: int, seed: int = 0) -> Images:
             image = np.ascontiguousarray(image)
             changed = imagecorruptions.corrupt(image, severity=severity, corruption_name=name, **seeded)
             pixels[index] = torch.tensor(changed).permute(2, 0, 1)
-    return images.with_pixels(pixels)
+    return replace(images, pixels=pixels)

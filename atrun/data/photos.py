@@ -14,9 +14,10 @@ from torch import Tensor
 from torchvision.transforms.functional import normalize, to_tensor
 
 from atlib._util import require_known
-from atlib.data import UNLABELLED, Images, draw
+from atlib.data import UNLABELLED, Images
 from atlib.loading import Batch, ShardSpec, in_order, loader_of, my_seeded_batches
 from atlib.pair import Normalisation
+from atrun.data.catalogue import draw
 from atrun.data.decoding import ON_CORRUPT, CorruptImage, Made, decode, large_pictures
 from atrun.data.transforms import AS_STORED, Augmentation, in_two
 from atrun.data.views import Views

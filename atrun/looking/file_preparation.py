@@ -4,7 +4,7 @@ from pathlib import Path
 
 from torch import nn
 
-from atlib.checkpoint import normalisation_said, read_header
+from atlib.checkpoint import header_normalisation, read_header
 from atlib.pair import Normalisation, Pair, image_size_of, student_of
 from atrun.config import built_for, is_run, read_config
 from atrun.data.transforms import AS_STORED, Augmentation
@@ -32,7 +32,7 @@ def preparation_in(path: Path, model: nn.Module) -> tuple[Preparation, Normalisa
         how = {"crop_pct": a.crop_pct, "interpolation": a.interpolation, "source": "as its file says"}
         return Preparation(size, a.mean, a.std, **how), a.normalisation
     of_model = model.normalisation if isinstance(model, Pair) else Normalisation.of(model)
-    normalisation = normalisation_said(read_header(path)) or of_model
+    normalisation = header_normalisation(read_header(path)) or of_model
     changes = {}
     if normalisation is not None:
         changes = {**vars(normalisation), "source": "mean and std as its file says"}

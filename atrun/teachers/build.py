@@ -14,7 +14,7 @@ from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from atlib.checkpoint import count, normalisation_said
+from atlib.checkpoint import count, header_normalisation
 from atlib.maps import Grid
 from atlib.pair import IMAGENET, Normalisation, attach, image_size_of
 from atlib.vit import Architecture, check_activation, without_weights
@@ -65,7 +65,7 @@ def normalisation_of(
 ) -> tuple[Normalisation | None, str]:
     """How images are normalised for a file's ViT, and what says so: its header, a JSON file beside it, the
     timm name that was given, or the code that writes such files; (None, "") where nothing does."""
-    if (normalisation := normalisation_said(weights.header)) is not None:
+    if (normalisation := header_normalisation(weights.header)) is not None:
         return normalisation, "its file says so"
     normalisation, source = normalisation_beside(path)
     if normalisation is None and architecture is not None and "." in architecture:

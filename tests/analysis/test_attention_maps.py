@@ -1,6 +1,7 @@
 """Distance, entropy, prefix share, rollout and class attention: closed forms, and loops written out."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -111,7 +112,7 @@ def test_class_attention_is_laid_out_row_by_row():
 def images(glyphs64):
     """Seven of 16 x 24 pixels: a grid that is not square."""
     seven = glyphs64.select(range(7))
-    return seven.with_pixels(seven.pixels[:, :, :16, :24])
+    return replace(seven, pixels=seven.pixels[:, :, :16, :24])
 
 
 @pytest.fixture

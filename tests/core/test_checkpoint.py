@@ -8,7 +8,8 @@ from safetensors.torch import load_file
 
 from atlib import AttentionTransfer, Plan, _util
 from atlib._util import write_atomically
-from atlib.checkpoint import load_bundle, save_bundle, save_vit
+from atlib.checkpoint import load_bundle, load_vit, save_bundle, save_vit
+from atlib.pair import Normalisation
 from atlib.vit import Architecture
 from tests.helpers import random_images, randomise, same
 
@@ -35,6 +36,15 @@ def test_a_saved_vit_is_a_plain_timm_state(tmp_path):
     plain = timm.models.VisionTransformer(**sizes)
     plain.load_state_dict(load_file(path), strict=True)
     assert torch.equal(plain.eval()(images), vit(images))
+
+
+def test_an_augmentation_need_not_say_a_normalisation(tmp_path):
+    for augmentation, expected in (
+        ({"image_size": 32}, None),
+        ({"mean": 0.4, "std": 0.3}, Normalisation(0.4, 0.3)),
+    ):
+        vit = load_vit(save_vit(tmp_path / "vit", vit_of(GLYPHS), GLYPHS, {"augmentation": augmentation}))
+        assert Normalisation.of(vit) == expected
 
 
 def test_after_copy_a_bundle_holds_the_teacher_and_the_plan(tmp_path):

@@ -176,7 +176,6 @@ ONE, OTHER_SHAPE = layer(2, 3, 4, 4), layer(2, 1, 4, 4)
         lambda: maps.aggregate_heads(MAP, float("nan")),
         lambda: maps.aggregate_heads(MAP[0]),
         lambda: maps.mean_heads(MAP[..., :2]),
-        lambda: maps.pool_heads(MAP, "median"),
         lambda: maps.resample(FOUR, (4, 5), (2, 2), 1),
         lambda: maps.resample(FOUR, (3, 6), (2, 2), -1),
         lambda: maps.resample_class_attention(FOUR, (4, 4), (2, 2)),

@@ -1,13 +1,12 @@
 """Operations on maps against the long hand; what a pair makes of them is in `test_modes.py`."""
 
-import numpy as np
 import pytest
 import torch
 
 from atlib import maps
 from atlib.attention import Seen
 from tests import longhand
-from tests.helpers import random_images, random_maps
+from tests.helpers import random_images
 
 GRIDS = [((4, 4), (2, 2)), ((3, 4), (5, 2)), ((5, 4), (2, 1)), ((1, 3), (2, 7))]
 
@@ -51,15 +50,3 @@ def test_kept_tokens_are_the_map_of_kept_queries_and_keys():
     for tokens in ([4, 0, 3], [0, 1, 2, 3, 5, 4], [*range(6)]):
         of_kept = Seen(q[:, :, tokens], k[:, :, tokens], None, 0.5).map
         torch.testing.assert_close(maps.keep_tokens(map, tokens), of_kept, rtol=1e-12, atol=0)
-
-
-@pytest.mark.parametrize("how, pick", [("max", max), ("min", min), ("mean", lambda x: sum(x) / len(x))])
-@pytest.mark.parametrize("queries", [5, 1])
-def test_pooled_heads_equal_loops(how, pick, queries):
-    map = random_maps(2, 3, queries, 5)
-    found = maps.pool_heads(map, how)
-    assert found.shape == (2, 1, queries, 5) and sums_to_one(found)
-    for b in range(2):
-        for i in range(queries):
-            row = [pick([map[b, h, i, j].item() for h in range(3)]) for j in range(5)]
-            np.testing.assert_allclose(found[b, 0, i].numpy(), np.array(row) / sum(row), rtol=1e-12)

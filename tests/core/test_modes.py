@@ -9,7 +9,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from atlib import AttentionTransfer, Plan
-from atlib.plan import AVERAGES
+from atlib.plan import OF_MAPS
 from tests import longhand
 from tests.helpers import mine, random_images
 
@@ -102,7 +102,7 @@ def test_all_eight_modes(small_vit, what, how, kind):
 
 
 @pytest.mark.parametrize("how", ["copy", "distill"])
-@pytest.mark.parametrize("over", AVERAGES)
+@pytest.mark.parametrize("over", OF_MAPS["average"])
 @pytest.mark.parametrize("heads", [None, [1]], ids=["all heads", "one head"])
 def test_averages(small_vit, how, over, heads):
     pair = pair_of(small_vit, Plan(how=how, average=over, layers=[0, 2], heads=heads))

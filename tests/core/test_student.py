@@ -6,7 +6,9 @@ import torch
 from timm.layers import LayerScale
 
 from atlib import AttentionTransfer, Plan, create_student, create_vit
-from atlib.student import COMPONENTS, STANDARD, describe, differences
+from atlib.checkpoint import load_vit, save_vit
+from atlib.student import STANDARD, describe, differences
+from atlib.vit import Architecture
 from atrun.derived_plan import derive_plan
 from tests.helpers import SMALL_VIT, random_images, randomise, same, state_of
 
@@ -48,7 +50,14 @@ def test_a_student_computes_what_its_teacher_computes(name):
     assert torch.equal(student.eval()(images), teacher.eval()(images))
     assert type(student) is type(teacher) and differences(teacher, student) == {}
     found = describe(teacher)
-    assert {part for part in COMPONENTS if found[part] != STANDARD[part]} == {*TEACHERS[name].split()}
+    assert {part for part in STANDARD if found[part] != STANDARD[part]} == {*TEACHERS[name].split()}
+
+
+def test_a_teacher_that_was_read_from_a_file_says_how_it_was_built(tmp_path):
+    sizes = {"img_size": 32, "patch_size": 8, "depth": 2, "init_values": 0.1}
+    architecture = Architecture("vit_tiny_patch16_224", sizes)
+    teacher = load_vit(save_vit(tmp_path / "vit.safetensors", architecture.build(), architecture))
+    assert differences(teacher, create_student(teacher, 6)) == {}
 
 
 def test_models_of_other_libraries_differ_in_what_can_be_told():

@@ -111,7 +111,7 @@ def test_copy_sees_the_same_after_it_was_saved(tmp_path):
     pair = AttentionTransfer(*vits(), Plan(), normalisation=IMAGENET).eval()
     images, path = white(IMAGENET), tmp_path / "pair.safetensors"
     again = load_bundle(save_bundle(path, pair, Architecture(TINY), Architecture(TINY)))
-    assert (again.normalisation, again.teacher_normalisation) == (IMAGENET, HALF)
+    assert (again.normalisation, again.views[0].normalisation) == (IMAGENET, HALF)
     assert torch.equal(again(images).logits, pair(images).logits)
     # a file of before says nothing: its teacher saw what the student sees
     header = {name: part for name, part in read_header(path).items() if "normalisation" not in name}

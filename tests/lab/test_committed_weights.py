@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from atbook.lab.studies import CENTRAL
-from atbook.lab.study import Place, Run, Sources, scale_of
+from atbook.lab.study import Place, Run, Sources, load_weights, scale_of
 from atbook.records import results_folder, unpack_bits
-from atlib.checkpoint import load_weights
 from atlib.evaluate import predict
 from atlib.pair import student_of
 

@@ -12,8 +12,8 @@ from atbook.lab.study import Place, Sources, make_teacher, run_study, scratch
 from atbook.records import read_file
 from atfamily.detection.detector import Detector
 from atfamily.detection.segment import Segmenter
-from atlib import recipe as recipes
 from atlib.checkpoint import load_vit, save_vit
+from atlib.recipe import Recipe
 from atlib.vit import Architecture
 from tests import toy
 from tests.helpers import randomise, same, without_head
@@ -87,7 +87,7 @@ def test_teachers_of_scenes(tmp_path):
     (of_painter,), (of_classifier,) = (read_file(place.records(name)) for name in ("transfer", "detection"))
     assert of_painter.results["unlearned"] == of_painter.history[-1]["unlearned"] > 0.5
     assert 0 <= of_classifier.results["unlearned"] <= 1
-    assert of_classifier.config["recipe"]["label_smoothing"] == recipes.STUDENT.label_smoothing
+    assert of_classifier.config["recipe"]["label_smoothing"] == Recipe().label_smoothing
 
 
 # --- A small study, from its teachers to its table

@@ -124,7 +124,7 @@ def test_maps_of_all_that_shifts_make_are_stored(place):
     assert len(views) == 8 * 5 * 2
     seeds = torch.arange(200).split(8)
     changed = torch.cat([shift_and_flip(images.pixels, some) for some in seeds])
-    taken = images.with_pixels(changed[:8]).take(range(8))[0]
+    taken = replace(images, pixels=changed[:8]).take(range(8))[0]
     assert all((views == one).flatten(1).all(1).any() for one in taken)
     assert len({tuple(one.flatten().tolist()) for one in changed}) > 8 * 5, "several shifts of each"
     _, results = run(place, "copy, shifts")

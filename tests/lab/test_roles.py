@@ -23,7 +23,7 @@ def untrained(monkeypatch):
     """Teachers as they are before their first step."""
     monkeypatch.setattr(schooling, "train", lambda *given, **options: [{"unlearned": 0.0, "step": 0}])
     monkeypatch.setattr(schooling, "load", lambda *given, **options: NUMBERS)
-    small = NUMBERS.with_pixels(NUMBERS.pixels[..., :16, :16])
+    small = replace(NUMBERS, pixels=NUMBERS.pixels[..., :16, :16])
     monkeypatch.setattr(schooling, "_cifar10", lambda *given: small)
     monkeypatch.setattr(schooling, "load_pacs", lambda *given, **options: NUMBERS)
 

@@ -17,10 +17,11 @@ from atbook.lab.scales import COLOUR, RETRIEVAL, TUNING_SEED, Schooling, Teacher
 from atbook.lab.study import CENTRAL, Place, run_study
 from atbook.records import read_file, read_records
 from atbook.worlds import glyphs, pretext
-from atlib import create_vit, recipe
+from atlib import create_vit
 from atlib.checkpoint import load_vit
 from atlib.data import Images
 from atlib.loading import seed_for
+from atlib.recipe import Recipe
 from atlib.train import Preempted, train
 from atlib.vit import Architecture
 from tests import toy
@@ -83,7 +84,7 @@ def cifar(tmp_path, monkeypatch):
 
 
 def test_a_teacher_that_was_stopped_goes_on_with_the_same_bits(cifar, tmp_path, monkeypatch):
-    long = replace(cifar, pretraining=replace(recipe.MAE, steps=6, batch_size=8), keep_every=100)
+    long = replace(cifar, pretraining=replace(schooling.MAE, steps=6, batch_size=8), keep_every=100)
     monkeypatch.setattr(study, "scales", lambda data: {"toy": long})
     whole, stopped = (toy.place(tmp_path / name) for name in ("whole", "stopped"))
     study.make_teacher(whole, 0)
@@ -153,7 +154,7 @@ def test_a_run_reports_every_domain_and_a_trial_only_validation_photographs(tmp_
     domains = ["photo"] * 20 + ["art_painting"] * 10 + ["cartoon"] * 10 + ["sketch"] * 10
     write(tmp_path / "data" / "pacs" / "train.parquet", domains)
     write_cifar(tmp_path / "data" / "cifar10" / "train.parquet", 20)
-    methods, short = ("scratch", "copy"), replace(recipe.STUDENT, **toy.SMALL)
+    methods, short = ("scratch", "copy"), Recipe(**toy.SMALL)
     made = replace(
         scales(tmp_path / "data")["pacs"],
         methods=methods,

@@ -29,7 +29,7 @@ from atbook.worlds import glyphs
 from atfamily.grafit import snca_loss
 from atfamily.resmlp import mean_patch_maps, static_maps
 from atlib import Plan
-from atlib.checkpoint import load_vit, save_weights
+from atlib.checkpoint import load_vit, write_tensors
 from atlib.loading import seed_for
 from atlib.pair import student_of
 from atlib.student import describe
@@ -72,7 +72,8 @@ def place(tmp_path_factory):
             for needed in study.needed_by(study.variants):
                 scale = replace(toy.TOY, student=Architecture("glyphs", dict(needed.student)))
                 model = randomise(needed.build(Sources(place, scale, 0)), 20)
-                save_weights(built_on(study, place, needed.name, 0).weights, student_of(model))
+                kept = built_on(study, place, needed.name, 0).weights
+                write_tensors(kept, student_of(model).state_dict(), {})
     return place
 
 

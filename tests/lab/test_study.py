@@ -31,7 +31,6 @@ from atbook.records import add_record, read_file
 from atbook.worlds import glyphs
 from atlib import AttentionTransfer
 from atlib.checkpoint import load_vit
-from atlib.checkpoint import load_weights as load
 from atlib.evaluate import evaluate
 from atlib.plan import Plan
 from tests import toy
@@ -292,7 +291,7 @@ BUILT_ON = Study(
 
 def test_a_variant_that_others_are_built_on_is_run_first(place, monkeypatch):
     """Tuned, then trained; the weights of its trials are kept, because trials of others start from them."""
-    order, make = [], runner.make_run
+    order, make, load = [], runner.make_run, runner.load_weights
     monkeypatch.setattr(runner, "make_run", lambda run: order.append((run.method, run.seed)) or make(run))
     asked = []
     monkeypatch.setattr(runner, "load_weights", lambda path, vit: asked.append(path.name) or load(path, vit))

@@ -1,13 +1,14 @@
 """Both losses of AttnDistill against matrices and loops, and where gradients go."""
 
+import numpy as np
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from atfamily.attndistill import AttnDistill, row_squared_error
+from atfamily.attndistill import AttnDistill, pool_heads, row_squared_error
 from atlib.maps import resample_class_attention
 from tests import longhand
-from tests.helpers import random_images, randomise
+from tests.helpers import random_images, random_maps, randomise
 
 LABELS = torch.tensor([0, 3, 1])
 IMAGES = random_images(3, 3, 32, 32, dtype=torch.float64)
@@ -99,3 +100,15 @@ def test_a_squared_error_of_rows(small_vit):
     by_loops = sum((own - o) ** 2 for p_s, p_t in zip(*rows) for own, o in zip(p_s, p_t)) / len(IMAGES)
     assert pair.losses(IMAGES).divergence.item() == pytest.approx(by_loops.item(), rel=1e-10)
     assert by_loops > 1e-5
+
+
+@pytest.mark.parametrize("how, pick", [("max", max), ("min", min), ("mean", lambda x: sum(x) / len(x))])
+@pytest.mark.parametrize("queries", [5, 1])
+def test_pooled_heads_equal_loops(how, pick, queries):
+    map = random_maps(2, 3, queries, 5)
+    found = pool_heads(map, how)
+    assert found.shape == (2, 1, queries, 5)
+    for b in range(2):
+        for i in range(queries):
+            row = [pick([map[b, h, i, j].item() for h in range(3)]) for j in range(5)]
+            np.testing.assert_allclose(found[b, 0, i].numpy(), np.array(row) / sum(row), rtol=1e-12)

@@ -26,7 +26,7 @@ def images():
 
 def test_means_equal_a_loop(small_vit, images):
     vit = small_vit(seed=1)
-    found = mean_maps(vit, images, parity, 3, batch=7)
+    found = mean_maps(vit, images.split(7), parity, 3)
     groups = parity(images).tolist()
     for layer, maps in enumerate(found):
         for group in range(3):

@@ -8,7 +8,7 @@ from timm.models.cait import Cait
 from torch import nn
 
 from atfamily import depth
-from atfamily.attndistill import AttnDistill
+from atfamily.attndistill import AttnDistill, pool_heads
 from atfamily.binary_vit import BinaryViT, binary_deit
 from atfamily.cait import CaitTransfer, walk_cait
 from atfamily.contrast import Dino, MoCo
@@ -80,6 +80,7 @@ BAD = {
             for teacher, student in (({"patch_size": 4}, {}), ({"reg_tokens": 4}, {}), (BARE, {}), ({}, BARE))
         ),
         lambda: AttnDistill(vit(), LOCAL), lambda: AttnDistill(LOCAL, vit()),
+        lambda: pool_heads(torch.full((1, 2, 3, 3), 1 / 3), "median"),
     ],
     "binary": [
         lambda: binary(img_size=33),

@@ -1,6 +1,7 @@
 """`python -m atlib evaluate` on sets under a shift and of several models, against both written out."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -156,7 +157,7 @@ def test_folders_of_other_images_with_equal_labels_make_no_ensemble(tmp_path):
     one = ModelOnTest(Path("one"), tiny(1), images, images.targets, "here, test")
     copied = one._replace(path=Path("two"), on="there, test")
     assert "ensemble of 2" in measured_lines([one, copied])[-1], "the same images at another place"
-    other = copied._replace(images=images.with_pixels(images.pixels.flip(0)))
+    other = copied._replace(images=replace(images, pixels=images.pixels.flip(0)))
     with pytest.raises(ValueError, match="two is tested on there, test, one on here"):
         measured_lines([one, other])
 

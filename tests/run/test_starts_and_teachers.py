@@ -11,7 +11,6 @@ from atfamily.stored_maps import load_stored_maps
 from atlib.attention_transfer import AttentionTransfer
 from atlib.baselines import FeatureDistillation, MeanMapCopy
 from atlib.checkpoint import load_bundle, load_vit, save_vit
-from atlib.data import draw
 from atlib.evaluate import evaluate
 from atlib.loading import seed_for
 from atlib.plan import Plan
@@ -21,6 +20,7 @@ from atrun import __main__ as command
 from atrun.build import reference_images, training_images
 from atrun.config import read_config
 from atrun.configure import configure
+from atrun.data.catalogue import draw
 from atrun.estimate import as_text, assembled, estimate, flops_of, memory_of
 from atrun.record import read_record
 from atrun.runner import load_result

@@ -3,6 +3,7 @@
 import fcntl
 import os
 import shutil
+from dataclasses import replace
 
 import pytest
 from PIL import Image
@@ -64,7 +65,7 @@ def test_changed_data_are_noticed(change, tmp_path):
 
 def test_generated_pixels_and_classes_are_known():
     images = glyphs.marked_glyphs(size=8, seed=0)
-    other = images.with_pixels(images.pixels + 1)
+    other = replace(images, pixels=images.pixels + 1)
     assert identity_of(images) == identity_of(glyphs.marked_glyphs(size=8, seed=0)) != identity_of(other)
     assert set(identity_of(images)) == {"classes", "pixels"}
 
