@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from timm.models.vision_transformer import VisionTransformer
@@ -15,7 +16,7 @@ from atlib.attention_transfer import AttentionTransfer
 from atlib.pair import Normalisation, attach
 from atlib.plan import Plan
 from atlib.student import unlike
-from atlib.vit import Architecture, without_weights
+from atlib.vit import Architecture
 
 
 def save_vit(
@@ -160,7 +161,7 @@ def _naming(path: str | Path) -> Iterator[None]:
 
 def _check_architecture(vit: VisionTransformer, architecture: Architecture) -> None:
     Architecture.read(architecture._asdict())  # or the file could not be read
-    with without_weights():
+    with torch.random.fork_rng(devices=[]):  # its weights are drawn for nothing
         built = architecture.build_classifier()
     if wrong := unlike(built, vit):
         raise ValueError(f"{architecture} does not build this ViT: they differ in {', '.join(wrong[:5])}")
