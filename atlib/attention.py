@@ -558,7 +558,8 @@ class _Watch:
 def _caller() -> nn.Module | None:
     """The module whose forward makes a call, found in Python's stack: hooks on every module take as long as a
     fifth of a small ViT's forward. None in a compiled graph."""
-    frame = None if torch.compiler.is_compiling() else sys._getframe()
+    # The caller's frame: this one, asked for its variables, would keep itself, and all tensors, alive.
+    frame = None if torch.compiler.is_compiling() else sys._getframe(1)
     while frame is not None and not isinstance(frame.f_locals.get("self"), nn.Module):
         frame = frame.f_back
     return None if frame is None else frame.f_locals["self"]
