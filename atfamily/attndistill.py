@@ -26,7 +26,6 @@ from atlib.vit import check_timm
 
 # the published code clamps probabilities there; here only resampled ones, which an interpolation can make 0
 FLOOR = 1e-5
-POOLINGS = ("max", "mean", "min")
 
 
 class Losses(NamedTuple):
@@ -55,10 +54,11 @@ def pool_heads(map: Tensor, how: str) -> Tensor:
     """The "max", "mean" or "min" over the heads, each row rescaled to sum to 1: (B, H, N, N) to (B, 1, N, N),
     or rows alone, (B, H, 1, N) to (B, 1, 1, N). Source: AttnDistill (arXiv 2210.00944), supplement; that rows
     are rescaled is ours."""
-    require_known("pooling", how, POOLINGS)
     if map.ndim != 4:
         raise ValueError(f"maps are (B, H, queries, keys), got {tuple(map.shape)}")
-    pooled = {"max": map.amax, "mean": map.mean, "min": map.amin}[how](1, keepdim=True)
+    ways = {"max": map.amax, "mean": map.mean, "min": map.amin}
+    require_known("pooling", how, ways)
+    pooled = ways[how](1, keepdim=True)
     return rescale(pooled, torch.ones_like(pooled[..., :1]))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from atlib.loading import Batch, ShardSpec, my_batches
+from atlib.loading import Batch, ShardSpec, in_order, my_batches
 
 
 class Sentences:
@@ -35,8 +35,7 @@ class Sentences:
 
     def loader(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """All of them in order."""
-        for start in range(0, len(self), batch_size):
-            yield self.take(range(start, min(start + batch_size, len(self))))
+        return map(self.take, in_order(len(self), batch_size))
 
     def epoch(self, part: ShardSpec, workers: int = 0) -> Iterator[Batch]:
         """One process's batches of one epoch. They are in memory: `workers` are not started."""

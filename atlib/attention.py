@@ -432,7 +432,7 @@ class _Watch:
         self.running: list[tuple[nn.Module, tuple]] = []  # such ones, with their inputs
         self.slots: frozenset[nn.Module] = frozenset()  # places of stochastic depth
         self.switches: list[tuple[Any, str, Any]] = []  # (object, attribute, value): modules make the call
-        self.blocks: list[nn.Module | None] = []
+        self.blocks: list[nn.Module] = []
         self.open: nn.Module | None = None  # the block that runs, once its attention was noted
         self.tokens: Tensor | None = None
         self.stream: list[Tensor] = []
@@ -692,7 +692,7 @@ def _check_layers(watch: _Watch, model: nn.Module) -> None:
         return any(named) and kinds.isdisjoint(watch.passed)
 
     kind, depth, complete = type(model).__name__, len(watch.layers), watch.stop_after is None
-    block = next((block for block in watch.blocks if block is not None), None)
+    block = next(iter(watch.blocks), None)
     siblings = () if block is None else watch.elements[block].children()
     blocks = [part for part in siblings if type(part) is type(block) or attends(part)]
     blocks = blocks if complete else blocks[:depth]  # one that is not seen would give its number to the next

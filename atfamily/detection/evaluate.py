@@ -10,6 +10,7 @@ from atfamily.detection.detector import Detector
 from atfamily.detection.objects import Found
 from atfamily.detection.precision import annotated_precision, annotations
 from atlib._util import in_eval_mode
+from atlib.loading import in_order
 
 if TYPE_CHECKING:
     from atrun.data.coco import CocoObjects
@@ -28,20 +29,17 @@ def evaluate_detector(model: Detector, images: "CocoObjects", batch_size: int = 
     rank, processes, masks = 0, 1, model.heads.masks
     if dist.is_available() and dist.is_initialized():
         rank, processes = dist.get_rank(), dist.get_world_size()
-    starts = range(0, len(images), batch_size)
+    batches = in_order(len(images), batch_size)
     # One that is left without images looks at some that it does not count: where weights are divided, all
     # processes are needed.
-    places = range(rank, -(-len(starts) // processes) * processes, processes)
-    parts = [
-        range(start, min(start + batch_size, len(images)))
-        for start in (starts[place % len(starts)] for place in places)
-    ]
+    places = range(rank, -(-len(batches) // processes) * processes, processes)
+    parts = [batches[place % len(batches)] for place in places]
     device = next(model.parameters()).device
     seen: list[tuple[int, list[dict], list[dict], list[dict], list[dict]]] = []
     with torch.no_grad(), in_eval_mode(model):
         for place, part, (batch, _) in zip(places, parts, images.batches(parts)):
             predictions = model(batch.to(device)).found
-            for number, prediction in zip(part, predictions if place < len(starts) else []):
+            for number, prediction in zip(part, predictions if place < len(batches) else []):
                 predicted = images.back(number, Found(*(x if x is None else x.cpu() for x in prediction)))
                 true = images.original(number)
                 outlined = (annotations(objects, True) if masks else [] for objects in (predicted, true))

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from atlib.loading import Batch, ShardSpec, my_batches
+from atlib.loading import Batch, ShardSpec, in_order, my_batches
 
 
 class Found(NamedTuple):
@@ -111,8 +111,7 @@ class ObjectImages:
 
     def loader(self, batch_size: int) -> Iterator[tuple[Tensor, ObjectBatch]]:
         """All images in order."""
-        for start in range(0, len(self), batch_size):
-            yield self.take(range(start, min(start + batch_size, len(self))))
+        return map(self.take, in_order(len(self), batch_size))
 
     def epoch(self, part: ShardSpec, workers: int = 0) -> Iterator[Batch]:
         """One process's batches of one epoch. They are in memory: `workers` are not started."""

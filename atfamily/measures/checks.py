@@ -21,8 +21,7 @@ def check_scores(scores: Tensor, name: str) -> None:
 def check_labels(labels: Tensor, rows: int, classes: int | None = None, name: str = "labels") -> None:
     """Raise `ValueError`, naming the argument, unless it is (rows,) class indices, below `classes`."""
     if labels.shape != (rows,) or labels.is_floating_point() or labels.dtype == torch.bool:
-        got = f"{labels.dtype} {tuple(labels.shape)}"
-        raise ValueError(f"{name} must be class indices ({rows},), got {got}")
+        raise ValueError(f"{name} are class indices ({rows},), got {labels.dtype} {tuple(labels.shape)}")
     wrong = labels < 0 if classes is None else (labels < 0) | (labels >= classes)
     if wrong.any():
         raise ValueError(f"{name} holds {labels[wrong][0].item()}, which is none of {classes} classes")
